@@ -6,6 +6,7 @@ keeps ``gpupool --help`` and completion below 100 ms.
 
 import errno
 import importlib
+import io
 import os
 import re
 import signal
@@ -162,6 +163,7 @@ def cli(ctx: click.Context) -> None:
 def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit; the entry point of the installed program."""
     _open_missing_streams()
+    _write_what_can_be()
     words = sys.argv[1:] if args is None else list(args)
     code = run(words)
     if args is None and words[:1] in (["run"], ["shell"]):
@@ -184,6 +186,13 @@ def _open_missing_streams() -> None:
             os.set_inheritable(null, True)
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
+
+
+def _write_what_can_be() -> None:
+    """Let characters that an output's encoding lacks be question marks, as in a Latin-1 locale."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
 
 
 def run(args: list[str]) -> int:

@@ -106,7 +106,8 @@ if TYPE_CHECKING:
     type=DURATION,
     default="10s",
     show_default=True,
-    help="How long a client that is cut off keeps its leases.",
+    help="How long this server keeps the leases of a client that it does not hear. A client ends "
+    "its program after 4 s in which it hears nothing of the server.",
 )
 @click.option(
     "--drain-timeout",

@@ -44,6 +44,12 @@ def problems(snapshot: PoolSnapshot) -> list[str]:
     return found
 
 
+def _glyphs(in_ascii: bool) -> Glyphs:
+    """Return the characters that are asked for, and that standard output can write."""
+    utf = (getattr(sys.stdout, "encoding", "") or "").lower().startswith("utf")
+    return Glyphs(ascii=in_ascii or not utf, blocks=os.environ.get("TERM") == "linux")
+
+
 def answering_name(view: PoolView) -> str:
     """Return the name of the server that has answered; its id when it knows of none."""
     return next((s.name for s in view.servers if s.id == view.answered_by), view.answered_by)
@@ -63,7 +69,7 @@ def status(credentials: str | None, wide: bool, in_ascii: bool, as_json: bool) -
     if as_json:
         print_json(pool=snapshot.view, telemetry=list(snapshot.telemetry.values()), problems=wrong)
         return code
-    glyphs = Glyphs(ascii=in_ascii)
+    glyphs = _glyphs(in_ascii)
     _print_summary(snapshot)
     print_table(SERVER_COLUMNS, server_rows(snapshot), wide=wide, glyphs=glyphs)
     leases = all_lease_rows(snapshot)
@@ -148,7 +154,7 @@ def gpus(
     if filters and not rows:
         say(f"gpupool: no GPU matches {' and '.join(filter_text(each) for each in filters)}")
         return
-    print_table(GPU_COLUMNS, rows, wide=wide, glyphs=Glyphs(ascii=in_ascii), live=True)
+    print_table(GPU_COLUMNS, rows, wide=wide, glyphs=_glyphs(in_ascii), live=True)
 
 
 @click.command()
@@ -165,7 +171,7 @@ def leases(
         print_json(leases=held, waiting=snapshot.view.waiting, shares=shares)
         return
     rows = all_lease_rows(snapshot, held=not only_waiting)
-    print_table(LEASE_COLUMNS, rows, wide=wide, glyphs=Glyphs(ascii=in_ascii))
+    print_table(LEASE_COLUMNS, rows, wide=wide, glyphs=_glyphs(in_ascii))
 
 
 @click.command()
@@ -211,8 +217,9 @@ def top(
     On a pipe it prints one plain table and exits. A recording has the names of users, programs and
     servers, and is compressed with gzip.
     """
-    glyphs = Glyphs(ascii=in_ascii, blocks=os.environ.get("TERM") == "linux")
-    live = sys.stdout.isatty() and sys.stdin.isatty()
+    glyphs = _glyphs(in_ascii)
+    # A dumb terminal, as in Emacs, moves no cursor.
+    live = sys.stdout.isatty() and sys.stdin.isatty() and os.environ.get("TERM") != "dumb"
     if (record or replay) and (once or as_json or not live or (record and replay)):
         hint = "use one of them, in a terminal, without --once and --json"
         raise UsageError("--record and --replay are of the live view", hint=hint)

@@ -85,6 +85,20 @@ def set_up_client(*, verbose: int, log_file: str | None) -> None:
         log_to_file(log_file)
 
 
+class _LogFile(logging.FileHandler):
+    """Says once that nothing more can be written, where `logging` prints a traceback each time."""
+
+    _said = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        del record
+        error = sys.exc_info()[1]
+        why = getattr(error, "strerror", None) or error
+        if not self._said:
+            self._said = True
+            sys.stderr.write(f"gpupool: no more is written to the log {self.baseFilename}: {why}\n")
+
+
 def log_to_file(path: str) -> None:
     """Append our logs to a file, in full.
 
@@ -92,7 +106,7 @@ def log_to_file(path: str) -> None:
         UsageError: when it cannot be written.
     """
     try:
-        handler = logging.FileHandler(path, encoding="utf-8")
+        handler = _LogFile(path, encoding="utf-8")
     except OSError as error:
         why = f"{path}: {error.strerror or error}"
         hint = "--log-file or GPUPOOL_LOG names it"

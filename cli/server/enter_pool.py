@@ -30,6 +30,7 @@ from gpupool.pool.model.state import TokenKind
 from gpupool.remoting.client.enrolment import JoinedPool, ask_pool, join_pool
 from gpupool.remoting.devices.nvml import PynvmlNvml
 from gpupool.remoting.host.inventory import Inventory
+from gpupool.remoting.host.suspension.room import Room
 from gpupool.remoting.privileges.remote_vault import RemoteVault
 from gpupool.remoting.protocol.addresses import Address, parse_address
 from gpupool.remoting.protocol.token_text import format_token, parse_token
@@ -53,6 +54,10 @@ async def check_options(options: JoinOptions) -> None:
             "this token lets a user log in, and no server join",
             hint='"gpupool token create --server" makes one for a server',
         )
+    if options.web is not None and options.web.site is not None:
+        await trio.to_thread.run_sync(options.web.site.check)
+    if options.suspend_spill is not None:
+        await trio.to_thread.run_sync(Room(0, lambda: (0, 0), options.suspend_spill).check)
     if not options.witness and options.emulate is None:
         await trio.to_thread.run_sync(require_gpu, options.gpus)
 
@@ -87,16 +92,32 @@ async def enter_pool(
     """Create this server's identity, in a new pool or in one that exists; or resume it."""
     if not state.is_new:
         assert state.identity is not None
-        if options.token:
-            log.info(
-                "this server is already in pool %s; the token is not used", state.identity.pool
-            )
+        _check_resumed(state.identity, options, log)
         return
     name = options.name or os.uname().nodename.split(".")[0][:63] or "server"
     if options.token:
         await _join_pool(state, options, name, address, log)
     else:
         _create_pool(state, options, name, address, vault)
+
+
+def _check_resumed(identity: ServerIdentity, options: JoinOptions, log: logging.Logger) -> None:
+    """Say which options a server has no use for that is in a pool already.
+
+    Raises:
+        UsageError: the token is one of another pool.
+    """
+    if options.token:
+        if parse_token(options.token).cluster_id not in ("", identity.cluster_id):
+            raise UsageError(
+                f"the server in {options.state_dir} is in pool {identity.pool}, "
+                "and this token is of another pool",
+                hint="for another pool: another --state-dir, or "
+                '"gpupool leave" and then an empty one',
+            )
+        log.info("this server is already in pool %s; the token is not used", identity.pool)
+    if options.name and options.name != identity.name:
+        log.warning("this server is %s already; --name is not used", identity.name)
 
 
 def _create_pool(

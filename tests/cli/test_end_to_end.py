@@ -136,6 +136,23 @@ def test_other_views(live_pool: Any) -> None:
     assert once.stdout.count("127.0.0.1:") == 3
 
 
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+def test_views_are_written_in_the_encoding_of_the_output(live_pool: Any, encoding: str) -> None:
+    for view in (["status"], ["gpus"], ["top"]):
+        done = live_pool.run(*view, env={"PYTHONIOENCODING": encoding})
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.isascii()
+        assert done.stderr == ""
+
+
+def test_a_log_that_is_full_is_told_of_once(live_pool: Any) -> None:
+    done = live_pool.run("status", env={"GPUPOOL_LOG": "/dev/full"})
+    assert done.returncode == 0
+    assert done.stderr.splitlines() == [
+        "gpupool: no more is written to the log /dev/full: No space left on device"
+    ]
+
+
 def test_the_audit_is_in_the_table_and_in_every_servers_file(
     live_pool: Any, tmp_path: Path
 ) -> None:

@@ -157,3 +157,12 @@ def test_details_tree_usage_and_a_recording_of_them(live_pool: Any, terminal: An
     terminal.read_until("a recording has neither")
     terminal.type(b"q")
     assert terminal.wait() == 0
+
+
+def test_a_terminal_that_moves_no_cursor_gets_the_plain_table(
+    live_pool: Any, terminal: Any
+) -> None:
+    terminal.spawn(TOP, env=live_pool.env | {"TERM": "dumb"})
+    assert terminal.wait() == 0
+    assert "127.0.0.1:" in terminal.text
+    assert "\x1b[?" not in terminal.text

@@ -7,6 +7,7 @@ certificate may take its place, and is read again when its files change.
 """
 
 import logging
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +63,24 @@ class SiteFiles:
         if any(len(each) > FILE_SIZE_MAX for each in found):
             raise UsageError("the certificate for the web is too large")
         return WebCertificate(*found)
+
+    def check(self) -> None:
+        """Look whether these are a certificate and its key.
+
+        Raises:
+            UsageError: when they are not.
+        """
+        self.read()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            # OpenSSL would ask the terminal for the password of a key that has one.
+            context.load_cert_chain(self.certificate, self.key, password=str)
+        except OSError as error:  # OpenSSL's errors are such
+            raise UsageError(
+                f"{self.certificate} and {self.key} are not a certificate for the web and its key",
+                why=str(error),
+                hint="both are PEM, and the key has no password",
+            ) from None
 
 
 class Links(Protocol):
