@@ -7,6 +7,7 @@ An outside look ran CuPy's own tests through the door, and found these.
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -265,3 +266,52 @@ def test_frequencies_of_any_number_of_samples(cp: Any, n: Any) -> None:
         both, half = np.hstack((up, down)) / (n * 0.5), np.arange(0, n // 2 + 1.0) / (n * 0.5)
     assert np.array_equal(cp.fft.fftfreq(n, 0.5).get(), both)
     assert np.array_equal(cp.fft.rfftfreq(n, 0.5).get(), half, equal_nan=True)
+
+
+CHOICES: dict[str, tuple[type[Exception], dict[str, Any]]] = {
+    "more than there are": (ValueError, {"a": 3, "size": 5, "replace": False}),
+    "more than an array has": (ValueError, {"a": [1.0, 2.0], "size": 3, "replace": False}),
+    "of nothing": (ValueError, {"a": 0, "size": 2}),
+    "of an empty list": (ValueError, {"a": [], "size": 2}),
+    "of None": (ValueError, {"a": None, "size": 2}),
+    "other weights": (ValueError, {"a": 3, "size": 2, "p": [0.5, 0.5]}),
+    "weights in rows": (ValueError, {"a": 2, "size": 2, "p": [[0.5, 0.5]]}),
+    "weights below zero": (ValueError, {"a": 2, "size": 2, "p": [1.5, -0.5]}),
+    "weights of more than one": (ValueError, {"a": 2, "size": 2, "p": [1.0, 0.5]}),
+    "weights of the rest": (
+        NotImplementedError,
+        {"a": 2, "size": 1, "replace": False, "p": [0.5, 0.5]},
+    ),
+}
+
+
+@pytest.mark.parametrize(("error", "given"), CHOICES.values(), ids=CHOICES)
+def test_a_choice_that_cannot_be_made_is_an_error_of_the_call(
+    cp: Any, error: type[Exception], given: dict[str, Any]
+) -> None:
+    with pytest.raises(error):
+        cp.random.choice(**given)
+
+
+def test_choices_of_what_there_is(cp: Any) -> None:
+    assert sorted(cp.random.choice(4, 4, replace=False).tolist()) == [0, 1, 2, 3]
+    assert cp.random.choice(3, 5, p=[0, 0, 1]).tolist() == [2] * 5
+    assert cp.random.choice(0, 0).shape == cp.random.choice([], 0).shape == (0,)
+
+
+def test_the_centres_of_any_number_of_labels(cp: Any) -> None:
+    ndimage: Any = importlib.import_module("cupyx.scipy.ndimage")
+    scipy: Any = pytest.importorskip("scipy.ndimage")
+    image = np.random.default_rng(1).random((30, 40))
+    labels = np.arange(1200).reshape(30, 40) // 10
+    index = np.arange(120)
+    found = ndimage.center_of_mass(cp.asarray(image), cp.asarray(labels), cp.asarray(index))
+    assert type(found) is list
+    wanted = scipy.center_of_mass(image, labels, index)
+    assert np.allclose(cp.stack(found).get(), wanted)
+    one = ndimage.center_of_mass(cp.asarray(image))
+    assert type(one) is tuple
+    assert np.allclose([float(each) for each in one], scipy.center_of_mass(image))
+    assert one[0].shape == ()
+    few = ndimage.center_of_mass(cp.asarray(image), cp.asarray(labels), 3)
+    assert np.allclose([float(each) for each in few], wanted[3])

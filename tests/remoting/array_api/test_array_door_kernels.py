@@ -310,14 +310,10 @@ def test_what_no_gpu_finds_is_not_found(cp: Any, module: Any, name: str) -> None
 @pytest.mark.parametrize(
     ("grid", "block"),
     [
-        ((0,), (1,)),
-        ((1,), (0,)),
         ((1,), (2048,)),
         ((1,), (32, 33)),
         ((1, 70000), (1,)),
         ((1,), (1, 1, 65)),
-        ((-1,), (1,)),
-        ((1, 1, 1, 1), (1,)),
         ((), (1025,)),
     ],
 )
@@ -376,3 +372,21 @@ def test_what_needs_a_real_gpu_says_so(cp: Any, tmp_path: Any) -> None:
     source = 'extern "C" __global__ void f(int *x) { f<<<1, 1>>>(x); }'
     with pytest.raises(cp.cuda.compiler.CompileException, match="launches kernels"):
         cp.RawKernel(source, "f")((1,), (1,), (x,))
+
+
+def test_an_empty_grid_is_one_block_and_other_kinds_are_refused(cp: Any) -> None:
+    source = """extern "C" __global__ void fill(float* x, int n) {
+        int i = blockIdx.x * blockDim.x + threadIdx.x;
+        if (i < n) x[i] = 1;
+    }"""
+    kernel = cp.RawKernel(source, "fill")
+    for count in (5, 0):
+        array = cp.zeros(count, "f4")
+        kernel(((count + 127) // 128,), (128,), (array, count))
+        assert array.tolist() == [1] * count
+    array = cp.zeros(3, "f4")
+    kernel((1, 0, 1, 7), (4, -1), (array, 3))
+    assert array.tolist() == [1, 1, 1]
+    for wrong in (((1), (4,)), ((1,), [4]), ((1.5,), (4,))):
+        with pytest.raises(TypeError):
+            kernel(*wrong, (array, 3))

@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import cupy
 import numpy as np
+
+
+def center_of_mass(
+    input: Any,  # noqa: A002 - SciPy's name
+    labels: Any = None,
+    index: Any = None,
+) -> Any:
+    """Return the centre of an image, or of the part of each label, weighted by its elements.
+
+    It is a tuple of 0-d arrays; where several labels are asked for, a list with an array for each.
+    """
+    total = importlib.import_module("cupyx.scipy.ndimage").sum
+    weight, centre = total(input, labels, index), []
+    for axis, length in enumerate(input.shape):
+        steps = cupy.arange(length, dtype=float).reshape((-1,) + (1,) * (input.ndim - axis - 1))
+        centre.append(total(input * steps, labels, index) / weight)
+    return list(cupy.stack(centre, axis=-1)) if weight.ndim else tuple(centre)
 
 
 def labeled_comprehension(

@@ -53,12 +53,14 @@ _BY_ELEMENTS_OF: dict[str, tuple[int | str, ...]] = {
     "cov": (5, 6),
     "percentile": (1,),
     "quantile": (1,),
+    "random.choice": (4,),
     "repeat": (1,),
 }
 
 # Numbers of which no check reads the value. The client has checked those of `repeat` itself.
 _BY_TYPE: dict[str, tuple[int | str, ...]] = {
     "interp": (3, 4, "left", "right"),
+    "random.choice": (1,),
     "repeat": (1,),
     "roll": (1, "shift"),
 }
@@ -79,7 +81,8 @@ linalg_raises = False
 
 def is_judged(name: str) -> bool:
     """Say whether the worker's library checks arguments that the client does not."""
-    return name in _NAMES or name in _BY_ELEMENTS or name.startswith(_PREFIXES)
+    known = name in _NAMES or name in _BY_ELEMENTS or name in _BY_ELEMENTS_OF
+    return known or name.startswith(_PREFIXES)
 
 
 class Judged:

@@ -1,6 +1,7 @@
 """Random states on the servers; this side knows the shapes and types of their draws."""
 
 import hashlib
+import math
 import os
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -96,6 +97,21 @@ def _value(value: Any) -> Any:
     )
 
 
+def _check_choice(count: int, wanted: int, replace: bool, weights: Any) -> None:
+    """Raise where `choice` cannot draw, but for what the weights' values say."""
+    if weights is not None:
+        if weights.ndim != 1:
+            raise ValueError("p must be 1-dimensional")
+        if weights.shape[0] != count:
+            raise ValueError("a and p must have same size")
+    if count == 0 and wanted:
+        raise ValueError("a cannot be empty unless no samples are taken")
+    if not replace and weights is None and count < wanted:
+        raise ValueError("Cannot take a larger sample than population when 'replace=False'")
+    if not replace and weights is not None:
+        raise NotImplementedError("choice() with p and replace=False, as in CuPy")
+
+
 def _shape(size: Any, values: list[Any]) -> tuple[int, ...]:
     if size is not None:
         return arguments.shape_of(size)
@@ -170,13 +186,15 @@ class RandomState(Remote):
 
     def choice(self, a: Any, size: Any = None, replace: bool = True, p: Any = None) -> Any:
         """Draw elements of an array, or integers below a number."""
-        source: Any = a if isinstance(a, int) else convert.asarray(a)
+        source: Any = a if isinstance(a, int) else convert.asarray(() if a is None else a)
         shape = _shape(size, [])
-        if isinstance(a, int) and (a < 0 or (a == 0 and 0 not in shape)):
+        if isinstance(a, int) and a < 0:
             raise ValueError("a must be greater than or equal to 0")
-        if not isinstance(a, int) and source.ndim != 1:
+        if a is None or (not isinstance(a, int) and source.ndim != 1):
             raise ValueError("a must be 1-dimensional or an integer")
+        count: int = a if isinstance(a, int) else source.shape[0]
         weights = None if p is None else convert.asarray(p)
+        _check_choice(count, math.prod(shape), replace, weights)
         if isinstance(a, int) and a == 0:
             return make.empty(shape, np.int64)
         kind = np.dtype(np.int64) if isinstance(a, int) else source.dtype

@@ -84,7 +84,7 @@ class RawKernel:
         values = tuple(_argument(value) for value in args)
         kernel = self._compiled.in_session(make.session_of(*values))
         keywords = {"shared_mem": int(shared_mem)} if shared_mem else {}
-        launch = (kernel, _dims(grid), _dims(block), values)
+        launch = (kernel, _dims("grid", grid), _dims("block", block), values)
         if stream is None:
             kernel._session.call("kernel.launch_raw", launch, keywords)
             return
@@ -235,8 +235,12 @@ def _compile(kernel: Any, log_stream: Any) -> None:
         log_stream.write(kernel._session.ask("kernel.compile", (kernel, True)) or "")
 
 
-def _dims(value: Any) -> tuple[int, ...]:
-    return tuple(int(item) for item in value) if isinstance(value, (tuple, list)) else (int(value),)
+def _dims(name: str, value: Any) -> tuple[int, ...]:
+    """Return three sizes of a launch; an empty grid is one block, as in CuPy."""
+    if not isinstance(value, tuple):
+        kind = type(value).__name__
+        raise TypeError(f"Argument '{name}' has incorrect type (expected tuple, got {kind})")
+    return tuple([max(1, arguments.integer(item)) for item in (*value, 1, 1)[:3]])
 
 
 def _argument(value: Any) -> Any:
