@@ -82,8 +82,12 @@ def in_the_middle(frame: Any, *, raises: bool = False) -> bool:
 
 def install() -> None:
     """Let the program's handlers wait, those that it has and those that it sets later."""
+    global _thread
     if not hasattr(signal, "pthread_kill") or threading.get_ident() != _main():
         return
+    if _thread is None:  # here, because a handler may have interrupted the start of another thread
+        _thread = threading.Thread(target=_repeat, args=(_again,), name="cupy-signals", daemon=True)
+        _thread.start()
     for number in signal.valid_signals():
         handler = _get(number)
         if _waits(handler) and handler is not _gate:
@@ -134,19 +138,11 @@ def _gate(number: int, frame: Any) -> None:
     now, handler = time.monotonic(), handlers.get(number)
     middle = in_the_middle(frame, raises=handler is signal.default_int_handler)
     if middle and now < _since.setdefault(number, now) + PATIENCE_S:
-        if _thread is None:
-            _start()
         _again.put(number)
         return
     _since.pop(number, None)
     if handler is not None:
         handler(number, frame)
-
-
-def _start() -> None:
-    global _thread
-    _thread = threading.Thread(target=_repeat, args=(_again,), name="cupy-signals", daemon=True)
-    _thread.start()
 
 
 def _repeat(again: queue.SimpleQueue[int]) -> None:
