@@ -88,6 +88,10 @@ class UsageStore:
 
     def _prepare(self, path: Path, *, write: bool) -> None:
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        tables = {name for (name,) in self._db.execute("SELECT name FROM sqlite_master")}
+        if tables and "record" not in tables:
+            hint = "usage.db has them; gpupool history reads history.db"
+            raise StorageError(f"{path} has no accounts", hint=hint)
         if version > SCHEMA:
             raise StorageError(f"{path} was written by a newer gpupool", hint="install that one")
         self._select = _SELECT if write or version != 1 else _SELECT_1

@@ -152,6 +152,10 @@ def connect(path: Path, *, write: bool) -> sqlite3.Connection:
         db = sqlite3.connect(uri, timeout=BUSY_S, uri=True, check_same_thread=False)
     try:
         (version,) = db.execute("PRAGMA user_version").fetchone()
+        tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+        if tables and "rolled" not in tables:
+            hint = "history.db has one; gpupool usage reads usage.db"
+            raise StorageError(f"{path} has no history", hint=hint)
         if version > SCHEMA:
             raise StorageError(f"{path} was written by a newer gpupool", hint="install that one")
         if not write:

@@ -12,6 +12,7 @@ from tests.monitoring.records import LOG, START_MS, record, write
 from gpupool.cli.server.records import lease_file
 from gpupool.cli.server.records.lease_file import LeaseLog, monitoring_folder
 from gpupool.monitoring.accounting import Range, total
+from gpupool.monitoring.history import history_store
 from gpupool.monitoring.pages import told, with_recent
 from gpupool.monitoring.record_lines import record_of
 from gpupool.monitoring.record_writer import RecordWriter, answer
@@ -411,3 +412,13 @@ def test_files_are_searched_once_for_each_forgotten_user(
     for _ in range(2):
         LeaseLog(tmp_path, LOG).forget((order("ada"),))
     assert len(searched) == 1
+
+
+def test_a_database_of_the_other_kind_is_named(tmp_path: Path) -> None:
+    accounts, history = tmp_path / "usage.db", tmp_path / "history.db"
+    UsageStore(accounts, write=True).close()
+    history_store.connect(history, write=True).close()
+    with pytest.raises(StorageError, match=r"history\.db has no accounts"):
+        UsageStore(history)
+    with pytest.raises(StorageError, match=r"usage\.db has no history"):
+        history_store.connect(accounts, write=False)
