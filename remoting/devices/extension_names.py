@@ -7,7 +7,7 @@ methods are not here.
 
 _NDIMAGE = """
 affine_transform binary_closing binary_dilation binary_erosion binary_fill_holes binary_hit_or_miss
-binary_opening binary_propagation black_tophat convolve convolve1d correlate
+binary_opening binary_propagation black_tophat center_of_mass convolve convolve1d correlate
 correlate1d distance_transform_edt extrema find_objects fourier_ellipsoid fourier_gaussian
 fourier_shift fourier_uniform gaussian_filter gaussian_filter1d gaussian_gradient_magnitude
 gaussian_laplace generate_binary_structure grey_closing grey_dilation grey_erosion grey_opening
