@@ -277,9 +277,13 @@ class StateDir:
 
 
 _BEFORE_IDENTITY = frozenset(
-    (LOCK, KEEPER, SECRET, RECORD, ALERTS, f".{IDENTITY}.new", "lost+found")
+    (
+        *(LOCK, KEEPER, SECRET, RECORD, ALERTS, f".{IDENTITY}.new"),
+        *("lost+found", ".snapshot"),  # of file systems
+        *(".cache", ".config", ".local", ".nv"),  # the packages' user has it for a home
+    )
 )
-"""What lies in a state directory before a server lives there; a file system has its own."""
+"""What may lie in a state directory before a server lives there."""
 
 
 def refuse_other_folder(path: Path) -> None:

@@ -355,6 +355,7 @@ def looks(path: Path) -> list[tuple[str, int, int]]:
         (["keeper/letter", ".ssh/authorized_keys"], r"\.ssh, keeper"),
         (["keeper/letter"], "keeper"),
         (["ca.key"], "ca.key"),
+        ([".bashrc", ".config/x"], r"\.bashrc"),
         (["lock", *(f"file-{number}" for number in range(9))], "file-0, .* and more"),
     ],
 )
@@ -387,7 +388,8 @@ def test_a_folder_that_is_no_servers_stays_as_it_is(
 
 
 def test_a_folder_of_a_server_that_has_only_begun_is_one(tmp_path: Path) -> None:
-    (tmp_path / "lost+found").mkdir()
+    for name in ("lost+found", ".config", ".nv"):
+        (tmp_path / name).mkdir()
     (tmp_path / "lock").touch()
     (tmp_path / "alerts.toml").touch()
     (tmp_path / "keeper").mkdir(mode=0o700)
