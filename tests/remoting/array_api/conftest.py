@@ -5,7 +5,6 @@
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import contextlib
-import signal
 import socket
 import sys
 import threading
@@ -64,7 +63,6 @@ SESSIONS: list[Session] = []
 def dropin() -> Iterator[Any]:
     """Import `cupy` of the drop-in, with two emulated devices; forget it afterwards."""
     assert "cupy" not in sys.modules
-    before = signal.signal, signal.getsignal
     sys.path.insert(0, str(door_kit.DROPIN))
     import cupy  # pyright: ignore[reportMissingImports]
 
@@ -73,7 +71,6 @@ def dropin() -> Iterator[Any]:
     yield cupy
     SESSIONS.remove(session)
     session.close()
-    signal.signal, signal.getsignal = before
     sys.path.remove(str(door_kit.DROPIN))
     for name in [name for name in sys.modules if name.split(".")[0] in ("cupy", "cupyx")]:
         del sys.modules[name]

@@ -8,7 +8,7 @@ import sys
 import threading
 from typing import Any
 
-from cupy._door import following, judged, peers, signal_gate, state, waits
+from cupy._door import following, judged, peers, state, waits
 from cupy._door.errors import DoorError, NotConnectedError, visible
 from cupy._door.older import zip_strict
 from cupy._door.session import Session
@@ -35,7 +35,6 @@ def attach(
     ``introduction`` tells the worker about the program's other workers.
     """
     session = Session(link.Link(connection), agent, len(_devices), len(_sessions), name)
-    signal_gate.install()
     try:
         session.greet(VERSION, introduction)
     except BaseException:
@@ -117,7 +116,6 @@ def _after_fork() -> None:
     # one. Locks may have been held by threads that do not exist here.
     global _lock
     _lock = threading.RLock()
-    signal_gate.after_fork()
     peers.after_fork()
     following.after_fork()
     for session in _sessions:

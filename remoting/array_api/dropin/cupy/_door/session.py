@@ -31,13 +31,13 @@ Who waits
 
 Threads and locks
     Any thread of the program may call any method. The sender's lock (reentrant) protects the
-    batch, the numbers, the sequence and the socket's sending side. The thread that holds
-    `Receiver.reading` waits for the answers of all threads, and may run a handler of a signal
-    meanwhile, which takes the sender's lock. A thread that holds that lock never waits for
-    `reading`, and reads itself while it waits for room. So no two threads wait for each other.
-    Where the memory of a device may be full, the thread that allocates waits for the
+    batch, the numbers, the sequence and the socket's sending side. `Receiver.reading` protects
+    the inbox and the socket's receiving side; the thread that holds it reads for all threads. A
+    thread that holds the sender's lock may take `reading`, but only without waiting for it; a
+    thread that holds `reading` never takes the sender's lock. So no two threads wait for each
+    other. Where the memory of a device may be full, the thread that allocates waits for the
     worker and holds the sender's lock meanwhile. Besides the program's threads there is one that
-    flushes, and one that sends signals again (`signal_gate`).
+    flushes, and for a large frame under TLS one that sends in place of the main thread.
 
 What is never true
     - A record uses a number that no earlier record defined.
@@ -376,7 +376,8 @@ class Session:
                 prefix = self._queue.register(plan)
             reply.first = 0 if name in _NO_RESULTS else self._handles.reserve(64)
             record = prefix + plan.packer.pack(reply.first, *values)
-            self._sender.send_batch(wire.ASK, record, reply)
+            # One frame with the batch, so that the worker wakes up once.
+            self._sender.transmit(wire.ASK, record, None, batch=True, reply=reply)
         return reply
 
     def _question(

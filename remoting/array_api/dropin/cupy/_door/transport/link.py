@@ -18,10 +18,9 @@ import ssl
 import struct
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
-from cupy._door import signal_gate
 from cupy._door.errors import DoorError, NotConnectedError, visible
 
 HANDSHAKE_S = 10.0
@@ -252,8 +251,7 @@ class Link:
         self.counts: list[int] = []
         #: The same of bytes that were written.
         self.sent: list[int] = []
-        # TLS is written in Python, where that holds for no call: these are true while it works, and
-        # a signal that `signal_gate` does not hold back may then have lost a count.
+        # TLS is written in Python, where that holds for no call: these are true while it works.
         self._reads = self._writes = False
         # OpenSSL takes one call at a time on a connection, and older Pythons let two through: what
         # one thread hears as "nothing there yet", the other one then hears as a broken connection.
@@ -286,13 +284,17 @@ class Link:
         """
         flags = self._stare if all_of_it else self._glance
         try:
-            if self.tls:
-                self._decrypt(target)
-            elif self._descriptors is not None:
+            if self._descriptors is not None:
                 self._receive_message(target, flags, self._descriptors)
+                return True
+            # Both calls are made by the list, between which no signal is handled.
+            reading = map(self.socket.recv_into, (target,), (0,), (flags,))
+            if self.tls:
+                with self._tls_lock:
+                    self._reads = True
+                    self.counts.extend(reading)
             else:
-                # Both calls are made by the list, between which no signal is handled.
-                self.counts.extend(map(self.socket.recv_into, (target,), (0,), (flags,)))
+                self.counts.extend(reading)
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError, InterruptedError):
             self._reads = False
             return False
@@ -300,18 +302,6 @@ class Link:
             self.counts.append(0)
         self._reads = False
         return True
-
-    @signal_gate.whole
-    def _decrypt(self, target: memoryview) -> None:
-        with self._tls_lock:
-            self._reads = True
-            self.counts.append(self.socket.recv_into(target))
-
-    @signal_gate.whole
-    def _encrypt(self, data: memoryview) -> None:
-        with self._tls_lock:
-            self._writes = True
-            self.sent.append(self.socket.send(data))
 
     def readable(self) -> bool:
         """Say whether a read may find something; with TLS, a vain one costs more than asking."""
@@ -347,14 +337,18 @@ class Link:
         Raises:
             OSError: the connection is gone.
         """
+        if self.tls or not hasattr(self.socket, "sendmsg"):
+            # 1 MiB at a time, because OpenSSL repeats a refused write from its start.
+            writing = map(self.socket.send, (buffers[0][: 1 << 20],))
+        else:
+            writing = map(self.socket.sendmsg, (buffers[:_IOV_MAX],))
         try:
             if self.tls:
-                # 1 MiB at a time, because OpenSSL repeats a refused write from its start.
-                self._encrypt(buffers[0][: 1 << 20])
-            elif hasattr(self.socket, "sendmsg"):
-                self.sent.extend(map(self.socket.sendmsg, (buffers[:_IOV_MAX],)))
+                with self._tls_lock:
+                    self._writes = True
+                    self.sent.extend(writing)
             else:
-                self.sent.extend(map(self.socket.send, (buffers[0][: 1 << 20],)))
+                self.sent.extend(writing)
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError, InterruptedError):
             self._writes = False
             return False
@@ -407,16 +401,3 @@ def watch(read: list[socket.socket], write: list[socket.socket]) -> Callable[[fl
         else:
             poller.register(number, select.POLLOUT)
     return lambda timeout_s: {found for found, _ in poller.poll(timeout_s * 1000)}
-
-
-def poll_for(read: list[socket.socket]) -> Callable[[float], Iterable[tuple[int, int]]]:
-    """Return a function of C that waits so many ms for one that can be read, and names those."""
-    if not hasattr(select, "poll"):
-        ready = watch(read, [])
-        return lambda timeout_ms: [(found, 0) for found in ready(timeout_ms / 1000)]
-    poller = select.poll()
-    for item in read:
-        # Another thread may have lost the session meanwhile, or may lose it between these lines.
-        if (number := item.fileno()) >= 0:
-            poller.register(number, select.POLLIN | select.POLLHUP)
-    return poller.poll

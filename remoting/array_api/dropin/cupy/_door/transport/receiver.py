@@ -1,10 +1,9 @@
 """Frames from the worker: replies, descriptions of results, errors of earlier calls.
 
-Any thread may read, but one waits for all: the thread that holds `Receiver.reading` waits for the
-frames of all threads. The others wait on a condition until their own reply is done. That thread may
-run a handler of a signal or a destructor, which reads as well, and a thread that sends reads while
-it waits for room. One at a time writes to the inbox (`_once`). Nothing here sends: a request of the
-worker only sets a flag, which the caller answers.
+Any thread may read, but one at a time: the thread that holds `Receiver.reading` reads the frames
+of all threads, and so may a handler of a signal that comes while it only sleeps. The others wait on
+a condition until their own reply is done. Nobody writes to the inbox without that lock. Nothing
+here sends: a request of the worker only sets a flag, which the caller answers.
 """
 
 # The values that this module forwards have no static type: they are whatever a program passes.
@@ -13,32 +12,32 @@ worker only sets a flag, which the caller answers.
 
 from __future__ import annotations
 
-import gc
 import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
-from cupy._door import cbor, signal_gate, state, wire
-from cupy._door.errors import MALFORMED, exception_named, nonsense
+from cupy._door import cbor, state, wire
+from cupy._door.errors import MALFORMED, DoorError, exception_named, nonsense
 from cupy._door.transport.connection import WORKER_ENDED, Connection
-from cupy._door.transport.link import Link, poll_for
+from cupy._door.transport.link import Link, watch
 
 #: How long an answer is awaited awake: sleeping and waking cost about as much.
 SPIN_S = 0.00005
 #: Waits without spinning after one in which that was in vain: the network is slower than that.
 SPIN_PAUSE = 32
-REST_MS = 50
+REST_S = 0.1
 DEFERRED_MAX = 16
 _READ = 1 << 16
+IN_THE_MIDDLE = (
+    "a signal's handler or a destructor cannot wait for the GPU server at this moment: it has "
+    "interrupted a call of cupy; let the handler set a flag, and ask in the program"
+)
 _INTERRUPTED = "a transfer from the GPU server was interrupted half-way"
 #: Bodies of nearly all answers, decoded once; the decoded values are never changed.
 _COMMON = {cbor.encode(value): value for value in ({"value": ["w"]}, {"value": None})}
-
-Poll = Callable[[float], Iterable[tuple[int, int]]]
-"""Waits so many ms, and gives the descriptors that are ready, each with poll's events."""
 
 Sink = Callable[[Any, int], memoryview]
 """Gives the memory for the bulk bytes of an answer, from its body and their count."""
@@ -72,12 +71,13 @@ class Receiver:
         self.watched: dict[int, list[BaseException]] = {}
         #: The worker is out of memory and waits for this program's garbage.
         self.collect_requested = False
-        self.reading = threading.RLock()
-        self._pumping = threading.Lock()
+        self.reading = threading.Lock()
         self._connection = connection
         self._link = connection.link
-        self._poll: Poll | None = None  # used under `reading` only
-        self._polls = 0  # how often this thread polls: a handler that it runs meanwhile polls too
+        self._ready: Callable[[float], set[int]] | None = None  # used under `reading` only
+        # The thread that has `reading`, and whether it only sleeps: then a handler of a signal,
+        # which it runs meanwhile, may read.
+        self._reader, self._rests = 0, False
         self._changed = threading.Condition()
         self._waiting = 0
         self._inbox = bytearray(wire.MAX_BODY + wire.HEADER.size + _READ)
@@ -89,14 +89,14 @@ class Receiver:
 
     def after_fork(self) -> None:
         """Make locks that no thread of the parent holds."""
-        self.reading, self._pumping = threading.RLock(), threading.Lock()
+        self.reading = threading.Lock()
         self._changed = threading.Condition()
 
     def use(self, link: Link) -> None:
         """Read from another connection; nothing is left of the one before. Needs `reading`."""
         assert self._start == self._end and self._bulk is None
         self._link = link
-        self._poll = None
+        self._ready = None
 
     # --- waiting --------------------------------------------------------------------------------
 
@@ -104,66 +104,74 @@ class Receiver:
         """Wait a moment for a reply; say whether this thread was the one that read."""
         if self._connection.failure is not None:
             raise self._connection.failure
+        this_thread = threading.get_ident()
         if self.reading.acquire(blocking=False):
             try:
+                self._reader = this_thread
                 if not reply.done:
                     self._read_blocking()
             finally:
+                self._reader = 0
                 self.reading.release()
                 self._tell_others()
             return True
-        self._wait_for_others()
+        if self._reader == this_thread:  # what runs here has interrupted this thread's own wait
+            if self.in_the_middle():
+                raise DoorError(IN_THE_MIDDLE)
+            if not reply.done:
+                self._read_blocking()
+            self._tell_others()
+            return True
+        # Another thread reads for all. The time-out only bounds a lost wake-up.
+        with self._changed:
+            self._waiting += 1
+            self._changed.wait(0.02)
+            self._waiting -= 1
         return False
+
+    def in_the_middle(self) -> bool:
+        """Say whether this thread has been interrupted while it reads."""
+        return self._reader == threading.get_ident() and not self._rests
 
     def _tell_others(self) -> None:
         if self._waiting:
             with self._changed:
                 self._changed.notify_all()
 
-    @signal_gate.rest
-    def _wait_for_others(self) -> None:
-        """Wait while another thread reads for all. The time-out only bounds a lost wake-up."""
-        with self._changed:
-            self._waiting += 1
-            self._changed.wait(0.02)
-            self._waiting -= 1
-
     def listen(self, *, agent: bool = False) -> None:
         """Read everything that has arrived, without waiting."""
         if self.reading.acquire(blocking=False):
             try:
+                self._reader = threading.get_ident()
                 while self.pump():
                     pass
                 if agent and self._connection.agent is not None:
                     self._connection.hear_agent()
             finally:
+                self._reader = 0
                 self.reading.release()
 
     def _read_blocking(self) -> None:
         if self._bulk is not None:
-            if self._once(self._pump_bulk, all_of_it=True):
+            if self._pump_bulk(all_of_it=True):
                 return
         elif self.pump() or self._spin():
             return
-        poll = self._poll
-        if poll is None or self._polls:  # a poller takes one call at a time
+        outer, ready = self._rests, self._ready
+        if ready is None or outer:  # a poller takes one call at a time
             agent = self._connection.agent
-            poll = poll_for([self._link.socket, *([] if agent is None else [agent.socket])])
-            if not self._polls:
-                self._poll = poll
-        self._polls += 1
+            sockets: list[Any] = [self._link.socket, *([] if agent is None else [agent.socket])]
+            ready = watch(sockets, [])
+            if not outer:
+                self._ready = ready
         try:
-            found = self._rest(poll)
+            self._rests = True
+            found = ready(REST_S)  # what a handler reads meanwhile wakes nobody
         finally:
-            self._polls -= 1
-        if self._connection.agent_is_in({number for number, _ in found}):
+            self._rests = outer
+        if self._connection.agent_is_in(found):
             self._connection.hear_agent()
         self.pump()
-
-    @signal_gate.rest
-    def _rest(self, poll: Poll) -> Iterable[tuple[int, int]]:
-        """Wait for bytes. A handler of a signal may read them meanwhile, which wakes nobody."""
-        return poll(REST_MS)
 
     def _spin(self) -> bool:
         """Poll for an answer without sleeping; say whether it came."""
@@ -181,33 +189,14 @@ class Receiver:
     # --- bytes ----------------------------------------------------------------------------------
 
     def pump(self) -> bool:
-        """Read once and handle every whole frame; say whether anything came."""
+        """Read once and handle every whole frame; say whether anything came.
+
+        The caller holds `reading`.
+        """
         if self._connection.failure is not None:
             raise self._connection.failure
-        return self._once(self._pump_bulk if self._bulk is not None else self._pump_frames)
-
-    def pump_for_others(self) -> None:
-        """Read once, for the thread that holds `reading` may wait for this one meanwhile."""
-        self.pump()
-        self._tell_others()
-
-    def _once(self, read: Callable[..., bool], **how: bool) -> bool:
-        """Read once, unless another thread does; say whether anything came.
-
-        No garbage is collected meanwhile, for its destructors may ask as well.
-        """
-        collects = gc.isenabled()
-        if not self._pumping.acquire(blocking=False):
-            return False
-        try:
-            gc.disable()
-            return read(**how)
-        finally:
-            self._pumping.release()
-            if collects:
-                gc.enable()
-
-    def _pump_frames(self) -> bool:
+        if self._bulk is not None:
+            return self._pump_bulk()
         counts = self._link.counts
         if not counts:
             if self._link.reads_in_doubt:

@@ -14,21 +14,25 @@ batch and the sequence number stays true together.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import gc
 import itertools
 import struct
 import threading
+from typing import Any
 
 from cupy._door import wire
 from cupy._door.errors import DoorError
 from cupy._door.transport.connection import WORKER_ENDED, Connection
 from cupy._door.transport.link import Link, watch
-from cupy._door.transport.receiver import Receiver, Reply
+from cupy._door.transport.receiver import IN_THE_MIDDLE, Receiver, Reply
 
 BATCH_CALLS = 64
 #: How long a wait for room in the socket, the worker's frames or another thread lasts at most.
 POLL_S = 0.05
+#: Bytes from which a frame that TLS encrypts is worth a thread of its own.
+ASIDE_MIN = 1 << 20
 SWEEP_MAX = 1024  # handles of one part of a batch
 _FREE = wire.FREE_RECORD.pack
 _FREES = itertools.repeat(wire.FREE)
@@ -60,6 +64,7 @@ class Sender:
         self._sending = False
         # Of the frame that leaves at this moment, or that an interrupt stopped half-way.
         self._unsent: list[memoryview] = []
+        self._stop = False  # asks the thread that sends to leave it at that for now
 
     def after_fork(self) -> None:
         """Make a lock that no thread of the parent holds."""
@@ -85,16 +90,16 @@ class Sender:
             self.parts.append(b"".join(map(_FREE, _FREES, handles)))
             self.size += wire.FREE_RECORD.size * len(handles)
             del self.garbage[: len(handles)]
-            if self.size >= wire.MAX_BATCH and not self._sending:
-                self.send_batch(wire.CALLS)
+            if self.size >= wire.MAX_BATCH and not self._is_busy():
+                self._send_parts()
 
     def flush(self) -> None:
         """Send the queued records."""
         with self.lock:
-            if self._sending or not self.parts:
+            if self._is_busy() or not self.parts:
                 return
             self.sweep()
-            self.send_batch(wire.CALLS)
+            self._send_parts()
         self.listen()
 
     def weigh(self, size: int) -> None:
@@ -103,20 +108,12 @@ class Sender:
         if self.size >= wire.MAX_BATCH:
             self.full_at = 0
 
-    def send_batch(self, kind: int, last: bytes = b"", reply: Reply | None = None) -> None:
-        """Send the queued records, and a question after them in the same frame if there is one.
+    def _is_busy(self) -> bool:
+        """Say whether what runs here has interrupted the sending or reading of a frame."""
+        return self._sending or self._receiver.in_the_middle()
 
-        No garbage is collected between the reading of the batch and the end of it: a destructor may
-        queue calls, or send them.
-        """
-        collects = gc.isenabled()
-        try:
-            gc.disable()
-            body = b"".join((*self.parts, last))
-            self.transmit(kind, body, None, queued=len(self.parts), reply=reply)
-        finally:
-            if collects:
-                gc.enable()
+    def _send_parts(self) -> None:
+        self.transmit(wire.CALLS, b"", None, batch=True)
 
     def listen(self, *, agent: bool = False) -> None:
         """Read everything that has arrived, without waiting, and answer a request for garbage."""
@@ -153,30 +150,36 @@ class Sender:
         body: bytes,
         bulk: memoryview | None,
         *,
-        queued: int = 0,
+        batch: bool = False,
         reply: Reply | None = None,
     ) -> None:
         """Send one frame whole; read the worker's frames meanwhile.
 
         A signal's exception, such as KeyboardInterrupt, leaves the frame either unsent as a
-        whole, or to be continued before the next one. ``queued`` of the parts are in it, and
-        ``reply`` is where the answer to its question goes.
+        whole, or to be continued before the next one. With ``batch`` the queued records come first
+        in it, before ``body``. ``reply`` is where the answer to its question goes.
         """
         if self._connection.failure is not None:
             raise self._connection.failure
-        if self._sending:
-            # Only a destructor that the garbage collector ran in the middle of a frame gets here.
-            raise DoorError("a destructor cannot wait for the GPU server at this moment")
+        if self._is_busy():
+            # Only a handler of a signal, or a destructor of garbage, that has interrupted it.
+            raise DoorError(IN_THE_MIDDLE)
         if self._unsent:
             self._send()
         size = bulk.nbytes if bulk is not None else 0
         request = 0 if reply is None else reply.request
-        header = wire.HEADER.pack(len(body), kind, 0, 0, request, queued, size)
-        frame = [memoryview(header + body)]
-        if bulk is not None and size:
-            frame.append(bulk)
-        self.flushes += 1
+        while True:
+            began, parts = self.flushes, (*self.parts,) if batch else ()
+            queued, whole = len(parts), b"".join((*parts, body))
+            header = wire.HEADER.pack(len(whole), kind, 0, 0, request, queued, size)
+            frame = [memoryview(header + whole)]
+            if bulk is not None and size:
+                frame.append(bulk)
+            # A handler of a signal, or a destructor of garbage, may have sent the batch meanwhile.
+            if self.flushes == began:
+                break
         # No calls in these lines, so no signal's exception comes between them.
+        self.flushes += 1
         self._unsent = frame
         if queued:
             self.unfinished = True
@@ -191,9 +194,17 @@ class Sender:
 
     def _send(self) -> None:
         """Send the bytes in ``_unsent``."""
+        aside = (
+            self._link.tls
+            and sum(part.nbytes for part in self._unsent) >= ASIDE_MIN
+            and threading.current_thread() is threading.main_thread()
+        )
         self._sending = True
         try:
-            self._send_all()
+            if aside:
+                self._send_aside()
+            else:
+                self._send_here()
         except ConnectionError as error:
             with contextlib.suppress(Exception):
                 self.listen()  # the worker may have said why before it went
@@ -203,12 +214,12 @@ class Sender:
             raise self._connection.cut_off(reason) from error
         finally:
             self._sending = False
-            if self._link.writes_in_doubt and self._connection.failure is None:
+            if (self._stop or self._link.writes_in_doubt) and self._connection.failure is None:
                 self._connection.lose("a transfer to the GPU server was interrupted half-way")
 
-    def _send_all(self) -> None:
+    def _send_here(self) -> None:
         sent = self._link.sent
-        while self._unsent:
+        while self._unsent and not self._stop:
             if not sent and not self._link.send_some(self._unsent):
                 self._wait_to_send()
                 continue
@@ -221,10 +232,50 @@ class Sender:
             self._unsent = rest
             del sent[0]
 
+    def _send_aside(self) -> None:
+        """Send from another thread, for signals' exceptions are raised in the main thread only.
+
+        One in the middle of OpenSSL's work would hide how much it has taken.
+        """
+        failures: list[BaseException] = []
+        done = threading.Event()  # Thread.join takes a thread for dead once it was interrupted
+
+        def send() -> None:
+            try:
+                self._send_here()
+            except BaseException as error:  # noqa: BLE001 - raised below
+                failures.append(error)
+            finally:
+                done.set()
+
+        begun: list[int] = []
+        try:
+            # One call from C: an interrupt comes before the thread has begun, or when it is known.
+            begun.extend(map(_thread.start_new_thread, (send,), ((),)))
+            # A signal between Python's last look and the wait does not end the wait.
+            while not done.wait(POLL_S):
+                pass
+        except BaseException:
+            if begun:
+                self._stop = True
+                done.wait()  # for the piece of 1 MiB that leaves at this moment
+                self._stop = False
+            raise
+        if failures:
+            raise failures[0]
+
     def _wait_to_send(self) -> None:
         """Wait until the socket takes more, or the worker has sent; read in the second case."""
-        connection, own = self._connection, self._link.socket
-        agent = [] if connection.agent is None else [connection.agent.socket]
-        if connection.agent_is_in(watch([own, *agent], [own])(POLL_S)):
-            connection.hear_agent()
-        self._receiver.pump_for_others()
+        connection = self._connection
+        reading = self._receiver.reading.acquire(blocking=False)
+        try:
+            readers: list[Any] = [self._link.socket] if reading else []
+            if connection.agent is not None:
+                readers.append(connection.agent.socket)
+            if connection.agent_is_in(watch(readers, [self._link.socket])(POLL_S)):
+                connection.hear_agent()
+            if reading:
+                self._receiver.pump()
+        finally:
+            if reading:
+                self._receiver.reading.release()

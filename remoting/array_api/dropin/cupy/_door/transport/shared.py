@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from cupy._door import signal_gate, wire
+from cupy._door import wire
 
 
 def _bytes_of(data: Any) -> memoryview:
@@ -82,7 +82,6 @@ class Shared:
         start = number * wire.SHARED_SLOT
         return self._bytes[start : start + size]
 
-    @signal_gate.alone
     def upload(self, target: Any, data: np.ndarray[Any, Any]) -> None:
         """Fill a dense array with ``data``, bytes in the order of its memory.
 
@@ -106,7 +105,6 @@ class Shared:
                 self._sent.append(session.begin("door.fill", arguments))
                 self._turn += 1
 
-    @signal_gate.alone
     def download(self, source: Any, target: np.ndarray[Any, Any]) -> None:
         """Copy a dense array into ``target``, bytes in the order of its memory."""
         session = self._session
