@@ -1,6 +1,7 @@
 """Sessions from end to end: programs, agents, servers, and what happens when they go."""
 
 import collections
+import gc
 import importlib
 import pickle  # noqa: TID251 - written here only, to see which names a pickle has
 import signal
@@ -332,6 +333,7 @@ def test_a_batch_of_long_records_leaves_before_it_is_more_than_a_frame(
 def test_an_interrupt_while_a_full_batch_leaves_loses_no_memory(
     cp: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    gc.collect()
     a, pool = cp.zeros(1 << 13), cp.get_default_memory_pool()
     link: Any = importlib.import_module("cupy._door.transport.link").Link
     send, before = link.send_some, pool.used_bytes()
@@ -348,6 +350,7 @@ def test_an_interrupt_while_a_full_batch_leaves_loses_no_memory(
 
 
 def test_a_loop_takes_the_memory_of_two_large_arrays_or_of_a_batch_of_small_ones(cp: Any) -> None:
+    gc.collect()  # what earlier tests have left is not counted
     pool = cp.get_default_memory_pool()
     pool.free_all_blocks()
     used, before = pool.used_bytes(), pool.total_bytes()
@@ -362,6 +365,7 @@ def test_a_loop_takes_the_memory_of_two_large_arrays_or_of_a_batch_of_small_ones
 
 
 def test_thousands_of_arrays_that_are_dropped_at_once_are_freed_at_once(cp: Any) -> None:
+    gc.collect()  # what earlier tests have left is not counted
     pool = cp.get_default_memory_pool()
     before = pool.used_bytes()
     arrays = [cp.zeros(512, cp.uint8) for _ in range(5000)]
