@@ -313,5 +313,7 @@ def test_the_centres_of_any_number_of_labels(cp: Any) -> None:
     assert type(one) is tuple
     assert np.allclose([float(each) for each in one], scipy.center_of_mass(image))
     assert one[0].shape == ()
+    with pytest.raises(IndexError):
+        ndimage.center_of_mass(cp.asarray(True))
     few = ndimage.center_of_mass(cp.asarray(image), cp.asarray(labels), 3)
     assert np.allclose([float(each) for each in few], wanted[3])

@@ -17,7 +17,12 @@ def center_of_mass(
     """Return the centre of an image, or of the part of each label, weighted by its elements.
 
     It is a tuple of 0-d arrays; where several labels are asked for, a list with an array for each.
+
+    Raises:
+        IndexError: the image has no dimensions.
     """
+    if not input.ndim:
+        raise IndexError("list index out of range")  # as SciPy's and CuPy's
     total = importlib.import_module("cupyx.scipy.ndimage").sum
     weight, centre = total(input, labels, index), []
     for axis, length in enumerate(input.shape):
