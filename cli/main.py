@@ -163,7 +163,7 @@ def cli(ctx: click.Context) -> None:
 def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit; the entry point of the installed program."""
     _open_missing_streams()
-    _write_what_can_be()
+    _replace_unencodable()
     words = sys.argv[1:] if args is None else list(args)
     code = run(words)
     if args is None and words[:1] in (["run"], ["shell"]):
@@ -188,7 +188,7 @@ def _open_missing_streams() -> None:
             setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
 
 
-def _write_what_can_be() -> None:
+def _replace_unencodable() -> None:
     """Let characters that an output's encoding lacks be question marks, as in a Latin-1 locale."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":

@@ -285,6 +285,9 @@ _BEFORE_IDENTITY = frozenset(
 )
 """What may lie in a state directory before a server lives there."""
 
+_LEFT_OVER = (f"{KEEPER}-", f".{SECRET}-", f".{RECORD}-")
+"""How the names begin of what a first start puts aside, and leaves if it is killed."""
+
 
 def refuse_other_folder(path: Path) -> None:
     """Raise if a folder is neither a server's nor empty; nothing may have been changed in it.
@@ -301,7 +304,7 @@ def refuse_other_folder(path: Path) -> None:
         return  # that is said when it is opened
     if {IDENTITY, CONSENSUS} & names:
         return
-    others = names - _BEFORE_IDENTITY
+    others = {each for each in names - _BEFORE_IDENTITY if not each.startswith(_LEFT_OVER)}
     if keeper is not None and (keeper.st_uid not in (0, os.geteuid()) or keeper.st_mode & 0o077):
         others.add(KEEPER)
     if others:

@@ -393,4 +393,6 @@ def test_a_folder_of_a_server_that_has_only_begun_is_one(tmp_path: Path) -> None
     (tmp_path / "lock").touch()
     (tmp_path / "alerts.toml").touch()
     (tmp_path / "keeper").mkdir(mode=0o700)
+    (tmp_path / "keeper-0a1b2c3d").mkdir()
+    (tmp_path / ".signer.key-0a1b2c3d4e5f6071").touch()
     assert open_state_dir(tmp_path).is_new

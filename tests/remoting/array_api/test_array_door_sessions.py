@@ -330,6 +330,17 @@ def test_a_batch_of_long_records_leaves_before_it_is_more_than_a_frame(
     assert joined[0].tolist() == joined[-1].tolist() == list(range(3000))
 
 
+def test_a_question_has_no_place_and_not_that_of_a_call_long_before(cp: Any) -> None:
+    queue, a = cp._door.pool.current()._queue, cp.zeros(3)
+    sender = queue._sender
+    code = test_a_question_has_no_place_and_not_that_of_a_call_long_before.__code__
+    queue._sites[:] = [(code, 0)] * len(queue._sites)  # as after 65,536 calls
+    assert float(a.sum()) == 0
+    assert queue.place(sender.sequence) == ""
+    assert Path(__file__).name in queue.place(sender.sequence - 1)
+    assert queue.place(sender.sequence - len(queue._sites)) == ""
+
+
 def test_an_interrupt_while_a_full_batch_leaves_loses_no_memory(
     cp: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -111,6 +111,8 @@ class CallQueue:
             raise self._connection.failure
         if self._garbage:
             self._sender.sweep()
+        # A question has a number and no place; that of a call of long ago is not its own.
+        self._sites[(self._sender.sequence + 1) & SITES_MASK] = None
         context = state.local.context
         if context is not self._context:
             self._switch(context, name)

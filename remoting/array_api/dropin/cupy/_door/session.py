@@ -35,9 +35,11 @@ Threads and locks
     the inbox and the socket's receiving side; the thread that holds it reads for all threads. A
     thread that holds the sender's lock may take `reading`, but only without waiting for it; a
     thread that holds `reading` never takes the sender's lock. So no two threads wait for each
-    other. Where the memory of a device may be full, the thread that allocates waits for the
-    worker and holds the sender's lock meanwhile. Besides the program's threads there is one that
-    flushes, and for a large frame under TLS one that sends in place of the main thread.
+    other, unless a handler of a signal, which comes while a thread sleeps with `reading`, waits
+    for another thread, by that lock or by itself. Where the memory of a device may be full, the
+    thread that allocates waits for the worker and holds the sender's lock meanwhile. Besides the
+    program's threads there is one that flushes, and for a large frame under TLS one that sends in
+    place of the main thread.
 
 What is never true
     - A record uses a number that no earlier record defined.

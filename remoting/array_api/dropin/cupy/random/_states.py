@@ -109,7 +109,7 @@ def _check_choice(count: int, wanted: int, replace: bool, weights: Any) -> None:
     if not replace and weights is None and count < wanted:
         raise ValueError("Cannot take a larger sample than population when 'replace=False'")
     if not replace and weights is not None:
-        raise NotImplementedError("choice() with p and replace=False, as in CuPy")
+        raise NotImplementedError("choice() cannot draw by p without replacement, nor can CuPy's")
 
 
 def _shape(size: Any, values: list[Any]) -> tuple[int, ...]:

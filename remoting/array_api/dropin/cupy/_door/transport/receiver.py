@@ -29,6 +29,7 @@ SPIN_S = 0.00005
 #: Waits without spinning after one in which that was in vain: the network is slower than that.
 SPIN_PAUSE = 32
 REST_S = 0.1
+"""How long a poll lasts at most: an answer that a handler of a signal has read ends none."""
 DEFERRED_MAX = 16
 _READ = 1 << 16
 IN_THE_MIDDLE = (
@@ -78,6 +79,7 @@ class Receiver:
         # The thread that has `reading`, and whether it only sleeps: then a handler of a signal,
         # which it runs meanwhile, may read.
         self._reader, self._rests = 0, False
+        self._polls = 0  # that this thread has under way: one of its own, and those of handlers
         self._changed = threading.Condition()
         self._waiting = 0
         self._inbox = bytearray(wire.MAX_BODY + wire.HEADER.size + _READ)
@@ -118,8 +120,12 @@ class Receiver:
         if self._reader == this_thread:  # what runs here has interrupted this thread's own wait
             if self.in_the_middle():
                 raise DoorError(IN_THE_MIDDLE)
-            if not reply.done:
-                self._read_blocking()
+            try:
+                self._rests = False  # what interrupts this reading may not
+                if not reply.done:
+                    self._read_blocking()
+            finally:
+                self._rests = True
             self._tell_others()
             return True
         # Another thread reads for all. The time-out only bounds a lost wake-up.
@@ -157,18 +163,20 @@ class Receiver:
                 return
         elif self.pump() or self._spin():
             return
-        outer, ready = self._rests, self._ready
-        if ready is None or outer:  # a poller takes one call at a time
+        ready = self._ready
+        if ready is None or self._polls:  # a poller takes one call at a time
             agent = self._connection.agent
             sockets: list[Any] = [self._link.socket, *([] if agent is None else [agent.socket])]
             ready = watch(sockets, [])
-            if not outer:
+            if not self._polls:
                 self._ready = ready
         try:
             self._rests = True
-            found = ready(REST_S)  # what a handler reads meanwhile wakes nobody
+            self._polls += 1
+            found = ready(REST_S)
         finally:
-            self._rests = outer
+            self._rests = False
+            self._polls -= 1
         if self._connection.agent_is_in(found):
             self._connection.hear_agent()
         self.pump()
