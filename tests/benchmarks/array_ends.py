@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ DROPIN = ROOT / "remoting" / "array_api" / "dropin"
 MIB = 1 << 20
 TRANSPORTS = ("unix", "tcp", "tls")
 COPIES = 3
+ALONE = 2000
+"""Calls of the worker's own NumPy or CuPy, in each round."""
 PING, INTO, INTO_NEW, OUT_OF = 1, 2, 3, 4
 ORDER = struct.Struct("<IQQ")
 
@@ -73,10 +75,26 @@ def serve(transport: str, delay_us: int, *, gpu: bool) -> None:
             server.proxy = stack.enter_context(proxied(port, delay_us))
         took = timed_calls()
         print(agent.path, flush=True)
-        for _ in sys.stdin:
+        xp: Any = importlib.import_module("cupy") if gpu else np
+        operations = importlib.import_module("arrays").operations(xp)
+        for line in sys.stdin:
+            if name := line.rstrip("\n"):
+                print(timed_alone(xp, operations[name]), flush=True)
+                continue
             us = took[0] / max(1, took[1]) / 1e3
             took[:] = 0, 0  # before the answer, after which calls come
             print(us, flush=True)
+
+
+def timed_alone(xp: Any, operation: Callable[[], Any]) -> float:
+    """Return the mean us of calls of the worker's own NumPy or CuPy."""
+    began = time.perf_counter()
+    for _ in range(ALONE):
+        operation()
+    us = (time.perf_counter() - began) / ALONE * 1e6
+    if xp is not np:
+        xp.cuda.Device().synchronize()
+    return us
 
 
 def timed_calls() -> list[int]:
@@ -154,6 +172,12 @@ class Other:
     def worker_us(self) -> float:
         """Return the mean us of the calls that the worker has run since it was asked before."""
         self.stdin.write("\n")
+        self.stdin.flush()
+        return float(self.stdout.readline())
+
+    def alone_us(self, name: str) -> float:
+        """Return the mean us of the operation in the worker's process, without a worker."""
+        self.stdin.write(name + "\n")
         self.stdin.flush()
         return float(self.stdout.readline())
 

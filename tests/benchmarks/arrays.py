@@ -7,7 +7,8 @@ The worker is another process, with one emulated device or, with ``--gpu``, the 
 is the other end of each plain socket. What is compared alternates within one run, and of each
 figure the best of all rounds is shown: other programs can only make a machine slower.
 
-"Worker" is what the worker's executor takes for a call, with that of NumPy or CuPy in it.
+"Worker" is what the worker's executor takes for a call, with that of NumPy or CuPy in it. "Alone"
+is what NumPy or CuPy takes for it in the same process, in turns with the worker's.
 The mean client cost is over ``MIX``: the proportions in which the stencil, k-means, filter and
 network training programs of ``examples/`` and of the design's notes call operations, rounded.
 
@@ -88,11 +89,12 @@ def costs(
 ) -> dict[str, dict[str, float]]:
     """Return for each operation the us of CPU, of wall time and, waited for, of wall time.
 
-    And of the worker, if there is one: the best mean of the calls of one round.
+    And of the worker, if there is one: the best mean of the calls of one round. "Alone" is that of
+    its own NumPy or CuPy in the same process, in turns.
     """
     found: dict[str, dict[str, float]] = {}
     for name, operation in operations(xp).items():
-        best = {"cpu": 1e9, "pipelined": 1e9, "waited": 1e9, "worker": 1e9}
+        best = {"cpu": 1e9, "pipelined": 1e9, "waited": 1e9, "worker": 1e9, "alone": 1e9}
         few = max(1, options.calls // 20)
         for _ in range(options.rounds):
             operation()
@@ -107,6 +109,7 @@ def costs(
             wall = time.perf_counter() - began
             if other is not None:
                 best["worker"] = min(best["worker"], other.worker_us() or 1e9)
+                best["alone"] = min(best["alone"], other.alone_us(name))
             began = time.perf_counter()
             for _ in range(few):
                 operation()
@@ -119,9 +122,9 @@ def costs(
     return found
 
 
-def mean(figures: dict[str, dict[str, float]]) -> float:
-    """Return the mean client cost over `MIX`."""
-    return sum(figures[name]["cpu"] * share for name, share in MIX.items()) / sum(MIX.values())
+def mean(figures: dict[str, dict[str, float]], kind: str) -> float:
+    """Return a mean over `MIX`: of the client's cost, for example."""
+    return sum(figures[name][kind] * share for name, share in MIX.items()) / sum(MIX.values())
 
 
 def read_one(xp: Any, options: Any) -> float:
@@ -248,7 +251,9 @@ def over(transport: str, options: Any, figures: dict[str, Any], delay_us: int = 
         finish = cp.cuda.Device().synchronize
         if transport == TRANSPORTS[0]:
             figures["calls"] = costs(cp, options, finish, other)
-            figures["mean client cost, us"] = mean(figures["calls"])
+            figures["mean client cost, us"] = mean(figures["calls"], "cpu")
+            for kind in ("worker", "alone"):
+                figures[f"mean {kind}, us"] = mean(figures["calls"], kind)
         if delay_us:
             transport = f"tcp, {delay_us} us added: "
         figures["chains"][transport] = chains(cp, options, finish)
@@ -280,8 +285,10 @@ def record(figures: dict[str, Any], results: Results) -> None:
         alone = own["calls"][name]["pipelined"]
         results.add(name, "client CPU", found["cpu"], "us")
         results.add(name, "pipelined", found["pipelined"], "us", native=alone)
-        results.add(name, "worker", found["worker"], "us", native=alone)
+        results.add(name, "worker", found["worker"], "us", native=found["alone"])
     results.add("mean over the mix", "client CPU", figures["mean client cost, us"], "us")
+    worker_us, alone_us = figures["mean worker, us"], figures["mean alone, us"]
+    results.add("mean over the mix", "worker", worker_us, "us", native=alone_us)
     for transport, found in figures["latency"].items():
         wait, native_us = found["float(a[0]), us"], own["float(a[0])"]
         results.add(f"float(a[0]), {transport}", "best", wait, "us", native=native_us)
@@ -298,17 +305,19 @@ def record(figures: dict[str, Any], results: Results) -> None:
 def show(figures: dict[str, Any]) -> None:
     """Print what was measured."""
     own = figures["native"]
-    columns = ("client CPU", "worker", "pipelined", "waited for", "native")
+    columns = ("client CPU", "worker", "alone", "pipelined", "waited for", "native")
     print(f"{'us per call':20}" + "".join(f"{each:>12}" for each in columns))
     for name, found in figures["calls"].items():
         alone = own["calls"][name]["pipelined"]
         print(
-            f"{name:20}{found['cpu']:12.2f}{found['worker']:12.2f}{found['pipelined']:12.2f}"
-            f"{found['waited']:12.1f}{alone:12.2f}"
+            f"{name:20}{found['cpu']:12.2f}{found['worker']:12.2f}{found['alone']:12.2f}"
+            f"{found['pipelined']:12.2f}{found['waited']:12.1f}{alone:12.2f}"
         )
     print(
         f"mean client CPU over the mix: {figures['mean client cost, us']:.2f} us a call; "
         f"a + b by NumPy: {own['numpy']:.2f} us\n"
+        f"mean of the worker over the mix: {figures['mean worker, us']:.2f} us a call; "
+        f"alone: {figures['mean alone, us']:.2f} us\n"
     )
     for transport, found in figures["latency"].items():
         wait, ping = found["float(a[0]), us"], found["plain 64 bytes and back, us"]
