@@ -12,7 +12,7 @@ from gpupool.remoting.devices.base import UnsupportedError
 from gpupool.remoting.devices.conventions.extension_conventions import CONVENTIONS, REAL
 from gpupool.remoting.devices.extension_names import EXTENSIONS
 from gpupool.remoting.devices.geometry.distances import distances
-from gpupool.remoting.devices.signals import emulated_signals
+from gpupool.remoting.devices.signals import emulated_signals, filter_states
 
 Operation = Callable[..., Any]
 
@@ -43,37 +43,10 @@ def emulated_extensions() -> Mapping[str, Operation]:
 
 def _as_cupy(name: str, function: Operation) -> Operation:
     """Return a function of SciPy with CuPy's conventions, or with the reason why it has none."""
-    if name in _STATES:
-        return _refuses(_STATES[name], function)
     if name in ("scipy.fft." + each for each in ("dct", "dst", "idct", "idst")):
         return _of_two_types(function)
     adapter = _ADAPTERS.get(name)
     return function if adapter is None else adapter(function)
-
-
-_STATES = {
-    "scipy.signal.lfilter": "zi",
-    "scipy.signal.sosfilt": "zi",
-    "scipy.signal.lfilter_zi": "",
-    "scipy.signal.sosfilt_zi": "",
-    "scipy.signal.lfiltic": "",
-}
-"""Functions of the state of a filter, and their keyword for it: CuPy keeps inputs and outputs,
-SciPy keeps delays, and values of the one are silently wrong as values of the other."""
-
-
-def _refuses(keyword: str, function: Operation) -> Operation:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        # The state is the last of lfilter(b, a, x, axis, zi) and of sosfilt(sos, x, axis, zi).
-        last = 4 if function.__name__ == "lfilter" else 3
-        given = kwargs.get(keyword, args[last] if len(args) > last else None)
-        if not keyword or given is not None:
-            raise UnsupportedError(
-                f"{function.__name__}: an emulated GPU has no filter's state in the form of CuPy"
-            )
-        return function(*args, **kwargs)
-
-    return call
 
 
 def _of_two_types(function: Operation) -> Operation:
@@ -199,6 +172,7 @@ _ADAPTERS = {
     "scipy.linalg.solve_triangular": _triangular,
     **{f"scipy.spatial.distance.{name}": _instead(made) for name, made in distances().items()},
     **{f"signal.{name}": _instead(made) for name, made in emulated_signals.operations().items()},
+    **{f"scipy.signal.{name}": _instead(made) for name, made in filter_states.operations().items()},
 }
 
 

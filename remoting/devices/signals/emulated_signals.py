@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from gpupool.remoting.devices.base import UnsupportedError
+from gpupool.remoting.devices.signals import filter_states
 
 Operation = Callable[..., Any]
 
@@ -94,9 +94,7 @@ def _windows(x: Any, size: int, longest: int) -> Any:
 
 def firfilter(b: Any, x: Any, axis: int = -1, zi: Any = None) -> Any:
     """Return a signal behind a filter of finite response."""
-    if zi is not None:
-        raise UnsupportedError("firfilter: an emulated GPU has no filter's state in CuPy's form")
-    return _scipy_signal().lfilter(b, np.ones(1), x, axis)
+    return filter_states.lfilter(b, np.ones(1), x, axis, zi)
 
 
 def firfilter_zi(b: Any) -> Any:
