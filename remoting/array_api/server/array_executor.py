@@ -39,6 +39,7 @@ from gpupool.remoting.array_api.server.array_results import (
     describe_error,
     same_layout,
 )
+from gpupool.remoting.array_api.server.direct_calls import Direct
 from gpupool.remoting.array_api.server.element_types import need_sendable, told
 from gpupool.remoting.array_api.server.fused_groups import Groups
 from gpupool.remoting.array_api.server.moved_state import Recipe, note_recipe
@@ -317,7 +318,8 @@ class Executor:
         outputs = template.outputs
         first = values[1 + outputs]
         try:
-            if template.short and not self.failures and self._call_shortly(template, values):
+            direct = template.direct
+            if direct and not self.failures and self._call_shortly(template, direct, values):
                 return
             arguments, keywords = template.build(values[2 + outputs :], self.find)
             if outputs == 1:
@@ -339,7 +341,7 @@ class Executor:
         except Exception as error:  # noqa: BLE001 - every failure is reported to the client
             self.fail(template.name, range(first, first + outputs), error)
 
-    def _call_shortly(self, template: Template, values: tuple[Any, ...]) -> bool:
+    def _call_shortly(self, template: Template, direct: Direct, values: tuple[Any, ...]) -> bool:
         """Run a call as nearly all are: arrays and numbers in, one small array out.
 
         False, and nothing has changed, if it is another one, or if its function failed. An error of
@@ -353,14 +355,7 @@ class Executor:
         if len(objects) >= HANDLES_MAX:
             return False
         try:
-            if template.only_handles:
-                value = template.function(*[objects[each] for each in values[3:]])
-            else:
-                given = [
-                    objects[values[each]] if found else each if found is None else values[each]
-                    for each, found in template.short
-                ]
-                value = template.function(*given)
+            value = direct(values, objects)
             fits = type(value) is backend.array_type and value.dtype == meta.dtype
             if fits and value.shape == meta.shape and value.strides == meta.strides:
                 objects[handle] = backend.adopt(value)

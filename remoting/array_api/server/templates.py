@@ -10,6 +10,7 @@ import numpy as np
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.array_api.server import array_wire
+from gpupool.remoting.array_api.server.direct_calls import Direct, direct_call
 from gpupool.remoting.array_api.server.element_types import dtype_of
 from gpupool.remoting.devices.operation_names import UFUNCS
 
@@ -24,7 +25,11 @@ _CONSTANTS = (bool, int, type(None))
 _PURE = frozenset(
     {
         *(*UFUNCS, "all", "any", "dot", "matmul", "max", "mean", "min", "prod", "sum", "where"),
-        *("ndarray.astype", "ndarray.getitem", "ndarray.reshape_view", "ndarray.transpose"),
+        *("argmax", "argmin", "argsort", "broadcast_to", "concatenate", "cumsum", "std", "var"),
+        *("door.arange", "door.empty", "door.zeros", "einsum", "full", "take", "tensordot"),
+        *("ndarray.astype", "ndarray.copy", "ndarray.diagonal", "ndarray.flatten", "ndarray.imag"),
+        *("ndarray.getitem", "ndarray.real", "ndarray.reshape", "ndarray.reshape_view"),
+        *("ndarray.squeeze", "ndarray.swapaxes", "ndarray.transpose"),
     }
 )
 
@@ -44,11 +49,8 @@ class Template:
     """The places of all handles in a record's values."""
     plain: tuple[Any, ...] | None
     """The places of the arguments, constants in tuples; None if one is made of several values."""
-    short: tuple[tuple[Any, bool | None], ...]
-    """The plain arguments of a function that changes nothing, and makes one array.
-
-    Each is a place, and whether a handle is there, or a constant and None. Empty for all others.
-    """
+    direct: Direct | None
+    """The call as one function, if it changes nothing, and makes one array."""
 
     def build(
         self, values: tuple[Any, ...], find: Callable[[int], Any]
@@ -189,11 +191,9 @@ def compile_template(
     layout = struct.Struct(f"<I{outputs}IQ" + "".join(compiler.layout))
     only_handles = not named and all(node == "h" for node in nodes)
     handles, plain = _places(outputs, compiler.layout, nodes, made)
-    short: list[tuple[Any, bool | None]] = []
-    if names[operation] in _PURE and plain and outputs == 1 and not named:
-        short += [
-            (each[0], None) if type(each) is tuple else (each, each in handles) for each in plain
-        ]
+    direct: Direct | None = None
+    if names[operation] in _PURE and outputs == 1:
+        direct = direct_call(functions[operation], outputs, nodes, pairs)
     return number, Template(
         names[operation],
         functions[operation],
@@ -204,5 +204,5 @@ def compile_template(
         named,
         handles,
         plain,
-        tuple(short),
+        direct,
     )

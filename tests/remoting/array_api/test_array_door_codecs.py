@@ -20,6 +20,7 @@ from tests.properties import examples
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.array_api.server import array_wire
 from gpupool.remoting.array_api.server.array_executor import Executor
+from gpupool.remoting.array_api.server.direct_calls import NODES_MAX, direct_call
 from gpupool.remoting.array_api.server.serve import Session
 from gpupool.remoting.array_api.server.templates import compile_template
 from gpupool.remoting.devices.base import DeviceMemoryError
@@ -180,6 +181,53 @@ def test_templates_are_compiled_or_refused(body: Any) -> None:
         return
     assert number >= array_wire.FIRST_TEMPLATE
     assert template.name in ("a", "b")
+
+
+LEAVES = st.none() | st.booleans() | st.integers(-5, 5) | st.sampled_from(["h", "i", "f", "c", "e"])
+WELL_FORMED = st.recursive(
+    LEAVES | st.sampled_from([["d", "<f8"], ["n", "<f4"], ["q", "text"], ["b", b"bytes"]]),
+    lambda inner: (
+        st.lists(inner, max_size=3).map(lambda items: ["t", *items])
+        | st.lists(inner, max_size=3).map(lambda items: ["l", *items])
+        | st.lists(inner, min_size=3, max_size=3).map(lambda items: ["s", *items])
+    ),
+    max_leaves=8,
+)
+
+
+@given(
+    st.lists(WELL_FORMED, max_size=4),
+    st.lists(st.tuples(st.sampled_from(["axis", "order", "lambda", "x y", "axis"]), WELL_FORMED)),
+    st.binary(min_size=800, max_size=800),
+)
+@settings(max_examples=examples(400), deadline=None)
+def test_a_direct_call_has_the_arguments_of_the_long_way(
+    arguments: Any, keywords: Any, data: bytes
+) -> None:
+    def called(*args: Any, **kwargs: Any) -> str:
+        return repr((args, kwargs))
+
+    pairs = [list(pair) for pair in keywords]
+    _, template = compile_template([16, 0, 1, arguments, pairs], ["sum"], [called])
+    if template.direct is None:
+        assert keywords or str(arguments).count(",") >= NODES_MAX // 4
+        return
+    values = template.layout.unpack_from(data.ljust(template.layout.size, b"\x01"))
+    objects = {value: f"object {value}" for value in values if isinstance(value, int)}
+    args, kwargs = template.build(values[3:], objects.__getitem__)
+    assert template.direct(values, objects) == called(*args, **kwargs)
+
+
+def test_the_text_of_a_direct_call_has_no_word_of_a_client() -> None:
+    """A name that is no plain keyword, and a keyword with an array, take the long way."""
+    for name in ("x=1, y", "__import__", "lambda", "ﬁ", "a" * 33, "Axis", ""):
+        assert direct_call(max, 1, ["h"], [[name, "i"]]) is None, name
+    assert direct_call(max, 1, ["h"], [["out", "h"]]) is None
+    assert direct_call(max, 1, ["h"], [["axis", ["t", 1, ["l", "h"]]]]) is None
+    assert direct_call(max, 1, ["h"], [["axis", 1], ["axis", 2]]) is None
+    made = direct_call(lambda *args: args, 1, [["q", "__import__('os')"], ["b", b"x"]], [])
+    assert made is not None
+    assert made((), {}) == ("__import__('os')", b"x")
 
 
 def test_nan_arrives_as_the_one_that_cupy_looks_for() -> None:
