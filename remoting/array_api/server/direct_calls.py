@@ -107,13 +107,18 @@ def direct_call(
 ) -> Direct | None:
     """Return the function of a template that was compiled before, or None if it has another form.
 
-    Keywords with arrays have none: ``out`` is one of them, and a call that failed is made again.
+    With a result, keywords have no arrays: ``out`` is one of them, and a call that failed is made
+    again.
     """
     writer = _Writer(2 + outputs)  # after the number of the template, the metas and the handle
     try:
         words = [writer.text(node) for node in arguments]
         for name, node in keywords:
-            if not KEYWORD.fullmatch(name) or keyword.iskeyword(name) or _has_handle(node):
+            if (
+                not KEYWORD.fullmatch(name)
+                or keyword.iskeyword(name)
+                or (outputs and _has_handle(node))
+            ):
                 return None
             words.append(f"{name}={writer.text(node)}")
         names = "".join([f", k{each}" for each in range(len(writer.constants))])

@@ -32,6 +32,8 @@ _PURE = frozenset(
         *("ndarray.squeeze", "ndarray.swapaxes", "ndarray.transpose"),
     }
 )
+# Without a result they write into an array. What one of them refuses it refuses before it writes.
+_IN_PLACE = frozenset({*UFUNCS, "copyto", "ndarray.fill", "ndarray.setitem"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class Template:
     plain: tuple[Any, ...] | None
     """The places of the arguments, constants in tuples; None if one is made of several values."""
     direct: Direct | None
-    """The call as one function, if it changes nothing, and makes one array."""
+    """The call as one function, if it makes one array and changes none, or changes one."""
 
     def build(
         self, values: tuple[Any, ...], find: Callable[[int], Any]
@@ -192,7 +194,7 @@ def compile_template(
     only_handles = not named and all(node == "h" for node in nodes)
     handles, plain = _places(outputs, compiler.layout, nodes, made)
     direct: Direct | None = None
-    if names[operation] in _PURE and outputs == 1:
+    if outputs < 2 and names[operation] in (_PURE if outputs else _IN_PLACE):
         direct = direct_call(functions[operation], outputs, nodes, pairs)
     return number, Template(
         names[operation],
