@@ -115,11 +115,11 @@ class HostArray:
 
 
 class HostObject:
-    """A texture or a surface, as an argument of a kernel; it keeps the memory that it is of."""
+    """A texture or a surface, as an argument of a kernel; it keeps what it is of."""
 
-    def __init__(self, look: _Look, memory: Array) -> None:
+    def __init__(self, look: _Look, of: HostArray | Array) -> None:
         self._look = look
-        self._memory = memory
+        self._of = of
 
     def argument(self) -> ctypes.c_uint64:
         """Return what a kernel takes, which is good as long as this object lives."""
@@ -190,7 +190,7 @@ class HostTextures:
         """Return a texture object, which a kernel takes as an argument."""
         modes, filter_mode, read_mode, srgb, colors, normalized, _anisotropy = look
         check_borders(modes, colors)
-        made, memory = _resource(kind, what, channel, sizes)
+        made = _resource(kind, what, channel, sizes)
         if any(each not in (0, 1) for each in (filter_mode, read_mode)):
             raise _invalid()
         if any(each not in (_WRAP, _CLAMP, _MIRROR, _BORDER) for each in modes or ()):
@@ -204,15 +204,15 @@ class HostTextures:
         if not normalized:  # CUDA reads these two as "clamp" then
             made.modes[:] = [_CLAMP if each in (_WRAP, _MIRROR) else each for each in made.modes]
         made.border[:] = [*map(float, colors or ()), *[0.0] * COLORS_MAX][:COLORS_MAX]
-        return HostTexture(made, memory)
+        return HostTexture(made, what)
 
     def surface(self, kind: Any, what: Any, channel: Any, sizes: Any) -> HostSurface:
         """Return a surface object, which a kernel takes as an argument."""
-        made, memory = _resource(kind, what, channel, sizes)
+        made = _resource(kind, what, channel, sizes)
         if not isinstance(what, HostArray) or not what.for_surfaces:
             raise _invalid()
         made.mark = _SURFACE
-        return HostSurface(made, memory)
+        return HostSurface(made, what)
 
 
 def _need_array(value: Any) -> HostArray:
@@ -233,8 +233,8 @@ def _check_reading(look: _Look, *, linear: bool, as_fraction: bool) -> None:
         raise CUDARuntimeError(26, f"cudaErrorInvalidFilterSetting: {text}")
 
 
-def _resource(kind: Any, what: Any, channel: Any, sizes: Any) -> tuple[_Look, Array]:
-    """Return what a texture or a surface is of, and the memory that holds it."""
+def _resource(kind: Any, what: Any, channel: Any, sizes: Any) -> _Look:
+    """Return where a texture's or a surface's elements lie, and what they are."""
     if kind == OF_ARRAY:
         found = _need_array(what)
         memory, channel, lengths = found.memory, found.channel, [*found.lengths, 1, 1][:3]
@@ -255,4 +255,4 @@ def _resource(kind: Any, what: Any, channel: Any, sizes: Any) -> tuple[_Look, Ar
     made.data = int(memory.__array_interface__["data"][0])
     made.lengths[:] = lengths
     made.steps[:] = [made.channels * made.bits // 8, row, row * lengths[1]]
-    return made, memory
+    return made
