@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from gpupool.remoting.devices.texture_checks import (
+from gpupool.remoting.devices.cuda_objects.texture_checks import (
     OF_ARRAY,
     check_borders,
     check_channel,

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from gpupool.remoting.devices.base import UnsupportedError
-from gpupool.remoting.devices.host_kernels.kernel_errors import CUDARuntimeError
-from gpupool.remoting.devices.texture_checks import (
+from gpupool.remoting.devices.cuda_objects.texture_checks import (
     COLORS_MAX,
     LINEAR,
     MODES_MAX,
@@ -27,6 +26,7 @@ from gpupool.remoting.devices.texture_checks import (
     counted_size,
     inside,
 )
+from gpupool.remoting.devices.host_kernels.kernel_errors import CUDARuntimeError
 
 Array = np.ndarray[Any, Any]
 

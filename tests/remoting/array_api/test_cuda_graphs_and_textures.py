@@ -19,7 +19,7 @@ from tests.properties import examples
 
 from gpupool.remoting.devices.cuda_objects.captured_graphs import CudaGraphs
 from gpupool.remoting.devices.cuda_objects.counted_textures import CudaTextures
-from gpupool.remoting.devices.texture_checks import GRANULE, LINEAR, OF_ARRAY, PITCHED
+from gpupool.remoting.devices.cuda_objects.texture_checks import GRANULE, LINEAR, OF_ARRAY, PITCHED
 
 FLOAT = (32, 0, 0, 0, 2)
 LOOK = ([1, 1], 0, 0, None, None, None, None)

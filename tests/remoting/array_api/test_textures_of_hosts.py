@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from tests.properties import examples
 
 from gpupool.remoting.devices.base import DeviceMemoryError, UnsupportedError
+from gpupool.remoting.devices.cuda_objects.texture_checks import GRANULE, LINEAR, OF_ARRAY, PITCHED
 from gpupool.remoting.devices.emulated import EmulatedBackend
 from gpupool.remoting.devices.host_kernels.host_textures import HostTextures
 from gpupool.remoting.devices.host_kernels.kernel_errors import CUDARuntimeError
-from gpupool.remoting.devices.texture_checks import GRANULE, LINEAR, OF_ARRAY, PITCHED
 
 FLOAT = (32, 0, 0, 0, 2)
 LOOK = ([1, 1], 0, 0, None, None, None, None)
