@@ -1,6 +1,6 @@
 // Textures and surfaces: arrays that a kernel reads or writes by coordinates.
 //
-// A fetch follows "Texture Fetching" of CUDA's programming guide. Two neighbours are mixed in single
+// A fetch follows "Texture Fetching" of CUDA's programming guide. Neighbours are mixed in single
 // precision, where a GPU rounds their weight to 8 bits. There are no layers, cubes and mipmaps, and
 // nothing is gathered.
 #pragma once
