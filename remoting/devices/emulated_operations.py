@@ -19,6 +19,7 @@ from gpupool.remoting.devices.emulated_random import random_operations
 from gpupool.remoting.devices.extensions import emulated_extensions
 from gpupool.remoting.devices.geometry.spatial import emulated_spatial
 from gpupool.remoting.devices.host_kernels.host_kernel_operations import host_kernel_operations
+from gpupool.remoting.devices.host_kernels.host_textures import HostTextures
 from gpupool.remoting.devices.interpolation.interpolators import emulated_interpolators
 from gpupool.remoting.devices.operation_names import FFT, FUNCTIONS, LINALG, UFUNCS
 from gpupool.remoting.devices.signals.linear_systems import emulated_systems
@@ -361,18 +362,9 @@ _ATTRIBUTES = (
 )
 """CuPy's name, CUDA's number (`cudaDeviceAttr` of driver_types.h) and the value of attributes."""
 
-_REFUSED = {
-    ("cuda.stream.begin_capture",): "an emulated GPU captures no graphs",
-    ("cuda.array.create", "cuda.texture.create"): "an emulated GPU has no textures",
-    ("cuda.surface.create",): "an emulated GPU has no surfaces",
-}
 
-
-def _refused(name: str, why: str) -> Operation:
-    def refuse(*_arguments: Any) -> None:
-        raise UnsupportedError(f"{name}: {why}")
-
-    return refuse
+def _no_capture(*_arguments: Any) -> None:
+    raise UnsupportedError("cuda.stream.begin_capture: an emulated GPU captures no graphs")
 
 
 def _cuda(backend: Any) -> dict[str, Operation]:
@@ -410,7 +402,7 @@ def _cuda(backend: Any) -> dict[str, Operation]:
         ],
         "cuda.pool.set_limit": set_limit,
         "cuda.pool.free_all_blocks": lambda: current().free_all_blocks(),
-        **{name: _refused(name, why) for names, why in _REFUSED.items() for name in names},
+        "cuda.stream.begin_capture": _no_capture,
         "cuda.stream.create": Marker,
         "cuda.stream.is_capturing": lambda _stream: False,
         "cuda.stream.synchronize": lambda _stream: None,
@@ -436,6 +428,7 @@ def operations(backend: Any) -> Mapping[str, Operation]:
     table |= random_operations()
     table |= emulated_extensions()
     table |= _cuda(backend) | host_kernel_operations(backend) | emulated_sparse(backend)
+    table |= HostTextures(backend).operations()
     table |= emulated_interpolators(backend) | emulated_systems() | emulated_spatial(backend)
     table |= {
         "rsqrt": lambda x, **kwargs: np.reciprocal(np.sqrt(x), **kwargs),

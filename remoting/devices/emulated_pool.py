@@ -26,6 +26,7 @@ class EmulatedPool:
         self.limit = 0  # bytes; 0 is none, as in CuPy
         self.total = 0
         self.used = 0
+        self._outside = 0
 
     def allocate(self, nbytes: int) -> int:
         """Take memory for one array; return the block's size.
@@ -44,6 +45,26 @@ class EmulatedPool:
                 raise self.error(size)
         self.used += size
         return size
+
+    def reserve(self, nbytes: int) -> None:
+        """Take memory outside the pool, as CUDA arrays are: its numbers and its limit stay.
+
+        Raises:
+            DeviceMemoryError: the budget has no room, even with nothing kept.
+        """
+        if nbytes > self.memory:
+            raise self.error(nbytes)
+        if not self._budget.reserve(self._device, nbytes):
+            self._free_all()
+            if not self._budget.reserve(self._device, nbytes):
+                raise self.error(nbytes)
+        self._outside += nbytes
+
+    def give_back(self, nbytes: int) -> None:
+        """Return what was taken outside the pool; nothing once all is closed."""
+        if self._outside:
+            self._outside -= nbytes
+            self._budget.release(self._device, nbytes)
 
     def check(self, nbytes: int) -> None:
         """Raise if ``nbytes`` could not be allocated now, without allocating them.
@@ -98,7 +119,7 @@ class EmulatedPool:
 
     def close(self) -> None:
         """Give everything back, used or not."""
-        if self.total:
-            self._budget.release(self._device, self.total)
-        self.total = self.used = 0
+        if self.total or self._outside:
+            self._budget.release(self._device, self.total + self._outside)
+        self.total = self.used = self._outside = 0
         self._free.clear()

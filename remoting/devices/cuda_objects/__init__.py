@@ -1,1 +1,1 @@
-"""What only CUDA has: graphs and textures, behind operations of the array door."""
+"""What CUDA has beside arrays: graphs and textures, behind operations of the array door."""

@@ -13,18 +13,13 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-OF_ARRAY, LINEAR, PITCHED = 0, 2, 3
-"""``cudaResourceType`` of CUDA's driver_types.h, without mipmapped arrays."""
-
-CHANNEL_BITS = (0, 8, 16, 32)
-MODES_MAX, COLORS_MAX = 3, 4
-"""Address modes and colours of the border that CUDA's structure has room for."""
-
-GRANULE = 64 << 10
-"""Bytes to which a CUDA array's size is rounded up before it is counted."""
-
-LENGTH_MAX = 1 << 20
-"""Elements along one axis; CUDA's own limits are lower, but for textures of linear memory."""
+from gpupool.remoting.devices.cuda_objects.texture_checks import (
+    OF_ARRAY,
+    check_borders,
+    check_channel,
+    counted_size,
+    inside,
+)
 
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 
@@ -51,20 +46,14 @@ class CudaTextures:
         }
 
     def _channel(self, channel: Any) -> Any:
-        x, y, z, w, kind = channel
-        if any(bits not in CHANNEL_BITS for bits in (x, y, z, w)):
-            raise ValueError(f"channels of {[x, y, z, w]} bits: each has 0, 8, 16 or 32")
-        return self._texture.ChannelFormatDescriptor(x, y, z, w, kind)
+        check_channel(channel)
+        return self._texture.ChannelFormatDescriptor(*channel)
 
     def array(self, channel: Any, width: int, height: int, depth: int, flags: int) -> Any:
         """Return a CUDA array that the partition has room for."""
-        if not 0 < width <= LENGTH_MAX or not (0 <= height <= LENGTH_MAX >= depth >= 0):
-            raise ValueError(f"a CUDA array of {width} x {height} x {depth} elements")
         backend = self._backend
         budget, index = backend.budget, backend.devices[backend.current].index
-        made_of = self._channel(channel)
-        size = width * max(1, height) * max(1, depth) * sum(channel[:4]) // 8
-        size = -(-size // GRANULE) * GRANULE
+        size, made_of = counted_size(channel, width, height, depth), self._channel(channel)
         if not budget.reserve(index, size):
             raise backend.cupy.cuda.runtime.CUDARuntimeError(_OUT_OF_MEMORY)
         try:
@@ -92,19 +81,9 @@ class CudaTextures:
         make = self._texture.ResourceDescriptor
         if kind == OF_ARRAY:
             return make(kind, cuArr=self._need_array(what))
-        size, width, height, pitch = (int(each) for each in sizes)
         if not isinstance(what, self._backend.cupy.ndarray) or not what.flags.c_contiguous:
             raise TypeError("a texture of linear memory needs a dense array of the device")
-        if kind == LINEAR:
-            inside = 0 < size <= what.nbytes
-        elif kind == PITCHED:
-            row = width * sum(channel[:4]) // 8
-            inside = width > 0 and height > 0 and row <= pitch
-            inside = inside and pitch * (height - 1) + row <= what.nbytes
-        else:
-            raise ValueError(f"no texture of resources of the kind {kind}")
-        if not inside:
-            raise ValueError("the texture would reach outside its array")
+        size, width, height, pitch = inside(kind, what.nbytes, channel, sizes)
         channels = self._channel(channel)
         given = {"sizeInBytes": size, "width": width, "height": height, "pitchInBytes": pitch}
         return make(kind, arr=what, chDesc=channels, **given)
@@ -112,8 +91,7 @@ class CudaTextures:
     def texture(self, kind: int, what: Any, channel: Any, sizes: Any, look: Any) -> Any:
         """Return a texture object, which a kernel takes as an argument."""
         modes, filter_mode, read_mode, srgb, colors, *rest = look
-        if len(modes or ()) > MODES_MAX or len(colors or ()) > COLORS_MAX:
-            raise ValueError("a texture has at most 3 address modes and 4 colours of its border")
+        check_borders(modes, colors)
         make = self._texture.TextureDescriptor
         descriptor = make(modes, filter_mode, read_mode, srgb, colors, *rest)
         return self._texture.TextureObject(self._resource(kind, what, channel, sizes), descriptor)

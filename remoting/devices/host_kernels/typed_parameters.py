@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from gpupool.remoting.devices.host_kernels.host_textures import HostObject
+
 Array = np.ndarray[Any, Any]
 
 TYPE_NAMES: dict[str, str] = {
@@ -34,6 +36,8 @@ TYPE_NAMES: dict[str, str] = {
 }
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 _WORDS_MAX = 64
+_OF_OBJECTS = np.dtype(np.uint64)
+"""The type of a texture or a surface in a kernel: `cudaTextureObject_t`."""
 
 
 class Layout(ctypes.Structure):
@@ -97,16 +101,19 @@ def bind(
 ) -> dict[str, np.dtype[Any]]:
     """Return the types that letters stand for: arrays decide, outputs first.
 
+    A texture has a type of its own, which it gives to its letter.
+
     Raises:
-        TypeError: two arrays want two types of one letter, or none decides.
+        TypeError: two arguments want two types of one letter, or none decides.
     """
     found: dict[str, np.dtype[Any]] = {}
     for parameter, value in (*zip(outputs, results, strict=False), *zip(inputs, values)):  # noqa: B905
-        if not isinstance(value, np.ndarray):
+        if not isinstance(value, (np.ndarray, HostObject)):
             continue
-        wanted = parameter.dtype or found.setdefault(parameter.letter, value.dtype)
-        if wanted != value.dtype:
-            raise TypeError(f"Type is mismatched. {parameter.name} {value.dtype} {wanted}")
+        has = value.dtype if isinstance(value, np.ndarray) else _OF_OBJECTS
+        wanted = parameter.dtype or found.setdefault(parameter.letter, has)
+        if wanted != has:
+            raise TypeError(f"Type is mismatched. {parameter.name} {has} {wanted}")
     for parameter in (*inputs, *outputs):
         if parameter.dtype is None and parameter.letter not in found:
             raise TypeError(f"type {parameter.letter!r} is not decided by any array")
@@ -149,6 +156,10 @@ class Memory:
 
     def number(self, value: Any, dtype: np.dtype[Any]) -> None:
         """Add a number in a type; one that does not fit wraps, as in CuPy."""
+        if isinstance(value, HostObject):
+            self._kept.append(value)
+            self._keep(value.argument())
+            return
         made: Any = np.asarray(value)
         if made.dtype.hasobject or made.ndim:
             raise TypeError(f"Unsupported type {type(value)}")

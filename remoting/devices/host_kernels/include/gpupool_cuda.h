@@ -72,7 +72,6 @@ typedef unsigned int uint;
 typedef unsigned long ulong;
 typedef long long longlong;
 typedef unsigned long long ulonglong;
-typedef unsigned long long cudaTextureObject_t;
 
 namespace gpupool {
 
@@ -126,3 +125,4 @@ inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) {
 
 #include "gpupool_math.h"
 #include "gpupool_threads.h"
+#include "gpupool_textures.h"
