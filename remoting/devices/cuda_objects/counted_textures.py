@@ -15,6 +15,7 @@ from typing import Any
 
 from gpupool.remoting.devices.cuda_objects.texture_checks import (
     OF_ARRAY,
+    bytes_of,
     check_borders,
     check_channel,
     counted_size,
@@ -62,6 +63,7 @@ class CudaTextures:
             budget.release(index, size)
             raise
         weakref.finalize(made, budget.release, index, size)
+        made.copied_bytes = bytes_of(channel, width, height, depth)
         return made
 
     def _need_array(self, value: Any) -> Any:
@@ -69,13 +71,24 @@ class CudaTextures:
             raise TypeError("not a CUDA array")
         return value
 
+    def _need_bytes(self, value: Any, other: Any) -> Any:
+        """Return a CUDA array; CuPy copies as many bytes as it has, whatever the other one has."""
+        array = self._need_array(value)
+        if not isinstance(other, self._backend.cupy.ndarray):
+            raise TypeError("a CUDA array is copied from and to an array of the device")
+        if other.nbytes != array.copied_bytes:
+            raise ValueError(
+                f"an array of {other.nbytes} bytes, and the CUDA array has {array.copied_bytes}"
+            )
+        return array
+
     def copy_from(self, array: Any, source: Any, stream: Any) -> None:
         """Copy an array of the device into a CUDA array."""
-        self._need_array(array).copy_from(source, stream)
+        self._need_bytes(array, source).copy_from(source, stream)
 
     def copy_to(self, array: Any, target: Any, stream: Any) -> None:
         """Copy a CUDA array into an array of the device."""
-        self._need_array(array).copy_to(target, stream)
+        self._need_bytes(array, target).copy_to(target, stream)
 
     def _resource(self, kind: int, what: Any, channel: Any, sizes: Any) -> Any:
         make = self._texture.ResourceDescriptor

@@ -35,6 +35,11 @@ def check_channel(channel: Any) -> None:
         raise ValueError(f"channels of {[x, y, z, w]} bits: each has 0, 8, 16 or 32")
 
 
+def bytes_of(channel: Any, width: int, height: int, depth: int) -> int:
+    """Return the bytes of the elements of a CUDA array."""
+    return width * max(1, height) * max(1, depth) * sum(channel[:4]) // 8
+
+
 def counted_size(channel: Any, width: int, height: int, depth: int) -> int:
     """Return the bytes that a CUDA array counts for.
 
@@ -44,8 +49,7 @@ def counted_size(channel: Any, width: int, height: int, depth: int) -> int:
     if not 0 < width <= LENGTH_MAX or not (0 <= height <= LENGTH_MAX >= depth >= 0):
         raise ValueError(f"a CUDA array of {width} x {height} x {depth} elements")
     check_channel(channel)
-    size = width * max(1, height) * max(1, depth) * sum(channel[:4]) // 8
-    return -(-size // GRANULE) * GRANULE
+    return -(-bytes_of(channel, width, height, depth) // GRANULE) * GRANULE
 
 
 def inside(kind: int, nbytes: int, channel: Any, sizes: Any) -> tuple[int, int, int, int]:

@@ -41,8 +41,14 @@ class FakeArray(Plain):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
+        self.copied: list[Any] = []
         if args[1] == 13:
             raise OutOfMemoryError(2)
+
+    def copy_from(self, source: Any, stream: Any) -> None:
+        self.copied.append((source, stream))
+
+    copy_to = copy_from
 
 
 @dataclass
@@ -119,6 +125,21 @@ def test_a_texture_stays_inside_its_array(
     with pytest.raises(ValueError, match=r"outside its array|no texture of resources"):
         textures[0].texture(kind, array, FLOAT, sizes, LOOK)
     assert textures[0].texture(PITCHED, array, FLOAT, (0, 10, 10, 40), LOOK)
+
+
+def test_a_copy_has_as_many_bytes_as_the_cuda_array(
+    textures: tuple[CudaTextures, door_kit.MemoryBudget],
+) -> None:
+    door, _ = textures
+    array = door.array(FLOAT, 10, 4, 0, 0)
+    for copy in (door.copy_from, door.copy_to):
+        for other in (np.zeros((4, 10), np.uint8), np.zeros((4, 11), np.float32)):
+            with pytest.raises(ValueError, match="the CUDA array has 160"):
+                copy(array, other, None)
+        with pytest.raises(TypeError, match="array of the device"):
+            copy(array, bytes(160), None)
+        copy(array, np.zeros((4, 10), np.float32), None)
+    assert len(array.copied) == 2
 
 
 NUMBERS = st.one_of(st.integers(-(1 << 70), 1 << 70), st.none(), st.text(max_size=3), st.floats())
