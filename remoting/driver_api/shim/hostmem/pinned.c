@@ -344,7 +344,9 @@ int gp_unregister_host(void *address) {
     GP_CHECK(gp_ready());
     struct gp_range range;
     if (gp_remove_range((uint64_t)(uintptr_t)address, &range) != GP_SUCCESS) {
-        return GP_HOST_NOT_REGISTERED;
+        // CUDA tells an address amid registered memory from one that is nowhere registered.
+        bool amid = gp_range_within((uint64_t)(uintptr_t)address, 1);
+        return amid ? GP_INVALID_VALUE : GP_HOST_NOT_REGISTERED;
     }
     if (range.kind != GP_HOST_MEMORY || range.detail != NULL) {
         gp_add_range(range);

@@ -237,8 +237,8 @@ GP_EXPORT int cuFuncGetModule(void **module, void *function) {
 
 GP_EXPORT int cuFuncGetName(const char **name, void *function) {
     GP_CHECK(gp_ready());
+    if (name == NULL || function == NULL) return GP_INVALID_VALUE;
     GP_CHECK(gp_check(function, GP_FUNCTION));
-    if (name == NULL) return GP_INVALID_VALUE;
     *name = ((struct function *)function)->name;
     return GP_SUCCESS;
 }

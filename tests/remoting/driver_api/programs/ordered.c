@@ -7,6 +7,7 @@
 
 int cuMemHostAlloc(void **, size_t, unsigned), cuMemFreeHost(void *);
 int cuMemHostRegister_v2(void *, size_t, unsigned), cuMemHostUnregister(void *);
+int cuFuncGetName(const char **, void *);
 int cuMemHostGetDevicePointer_v2(uint64_t *, void *, unsigned), cuCtxGetCurrent(void **);
 int cuMemcpyDtoHAsync_v2(void *, uint64_t, size_t, void *);
 int cuMemcpyHtoDAsync_v2(uint64_t, const void *, size_t, void *);
@@ -18,7 +19,7 @@ int cuCtxRecordEvent(void *, void *), cuStreamBeginCapture_v2(void *, int);
 int cuStreamEndCapture(void *, void **), cuGraphLaunch(void *, void *), cuGraphDestroy(void *);
 int cuGraphInstantiateWithFlags(void **, void *, unsigned long long), cuGraphExecDestroy(void *);
 
-enum { COUNT = 16, BYTES = COUNT * 4, NOT_READY = 600, ALREADY_REGISTERED = 712 };
+enum { COUNT = 16, BYTES = COUNT * 4, INVALID_VALUE = 1, NOT_READY = 600, ALREADY_REGISTERED = 712 };
 
 static void *context, *stream, *increment_function, *sleep_function, *wait_function, *event;
 static uint64_t device, other;
@@ -158,12 +159,15 @@ static void *ask(void *unused) {
 static void recorded_again(void) {
     enum { SIZE = 8 << 20 };  // which is compared before each record
     char *memory = aligned_alloc(4096, SIZE);
+    const char *name;
     uint64_t seen;
     pthread_t thread;
     NEED(memory != NULL);
     memset(memory, 1, SIZE);
     CHECK(cuMemHostRegister_v2(memory + 4096, SIZE - 4096, 2));
     NEED(cuMemHostRegister_v2(memory, SIZE, 2) == ALREADY_REGISTERED);
+    NEED(cuMemHostUnregister(memory + 8192) == INVALID_VALUE);
+    NEED(cuFuncGetName(&name, NULL) == INVALID_VALUE);
     CHECK(cuMemHostGetDevicePointer_v2(&seen, memory + 4096, 0));
     volatile int *flag;
     CHECK(cuMemHostAlloc((void **)&flag, 4096, 2));
