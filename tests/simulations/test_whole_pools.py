@@ -196,6 +196,7 @@ def caught(mutation: Mutation, seed: int) -> Report | None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)  # a recorded seed that no longer serves costs up to 40 others
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_broken_build_is_caught(mutation: Mutation) -> None:
     # A change elsewhere may move everything that happens in a seed, so a few more are tried.

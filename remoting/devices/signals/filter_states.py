@@ -117,10 +117,14 @@ def _settled(b: Any, a: Any, before: Any, x: Any, dtype: Any) -> Any:
     added = _filtered(b, a, np.zeros((count, x.size)), old, dtype)[0]
     matrix = (added[:, :count] - added[:, -count:]).T
     change = shifted[-count:] - shifted[:count]
-    if (a[1:] == 0).any():  # else too few equations, and the least squares are CuPy's choice
+    # A zero leaves too few equations, for which CuPy takes the least squares. So do we where a
+    # coefficient is next to zero: CuPy's solver does not raise there, and leaves infinities.
+    try:
+        found = None if (a[1:] == 0).any() else np.linalg.solve(matrix, change)
+    except np.linalg.LinAlgError:
+        found = None
+    if found is None:
         found = np.linalg.lstsq(matrix, change, rcond=None)[0]
-    else:
-        found = np.linalg.solve(matrix, change)
     return np.nan_to_num(found, nan=0.0, posinf=np.inf, neginf=-np.inf)[::-1]
 
 

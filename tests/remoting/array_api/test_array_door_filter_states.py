@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from tests.properties import examples
 
@@ -57,6 +57,8 @@ def test_a_state_of_the_past_is_the_past(made: Any, size: int) -> None:
 
 
 @given(filters())
+@example((np.array([0.0]), np.array([1.0, 0.25, 2.0**-126])))  # a singular matrix, by rounding
+@example((np.array([0.25]), np.array([1.0, 2.0**-126, 0.25, 2.0**-140])))
 @settings(max_examples=examples(200), deadline=None)
 def test_a_filter_begins_at_the_end_of_its_response_to_a_step(made: Any) -> None:
     b, a = made
