@@ -4,6 +4,7 @@
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+import gc
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -381,8 +382,17 @@ def test_what_cuda_does_not_make_is_refused(cp: Any) -> None:
             call()
 
 
+def test_a_cuda_array_takes_the_memory_of_one_that_was_dropped_before(cp: Any) -> None:
+    cp.get_default_memory_pool().free_all_blocks()
+    width = cp.cuda.runtime.memGetInfo()[0] // (4 * 1024) * 6 // 10
+    for _ in range(6):  # six tenths of the memory, again and again
+        array = cp.cuda.texture.CUDAarray(channel(cp, "f4"), width, 1024)
+        del array
+
+
 def test_a_cuda_array_counts_until_it_is_dropped(cp: Any) -> None:
     pool = cp.get_default_memory_pool()
+    gc.collect()  # of errors of other tests, which hold their arrays
     pool.free_all_blocks()
     used, (free, _) = pool.used_bytes(), cp.cuda.runtime.memGetInfo()
     array = cp.cuda.texture.CUDAarray(channel(cp, "f4"), 1024, 1000)

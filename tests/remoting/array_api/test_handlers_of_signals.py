@@ -1,10 +1,12 @@
 """Handlers of signals and destructors that use arrays, in the midst of the program's own calls."""
 
+import contextlib
 import threading
 from typing import Any
 
 import door_kit
 import pytest
+from interrupts import Interrupts
 
 CHECKPOINT = """
 import os, signal, sys, threading
@@ -44,6 +46,53 @@ def test_a_program_that_is_asked_to_end_while_it_waits_saves_what_it_has(
     assert run(source, transport, expect=3) == "SIGTERM [0.0, 2.0, 4.0]\n"
 
 
+INTERRUPTED = """
+import os, random, signal, threading, time
+import cupy as cp, numpy as np
+x, large, host = cp.arange(10.), cp.zeros(200_000), np.ones(200_000)
+armed = threading.Event()
+def interrupt():
+    times = random.Random(1)
+    while armed.wait():
+        time.sleep(times.uniform(0.0005, 0.01))
+        if armed.is_set():
+            os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=interrupt, daemon=True).start()
+until, hits, turns = time.monotonic() + 60, 0, 0
+while hits < {hits} and time.monotonic() < until:
+    try:
+        armed.set()
+        while True:
+            {turn}
+            turns += 1
+    except KeyboardInterrupt:
+        armed.clear()
+        hits += 1
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+assert float(x.sum()) == 45
+assert float(large.sum()) in (0, 200_000)
+print(hits)
+"""
+
+
+@pytest.mark.parametrize("transport", ["unix", "tls"])
+@pytest.mark.parametrize("turn", ["float(x.sum())", "large.get()", "large.set(host)"])
+def test_interrupts_at_any_moment_lose_no_session(turn: str, transport: str) -> None:
+    source = INTERRUPTED.format(hits=40, turn=turn)
+    assert run(source, transport) == "40\n"
+
+
+def test_an_interrupted_wait_lets_others_read(cp: Any) -> None:
+    a = cp.ones(3)
+    receiver = cp._door.pool.current()._receiver
+    for number in range(3000):
+        with contextlib.suppress(KeyboardInterrupt), Interrupts(number):
+            float(a.sum())
+        assert not receiver.reading.locked(), number
+        receiver.listen()
+    assert float(a.sum()) == 3
+
+
 def test_what_asks_in_the_middle_of_an_answer_is_refused_and_does_not_wait_for_ever(
     cp: Any,
 ) -> None:
@@ -60,7 +109,7 @@ def test_what_asks_in_the_middle_of_an_answer_is_refused_and_does_not_wait_for_e
     assert float(a.sum()) == 3
 
 
-@pytest.mark.parametrize("transport", ["unix", "tcp"])
+@pytest.mark.parametrize("transport", ["unix", "tcp", "tls"])
 def test_destructors_of_garbage_do_no_harm(transport: str) -> None:
     source = """
 import gc, sys

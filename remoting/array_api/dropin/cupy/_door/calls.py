@@ -76,7 +76,8 @@ def remote_object(kind: Any, session: Any, operation: str, args: Any, /, **kwarg
 PROMPT_MIN = 1 << 16
 """Bytes of a result from which arrays that were dropped before it are freed before it.
 
-Other calls leave them to the end of their batch, so that a batch has up to 4 MiB more in use.
+So they are before an object of the worker, whose bytes are not known here. Other calls leave them
+to the end of their batch, so that a batch has up to 4 MiB more in use.
 """
 
 LONG_RECORD = 512
@@ -89,7 +90,7 @@ class Plan:
 
     __slots__ = (
         *("allocates", "heavy", "keywords", "limits", "metas"),
-        *("name", "nodes", "outputs", "packer", "wire"),
+        *("name", "nodes", "outputs", "packer", "prompt", "wire"),
     )
 
     def __init__(
@@ -106,7 +107,8 @@ class Plan:
             self.allocates = sum(meta.nbytes for meta in metas if isinstance(meta, Meta))
         self.packer = struct.Struct("<Q" + layout)
         # Whether more than the number of calls counts for the batch that it is in.
-        self.heavy = self.allocates >= PROMPT_MIN or self.packer.size > LONG_RECORD
+        self.prompt = self.allocates >= PROMPT_MIN or wire.META_OBJECT in metas
+        self.heavy = self.prompt or self.packer.size > LONG_RECORD
         # What a Python integer among the arguments may be, for ufuncs.
         self.limits: tuple[int, int] = (-(1 << 63), (1 << 63) - 1)
         # The session's epoch and this plan's prefix there, replaced as one object so that two

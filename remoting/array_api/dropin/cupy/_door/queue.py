@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
 from cupy._door import cbor, sites, state, wire
-from cupy._door.calls import PROMPT_MIN, Plan, runs_anywhere
+from cupy._door.calls import Plan, runs_anywhere
 from cupy._door.handles import Handles
 from cupy._door.meta import Meta
 from cupy._door.sites import HERE, SITES_MASK, frame_at
@@ -191,7 +191,7 @@ class CallQueue:
 
     def _make_way(self, plan: Plan) -> None:
         """Free what was dropped before a large result; count the bytes of a long record."""
-        if plan.allocates >= PROMPT_MIN and self._garbage:
+        if plan.prompt and self._garbage:
             self._sender.sweep()
         self._sender.weigh(plan.packer.size)
 

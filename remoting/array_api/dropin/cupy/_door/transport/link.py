@@ -22,6 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cupy._door.errors import DoorError, NotConnectedError, visible
+from cupy._door.transport.tls import TlsStream
 
 HANDSHAKE_S = 10.0
 CHECK_S = 15.0
@@ -245,17 +246,14 @@ class Link:
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
-        self.tls = isinstance(connection, ssl.SSLSocket)
         #: Counts of bytes that were read, for the reading thread to take. A list, because a
         #: signal's exception may take the place of a call's result, never of a list's item.
         self.counts: list[int] = []
         #: The same of bytes that were written.
         self.sent: list[int] = []
-        # TLS is written in Python, where that holds for no call: these are true while it works.
-        self._reads = self._writes = False
-        # OpenSSL takes one call at a time on a connection, and older Pythons let two through: what
-        # one thread hears as "nothing there yet", the other one then hears as a broken connection.
-        self._tls_lock = threading.Lock()
+        # TLS is written in Python, where that holds for no call.
+        secured = isinstance(connection, ssl.SSLSocket)
+        self.tls = TlsStream(connection, self.counts, self.sent) if secured else None
         # On Linux the kernel itself waits for room, which takes far fewer system calls than
         # polling, and gives up after a while, so that this side can read what the other sends.
         self._patient = sys.platform == "linux" and not self.tls
@@ -282,25 +280,19 @@ class Link:
         Returns:
             False if nothing is there.
         """
+        if self.tls is not None:
+            return self.tls.read(target)
         flags = self._stare if all_of_it else self._glance
         try:
             if self._descriptors is not None:
                 self._receive_message(target, flags, self._descriptors)
-                return True
-            # Both calls are made by the list, between which no signal is handled.
-            reading = map(self.socket.recv_into, (target,), (0,), (flags,))
-            if self.tls:
-                with self._tls_lock:
-                    self._reads = True
-                    self.counts.extend(reading)
             else:
-                self.counts.extend(reading)
-        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError, InterruptedError):
-            self._reads = False
+                # Both calls are made by the list, between which no signal is handled.
+                self.counts.extend(map(self.socket.recv_into, (target,), (0,), (flags,)))
+        except (BlockingIOError, InterruptedError):
             return False
-        except (ConnectionError, ssl.SSLError, TimeoutError, OSError):
+        except OSError:
             self.counts.append(0)
-        self._reads = False
         return True
 
     def readable(self) -> bool:
@@ -337,33 +329,18 @@ class Link:
         Raises:
             OSError: the connection is gone.
         """
-        if self.tls or not hasattr(self.socket, "sendmsg"):
+        if self.tls is not None:
             # 1 MiB at a time, because OpenSSL repeats a refused write from its start.
-            writing = map(self.socket.send, (buffers[0][: 1 << 20],))
-        else:
+            return self.tls.write(buffers[0][: 1 << 20])
+        if hasattr(self.socket, "sendmsg"):
             writing = map(self.socket.sendmsg, (buffers[:_IOV_MAX],))
+        else:
+            writing = map(self.socket.send, (buffers[0][: 1 << 20],))
         try:
-            if self.tls:
-                with self._tls_lock:
-                    self._writes = True
-                    self.sent.extend(writing)
-            else:
-                self.sent.extend(writing)
-        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError, InterruptedError):
-            self._writes = False
+            self.sent.extend(writing)
+        except (BlockingIOError, InterruptedError):
             return False
-        self._writes = False
         return True
-
-    @property
-    def reads_in_doubt(self) -> bool:
-        """Whether a signal's exception hides how much was read; the reading thread asks."""
-        return self._reads and not self.counts
-
-    @property
-    def writes_in_doubt(self) -> bool:
-        """Whether a signal's exception hides how much was written; the sending thread asks."""
-        return self._writes and not self.sent
 
     def pending(self) -> bool:
         """Say whether decrypted bytes wait that `poll` cannot see."""

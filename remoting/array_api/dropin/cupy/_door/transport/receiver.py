@@ -30,6 +30,9 @@ SPIN_S = 0.00005
 SPIN_PAUSE = 32
 REST_S = 0.1
 """How long a poll lasts at most: an answer that a handler of a signal has read ends none."""
+AT_ONCE = (False,)
+"""Of a lock that is taken if it is free."""
+
 DEFERRED_MAX = 16
 _READ = 1 << 16
 IN_THE_MIDDLE = (
@@ -85,6 +88,7 @@ class Receiver:
         self._inbox = bytearray(wire.MAX_BODY + wire.HEADER.size + _READ)
         self._inbox_view = memoryview(self._inbox)
         self._start = self._end = 0
+        self._unparsed = False  # frames may be whole that nobody has handled
         self._bulk: tuple[Reply, memoryview] | None = None
         self._bulk_left = 0
         self._spin_pause = 0 if (os.cpu_count() or 1) > 1 else 1 << 62
@@ -107,7 +111,9 @@ class Receiver:
         if self._connection.failure is not None:
             raise self._connection.failure
         this_thread = threading.get_ident()
-        if self.reading.acquire(blocking=False):
+        # No signal is handled between these lines, where the lock would be held for ever.
+        (reads,) = map(self.reading.acquire, AT_ONCE)
+        if reads:
             try:
                 self._reader = this_thread
                 if not reply.done:
@@ -146,7 +152,8 @@ class Receiver:
 
     def listen(self, *, agent: bool = False) -> None:
         """Read everything that has arrived, without waiting."""
-        if self.reading.acquire(blocking=False):
+        (reads,) = map(self.reading.acquire, AT_ONCE)  # as above
+        if reads:
             try:
                 self._reader = threading.get_ident()
                 while self.pump():
@@ -203,12 +210,16 @@ class Receiver:
         """
         if self._connection.failure is not None:
             raise self._connection.failure
+        if self._unparsed:  # a signal's exception came before their end
+            self._parse()
+            return True
         if self._bulk is not None:
             return self._pump_bulk()
         counts = self._link.counts
+        tls = self._link.tls
+        if tls is not None and tls.reading is not None and not tls.settle_read():
+            raise self._connection.lose(_INTERRUPTED)
         if not counts:
-            if self._link.reads_in_doubt:
-                raise self._connection.lose(_INTERRUPTED)
             if len(self._inbox) - self._end < _READ:
                 self._inbox[: self._end - self._start] = self._inbox[self._start : self._end]
                 self._start, self._end = 0, self._end - self._start
@@ -219,6 +230,7 @@ class Receiver:
         count = counts[0]
         self._end += count
         del counts[0]
+        self._unparsed = True
         if count == 0:
             raise self._connection.cut_off(WORKER_ENDED)
         self._parse()
@@ -228,9 +240,10 @@ class Receiver:
         assert self._bulk is not None
         reply, target = self._bulk
         counts = self._link.counts
+        tls = self._link.tls
+        if tls is not None and tls.reading is not None and not tls.settle_read():
+            raise self._connection.lose(_INTERRUPTED)
         if not counts:
-            if self._link.reads_in_doubt:
-                raise self._connection.lose(_INTERRUPTED)
             dropped = reply.sink is None
             rest = target[: self._bulk_left] if dropped else target[-self._bulk_left :]
             if not self._link.receive_into(rest, all_of_it=all_of_it):
@@ -250,45 +263,55 @@ class Receiver:
     # --- frames ---------------------------------------------------------------------------------
 
     def _parse(self) -> None:
+        """Handle every whole frame. One whose handling an exception ends is handled again."""
         size = wire.HEADER.size
         while self._bulk is None and self._end - self._start >= size:
             length, kind, _, _, request, _, bulk = wire.HEADER.unpack_from(self._inbox, self._start)
             if length > wire.MAX_BODY or bulk > wire.MAX_BULK:
                 raise self._connection.lose(nonsense(ValueError("a frame that is too large")))
-            if self._end - self._start < size + length:
-                break
             begin = self._start + size
-            body = bytes(self._inbox_view[begin : begin + length])
-            self._start = begin + length
+            after = begin + length
+            if after > self._end:
+                break
+            body = bytes(self._inbox_view[begin:after])
             try:
                 known = _COMMON.get(body)
                 if known is None and body:
                     known = cbor.decode(body)
-                self._handle(kind, request, known, bulk)
+                if kind in (wire.REPLY, wire.WELCOME):
+                    self._answer(request, known, bulk, after)
+                else:
+                    self._handle(kind, known)
+                    self._start = after
             except MALFORMED as error:
                 raise self._connection.lose(nonsense(error)) from error
         if self._start == self._end:
             self._start = self._end = 0
+        self._unparsed = False
 
-    def _handle(self, kind: int, request: int, body: Any, bulk: int) -> None:
-        if kind in (wire.REPLY, wire.WELCOME):
-            reply = self.replies.get(request)
-            if reply is None:  # its thread was interrupted; the bytes still have to be read
-                reply = Reply(None)
-            elif bulk and reply.sink is None:
-                raise ValueError("bytes that nobody asked for")
-            if not isinstance(body, dict):
-                raise TypeError(f"an answer that is a {type(body).__name__}")
-            reply.body = body
-            if bulk:
-                self._begin_bulk(reply, body, bulk)
-            else:
-                reply.done = True
-        elif kind == wire.DESCRIBED:
+    def _answer(self, request: int, body: Any, bulk: int, after: int) -> None:
+        reply = self.replies.get(request)
+        if reply is None:  # its thread was interrupted; the bytes still have to be read
+            reply = Reply(None)
+        elif bulk and reply.sink is None:
+            raise ValueError("bytes that nobody asked for")
+        if not isinstance(body, dict):
+            raise TypeError(f"an answer that is a {type(body).__name__}")
+        reply.body = body
+        if bulk:
+            self._begin_bulk(reply, body, bulk, after)
+        else:
+            # No calls in these lines, so no signal's exception comes between them.
+            self._start = after
+            reply.done = True
+
+    def _handle(self, kind: int, body: Any) -> None:
+        if kind == wire.DESCRIBED:
             for handle, dtype, shape, strides in body:
-                array = self.described.pop(handle, None)
+                array = self.described.get(handle)
                 if array is not None:
                     state.hooks["describe"](array, dtype, tuple(shape), tuple(strides))
+                    self.described.pop(handle, None)
         elif kind == wire.FAILED:
             sequence, name, message, details = body
             if not isinstance(sequence, int):
@@ -297,7 +320,9 @@ class Receiver:
             if own is not None:
                 own[:] = [exception_named(name, message, details)]
             elif len(self.deferred) < DEFERRED_MAX:
-                self.deferred.append((sequence, exception_named(name, message, details)))
+                error = exception_named(name, message, details)
+                if not any(sequence == known for known, _ in self.deferred):
+                    self.deferred.append((sequence, error))
         elif kind == wire.COLLECT:
             self.collect_requested = True
         elif kind == wire.NOTICE:
@@ -306,17 +331,18 @@ class Receiver:
         else:
             raise ValueError(f"frame kind {kind}")
 
-    def _begin_bulk(self, reply: Reply, body: Any, bulk: int) -> None:
-        have = min(bulk, self._end - self._start)
+    def _begin_bulk(self, reply: Reply, body: Any, bulk: int, after: int) -> None:
+        have = min(bulk, self._end - after)
         if reply.sink is None:  # read in pieces, and dropped
             target = memoryview(bytearray(min(bulk, _READ)))
         else:
             target = reply.sink(body, bulk)
             if target.nbytes != bulk:
                 raise ValueError("bulk of another size than announced")
-            target[:have] = self._inbox_view[self._start : self._start + have]
+            target[:have] = self._inbox_view[after : after + have]
+        # No calls in these lines, so no signal's exception comes between them.
         reply.bulk = target
-        self._start += have
+        self._start = after + have
         self._bulk_left = bulk - have
         if self._bulk_left:
             self._bulk = (reply, target)

@@ -26,7 +26,7 @@ from cupy._door import wire
 from cupy._door.errors import DoorError
 from cupy._door.transport.connection import WORKER_ENDED, Connection
 from cupy._door.transport.link import Link, watch
-from cupy._door.transport.receiver import IN_THE_MIDDLE, Receiver, Reply
+from cupy._door.transport.receiver import AT_ONCE, IN_THE_MIDDLE, Receiver, Reply
 
 BATCH_CALLS = 64
 #: How long a wait for room in the socket, the worker's frames or another thread lasts at most.
@@ -34,6 +34,7 @@ POLL_S = 0.05
 #: Bytes from which a frame that TLS encrypts is worth a thread of its own.
 ASIDE_MIN = 1 << 20
 SWEEP_MAX = 1024  # handles of one part of a batch
+_INTERRUPTED = "a transfer to the GPU server was interrupted half-way"
 _FREE = wire.FREE_RECORD.pack
 _FREES = itertools.repeat(wire.FREE)
 
@@ -65,6 +66,7 @@ class Sender:
         # Of the frame that leaves at this moment, or that an interrupt stopped half-way.
         self._unsent: list[memoryview] = []
         self._stop = False  # asks the thread that sends to leave it at that for now
+        self._aside: list[bool] | None = None  # empty while such a thread runs
 
     def after_fork(self) -> None:
         """Make a lock that no thread of the parent holds."""
@@ -195,7 +197,7 @@ class Sender:
     def _send(self) -> None:
         """Send the bytes in ``_unsent``."""
         aside = (
-            self._link.tls
+            self._link.tls is not None
             and sum(part.nbytes for part in self._unsent) >= ASIDE_MIN
             and threading.current_thread() is threading.main_thread()
         )
@@ -214,12 +216,15 @@ class Sender:
             raise self._connection.cut_off(reason) from error
         finally:
             self._sending = False
-            if (self._stop or self._link.writes_in_doubt) and self._connection.failure is None:
-                self._connection.lose("a transfer to the GPU server was interrupted half-way")
+            if (self._stop or self._aside == []) and self._connection.failure is None:
+                self._connection.lose(_INTERRUPTED)
 
     def _send_here(self) -> None:
         sent = self._link.sent
         while self._unsent and not self._stop:
+            tls = self._link.tls
+            if tls is not None and tls.writing is not None and not tls.settle_write():
+                raise self._connection.lose(_INTERRUPTED)
             if not sent and not self._link.send_some(self._unsent):
                 self._wait_to_send()
                 continue
@@ -238,7 +243,10 @@ class Sender:
         One in the middle of OpenSSL's work would hide how much it has taken.
         """
         failures: list[BaseException] = []
-        done = threading.Event()  # Thread.join takes a thread for dead once it was interrupted
+        # Thread.join takes a thread for dead once it was interrupted, and an Event may break.
+        ended: list[bool] = []
+        waking = _thread.allocate_lock()
+        waking.acquire()
 
         def send() -> None:
             try:
@@ -246,28 +254,38 @@ class Sender:
             except BaseException as error:  # noqa: BLE001 - raised below
                 failures.append(error)
             finally:
-                done.set()
+                ended.append(True)
+                waking.release()
 
         begun: list[int] = []
+        self._aside = ended
         try:
             # One call from C: an interrupt comes before the thread has begun, or when it is known.
             begun.extend(map(_thread.start_new_thread, (send,), ((),)))
-            # A signal between Python's last look and the wait does not end the wait.
-            while not done.wait(POLL_S):
-                pass
-        except BaseException:
-            if begun:
-                self._stop = True
-                done.wait()  # for the piece of 1 MiB that leaves at this moment
-                self._stop = False
-            raise
+            while not ended:
+                waking.acquire(timeout=POLL_S)
+        except BaseException as error:  # noqa: BLE001 - raised, or a later one
+            raise self._stop_aside(error, begun, ended, waking) from None
         if failures:
             raise failures[0]
+
+    def _stop_aside(
+        self, error: BaseException, begun: list[int], ended: list[bool], waking: _thread.LockType
+    ) -> BaseException:
+        """Wait for the piece of 1 MiB that leaves at this moment; return the latest interrupt."""
+        while begun and not ended:
+            try:
+                self._stop = True
+                waking.acquire(timeout=POLL_S)
+            except BaseException as later:  # noqa: BLE001 - raised in its place
+                error = later
+        self._stop, self._aside = False, None
+        return error
 
     def _wait_to_send(self) -> None:
         """Wait until the socket takes more, or the worker has sent; read in the second case."""
         connection = self._connection
-        reading = self._receiver.reading.acquire(blocking=False)
+        (reading,) = map(self._receiver.reading.acquire, AT_ONCE)  # no signal before `try`
         try:
             readers: list[Any] = [self._link.socket] if reading else []
             if connection.agent is not None:
