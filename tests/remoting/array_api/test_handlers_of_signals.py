@@ -1,12 +1,12 @@
 """Handlers of signals and destructors that use arrays, in the midst of the program's own calls."""
 
-import contextlib
+import re
 import threading
+from pathlib import Path
 from typing import Any
 
 import door_kit
 import pytest
-from interrupts import Interrupts
 
 CHECKPOINT = """
 import os, signal, sys, threading
@@ -82,15 +82,74 @@ def test_interrupts_at_any_moment_lose_no_session(turn: str, transport: str) -> 
     assert run(source, transport) == "40\n"
 
 
-def test_an_interrupted_wait_lets_others_read(cp: Any) -> None:
-    a = cp.ones(3)
-    receiver = cp._door.pool.current()._receiver
-    for number in range(3000):
-        with contextlib.suppress(KeyboardInterrupt), Interrupts(number):
-            float(a.sum())
-        assert not receiver.reading.locked(), number
-        receiver.listen()
-    assert float(a.sum()) == 3
+EACH_POINT = """
+import contextlib, sys, threading
+import cupy as cp, numpy as np
+from interrupts import Interrupts
+a, large, host = cp.ones(3), cp.zeros(60_000), np.ones(60_000)
+mask = cp.arange(10) % 2 == 0
+def beside():
+    b = cp.arange(4.)
+    while not over:
+        assert float(b.sum()) == 6
+        turns.append(1)
+over, turns = False, []
+other = threading.Thread(target=beside)
+if {beside}:
+    other.start()
+operations = [
+    lambda: float(a.sum()),
+    large.get,
+    lambda: large.set(host),
+    lambda: cp.asarray(host[:9]) + 1,
+    lambda: cp.asarray(host),
+    lambda: cp.nonzero(mask)[0] + 1,
+    cp.cuda.Device().synchronize,
+    lambda: [a * number for number in range(70)],
+]
+points = 0
+for operation in operations:
+    for number in range(0, 100_000, {step}):
+        interrupts = Interrupts(number)
+        with contextlib.suppress(KeyboardInterrupt), interrupts:
+            operation()
+        assert float(a.sum()) == 3, (operation, number)
+        assert cp.nonzero(mask)[0].tolist() == [0, 2, 4, 6, 8], (operation, number)
+        assert float(large.sum()) in (0, 60_000), (operation, number)
+        if not interrupts.raised:
+            break
+        points += 1
+over = True
+if {beside}:
+    other.join()
+    assert turns
+print(points)
+"""
+
+
+@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("transport", ["unix", "tls"])
+def test_an_interrupt_at_any_point_of_a_call_loses_no_session(transport: str, beside: bool) -> None:
+    helper = str(Path(__file__).parent)
+    source = EACH_POINT.format(beside=beside, step=3 if beside else 1)
+    assert int(run(f"import sys; sys.path.append({helper!r})\n{source}", transport)) > 100
+
+
+def test_no_signal_leaves_a_lock_of_a_session_held(cp: Any) -> None:
+    """Those of sessions are taken as `locks` says: by no call, which `with` makes as well."""
+    door = Path(cp._door.__file__).parent
+    files = [*(door / "transport").glob("*.py"), door / "queue.py", door / "session.py"]
+    taken = re.compile(
+        r"with self\.\S*(lock|ing)\b|^ *if .*\.acquire\(|= .*\.acquire\(|Event\(|Condition\("
+    )
+    found = [
+        f"{file.name}: {line.strip()}"
+        for file in files
+        for line in file.read_text().splitlines()
+        if taken.search(line)
+    ]
+    # It is asked once, when the lease is lost.
+    assert found == ["link.py: with self._reading:"]
 
 
 def test_what_asks_in_the_middle_of_an_answer_is_refused_and_does_not_wait_for_ever(

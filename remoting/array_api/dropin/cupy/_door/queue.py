@@ -12,6 +12,7 @@ and this side remembers its place in the program.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 from cupy._door import cbor, sites, state, wire
 from cupy._door.calls import Plan, runs_anywhere
 from cupy._door.handles import Handles
+from cupy._door.locks import alone
 from cupy._door.meta import Meta
 from cupy._door.sites import HERE, SITES_MASK, frame_at
 from cupy._door.transport.connection import Connection
@@ -54,6 +56,7 @@ class CallQueue:
         hooks: Hooks,
     ) -> None:
         self.lock = sender.lock
+        self._turns = map(sender.lock.acquire, itertools.repeat(True))  # each one takes the lock
         self.handles = handles
         self._connection = connection
         self._sender = sender
@@ -80,6 +83,7 @@ class CallQueue:
     def after_fork(self) -> None:
         """Use the lock that the sender has made."""
         self.lock = self._sender.lock
+        self._turns = map(self.lock.acquire, itertools.repeat(True))
 
     def place(self, sequence: int) -> str:
         """Return the file and line of a call by its number; empty if it is not known any more."""
@@ -157,37 +161,41 @@ class CallQueue:
             while frame.f_back is not None and frame.f_code.co_filename.startswith(HERE):
                 frame = frame.f_back
         sender = self._sender
-        with self.lock:
-            if self._connection.failure is not None:
-                raise self._connection.failure
-            if plan.heavy:
-                self._make_way(plan)
-            context = _local.context
-            if context is not self._context:
-                self._switch(context, plan.name)
-            epoch, prefix = plan.wire
-            if epoch is not self.handles.epoch:
-                prefix = self.register(plan)
-            site, record = (frame.f_code, frame.f_lasti), prefix + packed
-            # No signal's exception comes before the end of these lines, the first call in them,
-            # and no garbage is collected, whose destructors may call as well.
-            number = sender.sequence + 1
-            self._sites[number & SITES_MASK] = site
-            sender.sequence = number
-            sender.parts.append(record)
-            if number >= sender.full_at:
-                self._waited(sender.flush, of=plan, packed=packed)
-            elif not self._flusher.awake:
-                self._flusher.arm()
-            where = self._where
-            if plan.allocates:
-                room, at = self._room, where - self._first_device
-                room[at] = left = room[at] - plan.allocates
-                if left < 0 and self._on_blocking_call is None:
-                    self._waited(self._on_low_room, where, of=plan, packed=packed)
-        if self._on_blocking_call is not None:
-            self._waited(self._on_blocking_call, of=plan, packed=packed)
-        return where
+        for _ in self._turns:  # takes the lock: see `locks`
+            try:
+                if self._connection.failure is not None:
+                    raise self._connection.failure
+                if plan.heavy:
+                    self._make_way(plan)
+                context = _local.context
+                if context is not self._context:
+                    self._switch(context, plan.name)
+                epoch, prefix = plan.wire
+                if epoch is not self.handles.epoch:
+                    prefix = self.register(plan)
+                site, record = (frame.f_code, frame.f_lasti), prefix + packed
+                # No signal's exception comes before the end of these lines, the first call in them,
+                # and no garbage is collected, whose destructors may call as well.
+                number = sender.sequence + 1
+                self._sites[number & SITES_MASK] = site
+                sender.sequence = number
+                sender.parts.append(record)
+                if number >= sender.full_at:
+                    self._waited(sender.flush, of=plan, packed=packed)
+                elif not self._flusher.awake:
+                    self._flusher.arm()
+                where = self._where
+                if plan.allocates:
+                    room, at = self._room, where - self._first_device
+                    room[at] = left = room[at] - plan.allocates
+                    if left < 0 and self._on_blocking_call is None:
+                        self._waited(self._on_low_room, where, of=plan, packed=packed)
+            finally:
+                self.lock.release()
+            if self._on_blocking_call is not None:
+                self._waited(self._on_blocking_call, of=plan, packed=packed)
+            return where
+        raise AssertionError("turns never end")
 
     def _make_way(self, plan: Plan) -> None:
         """Free what was dropped before a large result; count the bytes of a long record."""
@@ -210,88 +218,95 @@ class CallQueue:
 
         They leave when the batch is full, or when something is asked.
         """
-        sender = self._sender
-        with self.lock:
-            self.begin("door.same")
-            if sender.sequence + GROUP_ROOM > sender.full_at:
-                sender.flush()
-            flushes, first, sequence = sender.flushes, len(sender.parts), sender.sequence
-            sender.held_since = time.monotonic()
+        began = self._begin_group()
         try:
             yield
         finally:
-            with self.lock:
-                sender.held_since = 0.0
-                sender.sweep()  # what the function dropped is never computed into memory
-                length = sum(map(len, sender.parts[first:]))
-                head = (wire.SIZED_RECORD.pack(wire.GROUP, length),)
-                # No calls in these lines, so nothing leaves between them.
-                if sender.flushes == flushes and sender.sequence > sequence + 1:
-                    sender.parts[first:first] = head
-                    sender.size += wire.SIZED_RECORD.size
+            self._end_group(*began)
 
+    @alone
+    def _begin_group(self) -> tuple[int, int, int]:
+        sender = self._sender
+        self.begin("door.same")
+        if sender.sequence + GROUP_ROOM > sender.full_at:
+            sender.flush()
+        sender.held_since = time.monotonic()
+        return sender.flushes, len(sender.parts), sender.sequence
+
+    @alone
+    def _end_group(self, flushes: int, first: int, sequence: int) -> None:
+        sender = self._sender
+        sender.held_since = 0.0
+        sender.sweep()  # what the function dropped is never computed into memory
+        length = sum(map(len, sender.parts[first:]))
+        head = (wire.SIZED_RECORD.pack(wire.GROUP, length),)
+        # No calls in these lines, so nothing leaves between them.
+        if sender.flushes == flushes and sender.sequence > sequence + 1:
+            sender.parts[first:first] = head
+            sender.size += wire.SIZED_RECORD.size
+
+    @alone
     def put_small(self, handle: int, meta: Meta, data: memoryview) -> int:
         """Queue the bytes of a small array, made under ``handle``; return its device."""
         sender = self._sender
-        with self.lock:
-            self.begin("put")
-            number = self.handles.meta(meta)
-            head = wire.PUT_RECORD.pack(wire.INLINE_PUT, handle, number, data.nbytes)
-            record = head + bytes(data)
-            # No calls in these lines, so no signal's exception comes between them.
-            sender.parts += (record,)
-            sender.full_at -= 1  # so that a batch has no more records of this kind either
-            sender.size += data.nbytes
-            if sender.sequence >= sender.full_at or sender.size >= wire.MAX_BATCH:
-                sender.flush()
-            elif not self._flusher.awake:
-                self._flusher.arm()
-            return self._where
+        self.begin("put")
+        number = self.handles.meta(meta)
+        head = wire.PUT_RECORD.pack(wire.INLINE_PUT, handle, number, data.nbytes)
+        record = head + bytes(data)
+        # No calls in these lines, so no signal's exception comes between them.
+        sender.parts += (record,)
+        sender.full_at -= 1  # so that a batch has no more records of this kind either
+        sender.size += data.nbytes
+        if sender.sequence >= sender.full_at or sender.size >= wire.MAX_BATCH:
+            sender.flush()
+        elif not self._flusher.awake:
+            self._flusher.arm()
+        return self._where
 
+    @alone
     def put(self, handle: int, meta: Meta, data: memoryview, *, existing: bool) -> int:
         """Send the bytes of an array in a frame of their own; return its device."""
         sender = self._sender
-        with self.lock:
-            self.begin("put")
-            # The parts that name the meta must be sent before the frame that uses it.
-            number = self.handles.meta(meta)
-            sender.flush()
-            sender.unfinished = True
-            body = cbor.encode([handle, number, existing])
-            try:
-                sender.transmit(wire.PUT, body, data)
-            except BaseException:
-                if not existing:
-                    self._garbage.append(handle)  # no array object will ever own it
-                raise
-            where = self._where
+        self.begin("put")
+        # The parts that name the meta must be sent before the frame that uses it.
+        number = self.handles.meta(meta)
+        sender.flush()
+        sender.unfinished = True
+        body = cbor.encode([handle, number, existing])
+        try:
+            sender.transmit(wire.PUT, body, data)
+        except BaseException:
             if not existing:
-                self._room[where - self._first_device] -= meta.nbytes
+                self._garbage.append(handle)  # no array object will ever own it
+            raise
+        where = self._where
+        if not existing:
+            self._room[where - self._first_device] -= meta.nbytes
         return where
 
+    @alone
     def post(self, record: bytes) -> None:
         """Send a record that has a place in the program as a call has, after all that is queued."""
         frame = sites.program_frame(frame_at(1))
         sender = self._sender
-        with self.lock:
-            self.begin("peer.send")
-            site = frame.f_code, frame.f_lasti
-            # As in `emit`.
-            number = sender.sequence + 1
-            self._sites[number & SITES_MASK] = site
-            sender.sequence = number
-            sender.parts.append(record)
-            sender.flush()
+        self.begin("peer.send")
+        site = frame.f_code, frame.f_lasti
+        # As in `emit`.
+        number = sender.sequence + 1
+        self._sites[number & SITES_MASK] = site
+        sender.sequence = number
+        sender.parts.append(record)
+        sender.flush()
 
+    @alone
     def take(self, index: int, number: int, handle: int, meta: Meta, *, existing: bool) -> int:
         """Have the worker take the elements that another sends; return the array's device."""
-        with self.lock:
-            self.begin("put")
-            meta_id = self.handles.meta(meta)
-            flag = int(existing)
-            fields = (wire.RECEIVE, index, number, handle, meta_id, flag)
-            self.post(wire.RECEIVE_RECORD.pack(*fields))
-            where = self._where
-            if not existing:
-                self._room[where - self._first_device] -= meta.nbytes
+        self.begin("put")
+        meta_id = self.handles.meta(meta)
+        flag = int(existing)
+        fields = (wire.RECEIVE, index, number, handle, meta_id, flag)
+        self.post(wire.RECEIVE_RECORD.pack(*fields))
+        where = self._where
+        if not existing:
+            self._room[where - self._first_device] -= meta.nbytes
         return where

@@ -69,6 +69,7 @@ from cupy._door.calls import Plan, plan_of
 from cupy._door.errors import MALFORMED, DoorError, exception_named, nonsense, visible
 from cupy._door.handles import Handles
 from cupy._door.judged import Judged, is_judged
+from cupy._door.locks import WAIT, alone
 from cupy._door.meta import Meta
 from cupy._door.older import add_note
 from cupy._door.queue import CallQueue, Hooks
@@ -247,10 +248,13 @@ class Session:
             return self.emit(plan, packed)
         receiver, sender, number = self._receiver, self._sender, 0
         try:
-            with sender.lock:  # so that the call gets the number
+            (_,) = map(sender.lock.acquire, WAIT)  # so that the call gets the number
+            try:
                 number = sender.sequence + 1
                 own = receiver.watched[number] = []
                 device = self.emit(plan, packed)
+            finally:
+                sender.lock.release()
             ran = self._has_run(args, kwargs)
             if own:
                 raise self._connection.or_lost(own.pop())
@@ -287,10 +291,15 @@ class Session:
         else:
             array._device = self.emit(plan, packed)
 
+    @property
+    def lock(self) -> Any:
+        """The lock of the sending side."""
+        return self._sender.lock
+
+    @alone
     def reserve(self, count: int) -> int:
         """Return the first of ``count`` consecutive new handles."""
-        with self._sender.lock:
-            return self._handles.reserve(count)
+        return self._handles.reserve(count)
 
     def refuse(self, value: Any) -> None:
         """Raise for a remote object of another session."""
@@ -355,6 +364,7 @@ class Session:
         """
         return self.answer(self.begin(name, args, kwargs, sink=sink), own_error=own_error)
 
+    @alone
     def begin(
         self,
         name: str,
@@ -366,20 +376,19 @@ class Session:
         """Send everything queued and then one question; return where its answer will be."""
         reply = Reply(sink)
         reply.request = next(self._requests) & 0xFFFFFFFF
-        with self._sender.lock:
-            if self._connection.failure is not None:
-                raise self._connection.failure
-            if self.waits is not None:
-                self.waits.count(name)
-            plan, values = self._question(name, args, kwargs)
-            self._queue.begin(name)
-            epoch, prefix = plan.wire
-            if epoch is not self._handles.epoch:
-                prefix = self._queue.register(plan)
-            reply.first = 0 if name in _NO_RESULTS else self._handles.reserve(64)
-            record = prefix + plan.packer.pack(reply.first, *values)
-            # One frame with the batch, so that the worker wakes up once.
-            self._sender.transmit(wire.ASK, record, None, batch=True, reply=reply)
+        if self._connection.failure is not None:
+            raise self._connection.failure
+        if self.waits is not None:
+            self.waits.count(name)
+        plan, values = self._question(name, args, kwargs)
+        self._queue.begin(name)
+        epoch, prefix = plan.wire
+        if epoch is not self._handles.epoch:
+            prefix = self._queue.register(plan)
+        reply.first = 0 if name in _NO_RESULTS else self._handles.reserve(64)
+        record = prefix + plan.packer.pack(reply.first, *values)
+        # One frame with the batch, so that the worker wakes up once.
+        self._sender.transmit(wire.ASK, record, None, batch=True, reply=reply)
         return reply
 
     def _question(

@@ -6,7 +6,7 @@ the session raises it. All other parts of a session read it here and report a lo
 
 from __future__ import annotations
 
-import threading
+from queue import SimpleQueue
 from typing import Any
 
 from cupy._door import state
@@ -25,8 +25,9 @@ class Connection:
         self.link = link
         self.agent = agent
         self.failure: BaseException | None = None  # set once; ends the session
-        #: Wakes the thread that flushes: records wait, or the session has ended.
-        self.wake = threading.Event()
+        #: An item wakes the thread that flushes: records wait, or the session has ended. A signal
+        #: breaks no such queue, as it may break an Event, whose lock it can leave held.
+        self.wakes: SimpleQueue[None] = SimpleQueue()
 
     def lose(self, reason: str) -> BaseException:
         """End the session for a reason; return the exception that its use raises from now on."""
@@ -37,7 +38,7 @@ class Connection:
                 make(DEVICES_UNAVAILABLE, lost) if make is not None else ConnectionLostError(lost)
             )
             self.end(failure)
-            self.wake.set()
+            self.wakes.put(None)
         assert self.failure is not None
         return self.failure
 

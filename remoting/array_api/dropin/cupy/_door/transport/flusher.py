@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from queue import Empty
 
 from cupy._door.transport.connection import Connection
 from cupy._door.transport.sender import POLL_S, Sender
@@ -33,19 +34,26 @@ class Flusher:
     def arm(self) -> None:
         """Wake the thread, because a record waits. The caller holds the sender's lock."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="cupy-flush", daemon=True)
-            self._thread.start()
+            # Interrupted, it may run already: then there are two, which does no harm.
+            thread = threading.Thread(target=self._run, name="cupy-flush", daemon=True)
+            thread.start()
+            self._thread = thread
+        self._connection.wakes.put(None)
         self.awake = True
-        self._connection.wake.set()
 
     def _run(self) -> None:
-        wake = self._connection.wake
         while self._connection.failure is None:
-            while not wake.wait(POLL_S if self._sender.unfinished else None):
+            while not self._is_woken(POLL_S if self._sender.unfinished else None):
                 with contextlib.suppress(Exception):
                     self._sender.listen(agent=True)
-            wake.clear()
             self._flush_until_quiet()
+
+    def _is_woken(self, timeout_s: float | None) -> bool:
+        try:
+            self._connection.wakes.get(timeout=timeout_s)
+        except Empty:
+            return False
+        return True
 
     def _flush_until_quiet(self) -> None:
         """Flush for a program that pauses; return once it has been quiet for some ticks."""

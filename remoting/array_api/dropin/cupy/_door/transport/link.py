@@ -22,6 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cupy._door.errors import DoorError, NotConnectedError, visible
+from cupy._door.locks import AT_ONCE
 from cupy._door.transport.tls import TlsStream
 
 HANDSHAKE_S = 10.0
@@ -101,7 +102,8 @@ class Agent:
 
     def hear(self) -> str:
         """Read the agent's pushed messages without blocking; return ``lost``."""
-        if self._reading.acquire(blocking=False):
+        (reads,) = map(self._reading.acquire, AT_ONCE)
+        if reads:
             try:
                 while not self.lost and (line := self._line(block=False)) is not None:
                     self._take(line)

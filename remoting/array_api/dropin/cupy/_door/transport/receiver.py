@@ -21,6 +21,7 @@ from typing import Any
 
 from cupy._door import cbor, state, wire
 from cupy._door.errors import MALFORMED, DoorError, exception_named, nonsense
+from cupy._door.locks import AT_ONCE
 from cupy._door.transport.connection import WORKER_ENDED, Connection
 from cupy._door.transport.link import Link, watch
 
@@ -28,11 +29,11 @@ from cupy._door.transport.link import Link, watch
 SPIN_S = 0.00005
 #: Waits without spinning after one in which that was in vain: the network is slower than that.
 SPIN_PAUSE = 32
+WAIT_S = 0.02
+"""How long a thread waits for another one that reads: this bounds a wake-up that was lost."""
+
 REST_S = 0.1
 """How long a poll lasts at most: an answer that a handler of a signal has read ends none."""
-AT_ONCE = (False,)
-"""Of a lock that is taken if it is free."""
-
 DEFERRED_MAX = 16
 _READ = 1 << 16
 IN_THE_MIDDLE = (
@@ -83,8 +84,9 @@ class Receiver:
         # which it runs meanwhile, may read.
         self._reader, self._rests = 0, False
         self._polls = 0  # that this thread has under way: one of its own, and those of handlers
-        self._changed = threading.Condition()
-        self._waiting = 0
+        # Of the threads for which another one reads: each waits for its own lock, which is held.
+        # A signal may leave the lock of a Condition held for ever.
+        self._waiting: list[Any] = []
         self._inbox = bytearray(wire.MAX_BODY + wire.HEADER.size + _READ)
         self._inbox_view = memoryview(self._inbox)
         self._start = self._end = 0
@@ -96,7 +98,7 @@ class Receiver:
     def after_fork(self) -> None:
         """Make locks that no thread of the parent holds."""
         self.reading = threading.Lock()
-        self._changed = threading.Condition()
+        self._waiting = []
 
     def use(self, link: Link) -> None:
         """Read from another connection; nothing is left of the one before. Needs `reading`."""
@@ -111,7 +113,6 @@ class Receiver:
         if self._connection.failure is not None:
             raise self._connection.failure
         this_thread = threading.get_ident()
-        # No signal is handled between these lines, where the lock would be held for ever.
         (reads,) = map(self.reading.acquire, AT_ONCE)
         if reads:
             try:
@@ -134,11 +135,11 @@ class Receiver:
                 self._rests = True
             self._tell_others()
             return True
-        # Another thread reads for all. The time-out only bounds a lost wake-up.
-        with self._changed:
-            self._waiting += 1
-            self._changed.wait(0.02)
-            self._waiting -= 1
+        # Another thread reads for all.
+        waking = threading.Lock()
+        waking.acquire()
+        self._waiting.append(waking)
+        waking.acquire(timeout=WAIT_S)
         return False
 
     def in_the_middle(self) -> bool:
@@ -147,12 +148,14 @@ class Receiver:
 
     def _tell_others(self) -> None:
         if self._waiting:
-            with self._changed:
-                self._changed.notify_all()
+            # No calls in this line, so each lock is in one list only.
+            waiting, self._waiting = self._waiting, []
+            for waking in waiting:
+                waking.release()
 
     def listen(self, *, agent: bool = False) -> None:
         """Read everything that has arrived, without waiting."""
-        (reads,) = map(self.reading.acquire, AT_ONCE)  # as above
+        (reads,) = map(self.reading.acquire, AT_ONCE)
         if reads:
             try:
                 self._reader = threading.get_ident()

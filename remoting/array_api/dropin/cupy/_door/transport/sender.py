@@ -24,9 +24,10 @@ from typing import Any
 
 from cupy._door import wire
 from cupy._door.errors import DoorError
+from cupy._door.locks import AT_ONCE, alone
 from cupy._door.transport.connection import WORKER_ENDED, Connection
 from cupy._door.transport.link import Link, watch
-from cupy._door.transport.receiver import AT_ONCE, IN_THE_MIDDLE, Receiver, Reply
+from cupy._door.transport.receiver import IN_THE_MIDDLE, Receiver, Reply
 
 BATCH_CALLS = 64
 #: How long a wait for room in the socket, the worker's frames or another thread lasts at most.
@@ -97,12 +98,16 @@ class Sender:
 
     def flush(self) -> None:
         """Send the queued records."""
-        with self.lock:
-            if self._is_busy() or not self.parts:
-                return
-            self.sweep()
-            self._send_parts()
-        self.listen()
+        if self._flush():
+            self.listen()
+
+    @alone
+    def _flush(self) -> bool:
+        if self._is_busy() or not self.parts:
+            return False
+        self.sweep()
+        self._send_parts()
+        return True
 
     def weigh(self, size: int) -> None:
         """Count the bytes of a record; if the batch has enough of them, the next call fills it."""
@@ -133,16 +138,19 @@ class Sender:
         """Drop this program's garbage, because the worker has no memory left, and say so."""
         self._receiver.collect_requested = False
         gc.collect()
-        with self.lock:
-            if self._sending:
-                self._receiver.collect_requested = True
-                return
-            handles = self.garbage[: wire.MAX_BODY // 8]
-            del self.garbage[: len(handles)]
-            body = struct.pack(f"<{len(handles)}Q", *handles)
-            # Calls queued here may still use what is freed, so they go first.
-            self.flush()
-            self.transmit(wire.COLLECTED, body, None)
+        self._send_collected()
+
+    @alone
+    def _send_collected(self) -> None:
+        if self._sending:
+            self._receiver.collect_requested = True
+            return
+        handles = self.garbage[: wire.MAX_BODY // 8]
+        del self.garbage[: len(handles)]
+        body = struct.pack(f"<{len(handles)}Q", *handles)
+        # Calls queued here may still use what is freed, so they go first.
+        self.flush()
+        self.transmit(wire.COLLECTED, body, None)
 
     # --- one frame ------------------------------------------------------------------------------
 

@@ -18,6 +18,10 @@ from typing import Any
 import numpy as np
 
 from cupy._door import wire
+from cupy._door.locks import WAIT
+
+MOVE_POLL_S = 0.005
+"""How often a copy looks whether the move that it waits for is over."""
 
 
 def _bytes_of(data: Any) -> memoryview:
@@ -35,8 +39,7 @@ class Shared:
         size = wire.SHARED_SLOTS * wire.SHARED_SLOT
         self._session = session
         self._is_there = True
-        self._goes_on = threading.Event()  # cleared while the session is being moved
-        self._goes_on.set()
+        self._stands_still = False  # while the session is being moved
         try:
             memory = mmap.mmap(descriptor, size)
         finally:
@@ -56,7 +59,7 @@ class Shared:
         locks = (self._uploading, self._downloading)
         held: list[Any] = []
         # Threads that copy all the time would take the locks again before this one wakes up.
-        self._goes_on.clear()
+        self._stands_still = True
         try:
             held += [
                 lock for lock in locks if lock.acquire(timeout=max(0.0, until - time.monotonic()))
@@ -65,7 +68,7 @@ class Shared:
         finally:
             for lock in held:
                 lock.release()
-            self._goes_on.set()
+            self._stands_still = False
 
     def serve(self, session: Any) -> None:
         """Belong to another session, which has taken over this one's connection."""
@@ -78,6 +81,10 @@ class Shared:
             self._bytes = other._bytes
         self._sent.clear()
 
+    def _await_move(self) -> None:
+        while self._stands_still:  # an Event's lock may stay held after a signal
+            time.sleep(MOVE_POLL_S)
+
     def _slot(self, number: int, size: int) -> np.ndarray[Any, Any]:
         start = number * wire.SHARED_SLOT
         return self._bytes[start : start + size]
@@ -89,8 +96,9 @@ class Shared:
         """
         session = self._session
         half = wire.SHARED_SLOTS // 2
-        self._goes_on.wait()
-        with self._uploading:
+        self._await_move()
+        (_,) = map(self._uploading.acquire, WAIT)
+        try:
             if not self._is_there:
                 session.put(target._handle, target._meta, _bytes_of(data), existing=True)
                 return
@@ -104,14 +112,17 @@ class Shared:
                 arguments = (target._handle, start, slot, piece.nbytes)
                 self._sent.append(session.begin("door.fill", arguments))
                 self._turn += 1
+        finally:
+            self._uploading.release()
 
     def download(self, source: Any, target: np.ndarray[Any, Any]) -> None:
         """Copy a dense array into ``target``, bytes in the order of its memory."""
         session = self._session
         half = wire.SHARED_SLOTS // 2
         asked: deque[tuple[int, Any]] = deque()
-        self._goes_on.wait()
-        with self._downloading:
+        self._await_move()
+        (_,) = map(self._downloading.acquire, WAIT)
+        try:
             if not self._is_there:
                 letter = "C" if source._meta.contiguity[0] else "F"
                 session.ask("door.get", (source, letter), sink=lambda *_: _bytes_of(target))
@@ -132,6 +143,8 @@ class Shared:
                 # Interrupted: the slots are free again once the worker has answered.
                 for _, question in asked:
                     session.forget(question)
+        finally:
+            self._downloading.release()
 
     def _take(self, target: np.ndarray[Any, Any], start: int, question: Any) -> None:
         self._session.answer(question)

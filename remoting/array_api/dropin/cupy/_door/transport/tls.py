@@ -28,6 +28,8 @@ import sys
 import threading
 from collections.abc import Callable
 
+from cupy._door.locks import WAIT
+
 RECORD_MAX = 1 << 14
 """Bytes of content of one record (RFC 8446, 5.1); OpenSSL fills each but the last of a write."""
 
@@ -41,9 +43,6 @@ _CHECK_EACH = 256  # reads, after which the kernel's count and this side's are c
 _PROBE = 16
 _UNTOUCHED = secrets.token_bytes(_PROBE)
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError, InterruptedError)
-
-
-_WAIT = (True,)  # of an acquisition
 
 
 if sys.platform == "linux":
@@ -126,8 +125,7 @@ class TlsStream:
             _Collection.enabled = enabled
             _Collection.kept_off += 1
             gc.disable()
-            # Python 3.14 handles signals between `with` and what follows, when the lock is held.
-            held.extend(map(self._lock.acquire, _WAIT))
+            held += map(self._lock.acquire, WAIT)
             return step(piece)
         finally:
             try:
