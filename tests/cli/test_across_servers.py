@@ -16,9 +16,9 @@ def counted_send(self, buffers):
     sent = send_some(self, buffers)
     passed[0] += self.sent[-1] if sent else 0
     return sent
-def counted_bulk(self, reply, body, bulk):
+def counted_bulk(self, reply, body, bulk, after):
     passed[0] += bulk
-    return begin_bulk(self, reply, body, bulk)
+    return begin_bulk(self, reply, body, bulk, after)
 link.Link.send_some, receiver.Receiver._begin_bulk = counted_send, counted_bulk
 
 count = cp.cuda.runtime.getDeviceCount()

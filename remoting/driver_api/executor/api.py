@@ -25,8 +25,9 @@ EVENT_DISABLE_TIMING = 2
 
 HIDDEN_ATTRIBUTES = {
     # What this door does not do, by CUdevice_attribute: concurrent managed access, pageable access
-    # and its page tables, host registration by pointer, handles of Windows, RDMA, multicast.
-    **dict.fromkeys((88, 89, 91, 100, 101, 104, 105, 110, 116, 117, 128, 132), 0),
+    # and its page tables, host registration by pointer, handles of Windows, arrays without memory
+    # of their own, RDMA, multicast.
+    **dict.fromkeys((88, 89, 91, 100, 101, 104, 105, 110, 112, 116, 117, 121, 128, 132), 0),
 }
 
 

@@ -22,9 +22,9 @@ def count(name):
     setattr(link.Link, name, counted)
 count('send_some')
 take = cp._door.transport.receiver.Receiver._begin_bulk
-def begin_bulk(self, reply, body, bulk):
+def begin_bulk(self, reply, body, bulk, after):
     passed[0] += bulk
-    return take(self, reply, body, bulk)
+    return take(self, reply, body, bulk, after)
 cp._door.transport.receiver.Receiver._begin_bulk = begin_bulk
 """
 

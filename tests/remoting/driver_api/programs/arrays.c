@@ -58,7 +58,7 @@ struct texture {
 };
 
 int cuArrayCreate_v2(void **, const struct descriptor_2d *), cuArrayDestroy(void *);
-int cuArray3DCreate_v2(void **, const struct descriptor *);
+int cuArray3DCreate_v2(void **, const struct descriptor *), cuDeviceGetAttribute(int *, int, int);
 int cuArrayGetDescriptor_v2(struct descriptor_2d *, void *);
 int cuArray3DGetDescriptor_v2(struct descriptor *, void *);
 int cuMipmappedArrayCreate(void **, const struct descriptor *, unsigned);
@@ -137,6 +137,10 @@ static void volume(void *stream) {
     OURS(cuArray3DCreate_v2(&none, &wanted) == 2);
     wanted.flags = 0x40;
     OURS(cuArray3DCreate_v2(&none, &wanted) == 801);
+    int sparse = 9, deferred = 9;
+    CHECK(cuDeviceGetAttribute(&sparse, 112, 0));  // ..._SPARSE_CUDA_ARRAY_SUPPORTED
+    CHECK(cuDeviceGetAttribute(&deferred, 121, 0));  // ..._DEFERRED_MAPPING_CUDA_ARRAY_SUPPORTED
+    OURS(sparse == 0 && deferred == 0);
     CHECK(cuArrayDestroy(array));
     CHECK(cuCtxSynchronize());
     OURS(left() == all);
