@@ -4,17 +4,16 @@ Python handles signals between its instructions: after each call, at the beginni
 at the end of a loop's turn. `if lock.acquire(): try:` can therefore lose the lock, and from Python
 3.14 on so can `with lock:`, for both call a function. An unpacking and the head of a `for` loop
 take the lock in C, and no signal is handled before the `try` that follows. Python's own Event and
-Condition are not safe either.
+Condition are not safe either. Python 3.9 looks for signals in more places, and has no such promise.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, TypeVar, cast
 
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 WAIT = (True,)
 """``(_,) = map(lock.acquire, WAIT)`` takes a lock."""
@@ -23,18 +22,11 @@ AT_ONCE = (False,)
 """``(held,) = map(lock.acquire, AT_ONCE)`` takes a lock if it is free."""
 
 
-class _Locked(Protocol):
-    lock: Any
-
-
-_S = TypeVar("_S", bound=_Locked)
-
-
-def alone(method: Callable[Concatenate[_S, _P], _R]) -> Callable[Concatenate[_S, _P], _R]:
-    """Have a method run while its object's ``lock`` is held."""
+def alone(method: _Method) -> _Method:
+    """Have a method run while the ``lock`` of its object is held."""
 
     @functools.wraps(method)
-    def holding(self: _S, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+    def holding(self: Any, *args: Any, **kwargs: Any) -> Any:
         lock = self.lock
         (_,) = map(lock.acquire, WAIT)
         try:
@@ -42,4 +34,4 @@ def alone(method: Callable[Concatenate[_S, _P], _R]) -> Callable[Concatenate[_S,
         finally:
             lock.release()
 
-    return holding
+    return cast(_Method, holding)
