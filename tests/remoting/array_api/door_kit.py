@@ -241,6 +241,12 @@ class Agent:
             threading.Thread(target=self._answer, args=(client,), daemon=True).start()
 
     def _answer(self, client: socket.socket) -> None:
+        # A program may end with words whose answer it does not await.
+        with contextlib.suppress(OSError):
+            self._answer_all(client)
+        self.gone.append(client)
+
+    def _answer_all(self, client: socket.socket) -> None:
         for line in self._lines(client):
             request = json.loads(line)
             if request["op"] == "check":
@@ -259,7 +265,6 @@ class Agent:
                 "sessions": sessions,
             }
             client.sendall(json.dumps(self.refusal or answer).encode() + b"\n")
-        self.gone.append(client)
 
     def followed(self, request: dict[str, Any], client: socket.socket) -> dict[str, Any]:
         """Answer a process that follows its lease; note what it says."""
