@@ -5,14 +5,14 @@ from typing import Any
 
 
 class Interrupts:
-    """Raises KeyboardInterrupt at the events with these numbers, where Python handles signals.
+    """Raises KeyboardInterrupt once, after so many of the points at which Python handles signals.
 
     These are the beginning of each function in Python, and the return of each call.
     """
 
-    def __init__(self, *numbers: int) -> None:
-        self.left = sorted(numbers)
-        self.seen = self.raised = 0
+    def __init__(self, number: int) -> None:
+        self.left = number
+        self.raised = False
 
     def __enter__(self) -> "Interrupts":
         sys.setprofile(self._saw)
@@ -27,9 +27,8 @@ class Interrupts:
             return
         if event == "c_call" or argument is sys.setprofile or frame.f_code in own:
             return
-        self.seen += 1
-        if self.left and self.seen > self.left[0]:
-            del self.left[0]
-            self.raised += 1
+        if not self.left:
+            self.raised = True
             sys.setprofile(None)
             raise KeyboardInterrupt
+        self.left -= 1

@@ -344,10 +344,6 @@ class Link:
             return False
         return True
 
-    def pending(self) -> bool:
-        """Say whether decrypted bytes wait that `poll` cannot see."""
-        return isinstance(self.socket, ssl.SSLSocket) and self.socket.pending() > 0
-
     def shut_down(self) -> None:
         """End the stream in both directions, which wakes the threads that wait for it."""
         with contextlib.suppress(OSError):  # it has ended already

@@ -9,7 +9,7 @@ to wait for room in the socket. The worker may wait for room as well, so this si
 
 A signal's exception (KeyboardInterrupt) may come at any call. Groups of lines without calls are
 therefore marked: such a group runs as a whole or not at all, and what it says about the frame, the
-batch and the sequence number stays true together.
+batch and the sequence number stays true together. Locks are taken as `locks` says.
 """
 
 from __future__ import annotations

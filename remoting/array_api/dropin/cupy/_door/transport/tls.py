@@ -34,6 +34,8 @@ RECORD_MAX = 1 << 14
 """Bytes of content of one record (RFC 8446, 5.1); OpenSSL fills each but the last of a write."""
 
 OVERHEAD = 22
+"""Bytes of a record beside its content, as above."""
+
 _COUNTERS = struct.Struct("=QQ")
 _COUNTERS_AT = 120
 """Where tcp_info has tcpi_bytes_acked and tcpi_bytes_received (linux/tcp.h)."""
@@ -50,6 +52,7 @@ if sys.platform == "linux":
     import termios
 
     def _counters(connection: socket.socket) -> tuple[int, int]:
+        """Return the bytes that the other end has acknowledged, and those that have come."""
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
         return _COUNTERS.unpack_from(info, _COUNTERS_AT)
 
@@ -77,7 +80,7 @@ class _Collection:
     enabled = True
 
 
-def _again() -> None:
+def _enable_in_child() -> None:
     """Let a child process collect garbage whose parent had a thread in the midst of a call."""
     if _Collection.kept_off:
         _Collection.kept_off = 0
@@ -86,7 +89,7 @@ def _again() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_again)
+    os.register_at_fork(after_in_child=_enable_in_child)
 
 
 class TlsStream:
