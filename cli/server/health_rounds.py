@@ -190,6 +190,7 @@ class HealthRounds:
             at=now_ms,
             telemetry=telemetry,
             state=machine.state,
+            knows_table=controller.knows_table,
             health=health,
             certificates={name: (end - now_ms) / 1000 for name, end in self._ends().items()},
             has_signer=self._has_signer(),
@@ -198,12 +199,13 @@ class HealthRounds:
             errors_a_second=self.devices.errors_a_second(now_ms),
             tests=self.devices.tests(),
         )
-        before = {(each.check, each.subject): each.status for each in self._monitor.findings}
+        before = {(each.check, each.subject): each for each in self._monitor.findings}
         findings = self._monitor.round(readings)
         controller.checks.findings = findings
         controller.checks.signs = self._monitor.signs()
         for each in findings:
-            if before.get((each.check, each.subject)) != each.status:
+            known = before.get((each.check, each.subject))
+            if known is None or (known.status != each.status and not (known.flaps and each.flaps)):
                 self._log.warning("health, %s: %s: %s", each.status.name, each.check, each.text)
 
     def _ends(self) -> dict[str, int]:
