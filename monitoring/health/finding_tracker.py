@@ -1,7 +1,7 @@
 """From results to findings: worse at once or after a while, better after three good rounds.
 
-A subject that changes more than four times in ten minutes is one finding, that it flaps. Its level and
-its text are of one moment: while it is well, it is a warning that says how it was. Pure code.
+A subject that changes more than four times in ten minutes is one finding, that it flaps. Its level
+and its text are of one moment: while it is well, it is a warning that says how it was. Pure code.
 """
 
 from collections import deque
@@ -54,7 +54,7 @@ class FindingTracker:
             key = result.check, result.subject
             if key not in seen or seen[key].status < result.status:
                 seen[key] = result
-        for key, result in seen.items():
+        for key in seen:
             if key not in self._tracks and len(self._tracks) < FINDING_COUNT_MAX:
                 self._tracks[key] = _Track()
         for key in list(self._tracks):
