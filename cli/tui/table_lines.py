@@ -10,8 +10,11 @@ from gpupool.cli.lib.columns import Cell, Column, Glyphs, cells_of, chosen_colum
 REASONS = ("REASON", "FAULT")
 """Columns, the last ones of their lists, that say what is wrong."""
 
-KEPT = ("STATE", "SERVER", "GPU", "GPUS", "LEASE", "USER", *REASONS)
+KEPT = ("STATE", "SERVER", "GPU", "GPUS", "LEASE", "USER", "AGE", "BUSY", "PROGRAM", *REASONS)
 """Columns that stay where a reason needs room."""
+
+REASON_WIDTH_MIN = 30
+"""Other columns give way to so much of a reason; the rest of it has what is left."""
 
 
 def table_lines(
@@ -50,6 +53,7 @@ def _columns_that_fit(
     last = keep[-1]
     if titles[last] not in REASONS or not any(line[last].text for line in lines):
         return keep
+    widths = [*widths[:last], min(widths[last], REASON_WIDTH_MIN)]
     for at in reversed(range(last)):
         if sum(widths[each] + 2 for each in keep) <= width:
             break
