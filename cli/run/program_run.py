@@ -24,6 +24,7 @@ from gpupool.cli.run.door_choice import (
     DoorChoice,
     choose_door,
     door_lines,
+    is_binary,
     program_environment,
     with_tools,
 )
@@ -192,7 +193,8 @@ class _Run:
             await self._door_chosen.wait()
             await self._announce(pool, hold)
             emulated = all(p.gpu.startswith(EMULATED_PREFIX) for p in hold.partitions)
-            if emulated and self._door.door == "cuda":
+            # Of a binary it is not known whether it uses CUDA; it is told when it does.
+            if emulated and self._door.door == "cuda" and not is_binary(self._program):
                 self._say_emulated()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch_interrupts, pool, hold)
