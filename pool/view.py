@@ -4,6 +4,7 @@ A ``PoolView`` is what one server can say, with its age. The ``Telemetry`` of ``
 joined in by the program that shows it. Nothing secret is in either.
 """
 
+import re
 from dataclasses import dataclass, field
 
 from gpupool.pool.model.codec import OPTIONAL
@@ -246,6 +247,16 @@ NO_KEY, ONE_KEY = "no server has the key", "only one server has the key"
 
 ALARM = "alarm: "
 """Begins a warning that makes the pool unhealthy although it may still grant."""
+
+
+def readable(text: str) -> str:
+    """Return a text of the table for people: all servers must keep the same one for ever."""
+    text = GPUS.sub(lambda m: f"{m[1]} GPU" if m[1] == "1" else f"{m[1]} GPUs", text)
+    return HOURS.sub(lambda m: f"good for {round(int(m[1]) / 24)} days", text)
+
+
+GPUS = re.compile(r"\b(\d+) GPU\(s\)")
+HOURS = re.compile(r"\bgood for (\d{3,}|[5-9]\d) h\b")
 
 
 def visible(text: str) -> str:

@@ -24,6 +24,7 @@ from gpupool.pool.model.state import Filter
 from gpupool.pool.scheduling.filters import filter_text, first_mismatch
 from gpupool.pool.view import ALARM, PoolView
 
+INTERVAL_MIN_S = 0.1
 SVG_WIDTH, SVG_HEIGHT = 150, 34
 
 
@@ -217,6 +218,8 @@ def top(
     On a pipe it prints one plain table and exits. A recording has the names of users, programs and
     servers, and is compressed with gzip.
     """
+    if interval < INTERVAL_MIN_S:
+        raise UsageError(f"--interval is at least {INTERVAL_MIN_S:g} s", hint="give 500ms or more")
     glyphs = _glyphs(in_ascii)
     # A dumb terminal, as in Emacs, moves no cursor.
     live = sys.stdout.isatty() and sys.stdin.isatty() and os.environ.get("TERM") != "dumb"

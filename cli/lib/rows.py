@@ -256,8 +256,10 @@ class LeaseRow:
         if isinstance(self.source, LeaseView):
             return _gpus_of(self.source, self.context)
         waiting = self.source
-        size = size_text(waiting.memory) if waiting.memory else f"{waiting.fraction:g}"
-        return f"{waiting.count} x {size}"
+        if waiting.memory or waiting.fraction < 1:
+            part = size_text(waiting.memory) if waiting.memory else f"{waiting.fraction:.0%}"
+            return f"{waiting.count} x {part}"
+        return "1 whole GPU" if waiting.count == 1 else f"{waiting.count} whole GPUs"
 
     @property
     def memory(self) -> int:

@@ -13,7 +13,7 @@ from gpupool.cli.lib.connect import connected, operate, run_async
 from gpupool.cli.lib.listing import fetch_snapshot, reach_all
 from gpupool.cli.lib.output import invocation, print_json, say
 from gpupool.cli.lib.values import DURATION, duration_text
-from gpupool.pool.errors import ExitCode, GpupoolError, UsageError
+from gpupool.pool.errors import ExitCode, GpupoolError, UnknownNameError, UsageError
 from gpupool.pool.model.silences import silence_scope
 from gpupool.pool.telemetry import Health
 from gpupool.pool.view import PoolView, visible
@@ -245,7 +245,7 @@ def _check_server(name: str, view: PoolView) -> None:
     names = sorted(each.name for each in view.servers)
     if name not in names:
         hint = f"it has {', '.join(names)}"[:300]
-        raise UsageError(f"the pool has no server named {visible(name)}", hint=hint)
+        raise UnknownNameError(f"the pool has no server named {visible(name)}", hint=hint)
 
 
 @command.command()

@@ -15,8 +15,8 @@ from gpupool.cli.lib.common_options import json_option, pool_options
 from gpupool.cli.lib.connect import connected, run_async
 from gpupool.cli.lib.output import print_json, say
 from gpupool.cli.lib.terminal_chart import Frame, chart
-from gpupool.cli.lib.time_spans import span_options
-from gpupool.pool.errors import ExitCode, UsageError
+from gpupool.cli.lib.time_spans import check_span, span_options
+from gpupool.pool.errors import ExitCode, UnknownNameError, UsageError
 from gpupool.pool.history_query import HistoryQuery
 from gpupool.pool.model.ids import Milliseconds, ServerId
 from gpupool.pool.view import PoolView, visible
@@ -108,6 +108,10 @@ def command(
             HEIGHT,
             in_ascii or not _draws_braille(),
         )
+        if not lines and found.of == "user" and not subject.startswith("user:"):
+            what = f"{visible(subject)} is no server, GPU or lease of the pool"
+            why = "and no user of that name has figures in this time"
+            raise UnknownNameError(what, why=why, hint='"gpupool gpus" lists servers and GPUs')
         if not lines:
             click.echo(f"{visible(found.title)}: no figures of {name} in this time")
         for line in lines:
@@ -145,8 +149,7 @@ def _read(
 
 
 def _range(since_s: int, until_s: int) -> tuple[int, int]:
-    if since_s >= until_s:
-        raise UsageError("the time asked for ends before it begins")
+    check_span(since_s, until_s)
     return since_s, until_s
 
 

@@ -14,7 +14,7 @@ from gpupool import __version__
 from gpupool.cli.lib.common_options import json_option, pool_options
 from gpupool.cli.lib.connect import connected, operate, run_async
 from gpupool.cli.lib.output import print_json, say
-from gpupool.cli.lib.time_spans import parse_since, span_options
+from gpupool.cli.lib.time_spans import check_span, parse_since, span_options
 from gpupool.cli.lib.usage_asking import FoundUsage, ask_costs, ask_usage
 from gpupool.cli.lib.values import NAME_TYPE, Parsed, parse_lease
 from gpupool.pool.errors import ExitCode, StorageError, UsageError
@@ -110,6 +110,7 @@ def command(
     """
     if context.invoked_subcommand is not None:
         return
+    check_span(since, until)
     _check_forms(as_csv=as_csv, as_json=as_json, parquet=parquet, lease=lease)
     if cost and (lease or database is not None):
         raise UsageError("--cost is of sums, by the prices of a pool", hint="leave out the other")
