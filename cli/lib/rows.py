@@ -200,6 +200,7 @@ class LeaseContext:
     models: Mapping[GpuId, str]
     names: Mapping[ServerId, str]
     sessions: Mapping[LeaseId, Mapping[ServerId, SessionTelemetry]]
+    places: Mapping[str, int]  # of requests that wait: how many are served before
 
 
 @dataclass(frozen=True)
@@ -248,7 +249,8 @@ class LeaseRow:
         """Return why it is in its state."""
         if isinstance(self.source, LeaseView):
             return _lease_reason(self.source, self.figures)
-        return self.source.reason
+        ahead = self.context.places[self.source.request]
+        return f"{f'{ahead} ahead' if ahead else 'next'}: {self.source.reason}"
 
     @cached_property
     def gpus(self) -> str:
@@ -475,7 +477,8 @@ def lease_context(snapshot: PoolSnapshot) -> LeaseContext:
     """Return what rows of leases are made from."""
     models = {gpu.id: gpu.name for s in snapshot.view.servers for gpu in s.gpus}
     names = {server.id: server.name for server in snapshot.view.servers}
-    return LeaseContext(snapshot, models, names, sessions_of(snapshot))
+    places = {waiting.request: place for place, waiting in enumerate(snapshot.view.waiting)}
+    return LeaseContext(snapshot, models, names, sessions_of(snapshot), places)
 
 
 def _gpus_of(lease: LeaseView, context: LeaseContext) -> str:

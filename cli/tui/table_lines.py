@@ -10,8 +10,11 @@ from gpupool.cli.lib.columns import Cell, Column, Glyphs, cells_of, chosen_colum
 REASONS = ("REASON", "FAULT")
 """Columns, the last ones of their lists, that say what is wrong."""
 
-KEPT = ("STATE", "SERVER", "GPU", "GPUS", "LEASE", "USER", "AGE", "BUSY", "PROGRAM", *REASONS)
+KEPT = ("STATE", "SERVER", "GPU", "GPUS", "LEASE", "USER", *REASONS)
 """Columns that stay where a reason needs room."""
+
+KEPT_LONG = ("AGE", "BUSY", "PROGRAM")
+"""Columns that give way to a reason only when all others have."""
 
 REASON_WIDTH_MIN = 30
 """Other columns give way to so much of a reason; the rest of it has what is left."""
@@ -54,11 +57,12 @@ def _columns_that_fit(
     if titles[last] not in REASONS or not any(line[last].text for line in lines):
         return keep
     widths = [*widths[:last], min(widths[last], REASON_WIDTH_MIN)]
-    for at in reversed(range(last)):
-        if sum(widths[each] + 2 for each in keep) <= width:
-            break
-        if titles[at] not in KEPT:
-            keep.remove(at)
+    for kept in ((*KEPT, *KEPT_LONG), KEPT):
+        for at in reversed(range(last)):
+            if sum(widths[each] + 2 for each in keep) <= width:
+                return keep
+            if at in keep and titles[at] not in kept:
+                keep.remove(at)
     return keep
 
 
