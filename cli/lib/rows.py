@@ -169,21 +169,14 @@ class GpuRow:
 
     @property
     def state(self) -> str:
-        """Return idle, mix, full, or the server's word when that says more."""
-        if self.gpu.fault:
-            return "down"
-        if self.server.server.state in ("down", "drain", "new"):
-            return self.server.state
-        if self.gpu.drain:
-            return "drain"
-        if not self.gpu.memory_granted:
-            return "away" if self.server.unreachable else "idle"
-        return "full" if self.gpu.memory_free < self.gpu.capacity // 20 else "mix"
+        """Return the word of ``gpu_state``, or away: nothing can be granted there now."""
+        state = self.gpu.state(self.server.server.state)
+        return "away" if state == "idle" and self.server.unreachable else state
 
     @property
     def may_be_had(self) -> bool:
         """Return whether what is not granted of it is there at all."""
-        return not self.server.unreachable and self.state != "down"
+        return not self.server.unreachable and self.state != "fault"
 
     @property
     def wrong(self) -> bool:
