@@ -40,7 +40,7 @@ LOOSE_PLACES = re.compile(
 
 
 RENAMED = {("usage", "unknown-name")}
-"""Codes of errors: an older client takes one that it does not know for a plain error, with exit 1."""
+"""Codes of errors: an older client takes an unknown one for a plain error, with exit code 1."""
 
 
 def differences(recorded: Any, found: Any, place: str) -> list[str]:
