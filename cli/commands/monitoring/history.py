@@ -101,8 +101,10 @@ def command(
     elif as_csv:
         click.echo(csv_of(lines, name, figure).encode(), nl=False)
     else:
+        # A pool is younger than a day for a day: its chart begins when it did.
+        began = min((t for line in lines for t, _, _ in line.points), default=0)
         frame = Frame(
-            query.since // 1000,
+            max(query.since // 1000, began),
             query.until // 1000,
             _width(),
             HEIGHT,
