@@ -70,7 +70,7 @@ def check_token(context: ServiceContext, token_id: TokenId, secret: bytes) -> To
     server = state.servers.get(context.self_id)
     token = state.tokens.get(token_id)
     known = token is not None and hmac.compare_digest(token.secret_hash, hash_secret(secret))
-    if server is None or not (known or context.knows_table):
+    if server is None or (not known and server.incarnation != context.incarnation):
         # This table may be old: a token that is not in it may have been created since.
         raise NoQuorumError(
             "this server has just started and does not know the pool's table yet",

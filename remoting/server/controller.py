@@ -311,11 +311,6 @@ class Controller:
             self._views.wake_at(),
         )
 
-    @property
-    def knows_table(self) -> bool:
-        """Return whether the table as applied here is of this start, and not from before it."""
-        return self._context.knows_table
-
     def telemetry(self) -> Telemetry:
         """Return what this server measures of itself."""
         return self._views.telemetry()

@@ -243,12 +243,6 @@ class ServiceContext:
         """Return the table as applied here."""
         return self.machine.state
 
-    @property
-    def knows_table(self) -> bool:
-        """Return whether the table as applied here is of this start, and not from before it."""
-        server = self.state.servers.get(self.self_id)
-        return server is not None and server.incarnation == self.incarnation
-
     def state_now(self) -> PoolState:
         """Return the table as of now: windows of the policy open though nothing is committed."""
         state, now = self.state, self.now_ms()

@@ -101,21 +101,12 @@ def command(
     elif as_csv:
         click.echo(csv_of(lines, name, figure).encode(), nl=False)
     else:
-        # A pool is younger than a day for a day: its chart begins when it did.
         began = min((t for line in lines for t, _, _ in line.points), default=0)
-        frame = Frame(
-            max(query.since // 1000, began),
-            query.until // 1000,
-            _width(),
-            HEIGHT,
-            in_ascii or not _draws_braille(),
-        )
-        if not lines and found.of == "user" and not subject.startswith("user:"):
-            what = f"{visible(subject)} is no server, GPU or lease of the pool"
-            why = "and no user of that name has figures in this time"
-            raise UnknownNameError(what, why=why, hint='"gpupool gpus" lists servers and GPUs')
+        since_s = max(query.since // 1000, began)  # a young pool's chart begins when it did
+        plain = in_ascii or not _draws_braille()
+        frame = Frame(since_s, query.until // 1000, _width(), HEIGHT, plain)
         if not lines:
-            click.echo(f"{visible(found.title)}: no figures of {name} in this time")
+            _say_none(subject, found, name)
         for line in lines:
             points = [(t, value) for t, value, _ in line.points]
             for text in chart(f"{line.title}: {name}", figure.unit, points, frame):
@@ -127,6 +118,15 @@ def command(
             say(f"gpupool: server {visible(names.get(server, server))}: {visible(page.problem)}")
     if strict and silent:
         raise SystemExit(ExitCode.UNHEALTHY)
+
+
+def _say_none(text: str, found: "Subject", metric: str) -> None:
+    """Say that there are no figures; a word without any may be no name at all."""
+    if found.of == "user" and not text.startswith("user:"):
+        what = f"{visible(text)} is no server, GPU or lease of the pool"
+        why = "and no user of that name has figures in this time"
+        raise UnknownNameError(what, why=why, hint='"gpupool gpus" lists servers and GPUs')
+    click.echo(f"{visible(found.title)}: no figures of {metric} in this time")
 
 
 def _read(
