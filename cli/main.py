@@ -77,6 +77,39 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "help": ("about:help_command", "Show the help of a command."),
 }
 
+WORDS = {
+    **dict.fromkeys(("ps", "queue", "squeue", "jobs", "ls", "list"), "leases"),
+    **dict.fromkeys(("nodes", "sinfo", "servers", "describe", "info"), "status"),
+    **dict.fromkeys(("submit", "sbatch", "srun", "exec", "launch"), "run"),
+    **dict.fromkeys(("salloc", "hold"), "alloc"),
+    **dict.fromkeys(("cancel", "scancel", "stop", "end", "rm", "delete"), "kill"),
+    **dict.fromkeys(("quota", "quotas", "limits"), "policy"),
+    **dict.fromkeys(("cordon", "maintenance"), "drain"),
+    **dict.fromkeys(("uncordon", "activate"), "undrain"),
+    "nvidia-smi": "smi",
+    "sacct": "usage",
+    "sreport": "usage",
+    "htop": "top",
+    "nvtop": "top",
+    "ssh": "shell",
+    "bash": "shell",
+    "start": "up",
+    "init": "join",
+    "users": "token",
+}
+"""Commands by the words that other tools have for them."""
+
+ELSEWHERE = {
+    "logs": "a program's output is where it was started",
+    **dict.fromkeys(("--gpus", "--gpu", "-g", "-G", "--gres", "--num-gpus"), "here it is -n"),
+    **dict.fromkeys(("--nodelist", "--node", "--nodes", "--host"), "here it is --server"),
+    **dict.fromkeys(("--constraint", "--selector", "-C", "-l"), "here it is --filter"),
+    **dict.fromkeys(("--time", "-t"), 'use "gpupool run -- timeout 1h PROGRAM"'),
+    **dict.fromkeys(("--detach", "-d"), 'use "nohup gpupool run -- PROGRAM &", or tmux'),
+    "--role": "here it is --viewer, --operator or --server; a user's token needs none",
+}
+"""Hints for other words of other tools."""
+
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 EXAMPLES = """\b
@@ -114,7 +147,10 @@ class Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command, suggest one for a typo, and give it the settings files' values."""
         if args[0] not in COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
-            raise click.exceptions.NoSuchCommand(args[0], possibilities=COMMANDS, ctx=ctx)
+            known = WORDS.get(args[0])
+            message = f"No such command {args[0]!r}. Here it is {known!r}." if known else None
+            alike = () if known or args[0] in ELSEWHERE else COMMANDS
+            raise click.exceptions.NoSuchCommand(args[0], message, alike, ctx)
         found = super().resolve_command(ctx, args)
         if not ctx.resilient_parsing and any(map(os.path.isfile, config_files())):
             from gpupool.cli.lib.settings import default_map
@@ -240,7 +276,8 @@ def _run(args: list[str], invocation: Invocation) -> int:
         # click names an argument as its usage does: '[FILE]', '[LEASE]...'.
         what = re.sub(r"'\[(\w+)\](?:\.\.\.)?'", r"'\1'", what)
         shows = "shows all commands" if _is_of_commands(error) else "shows what can be written"
-        wrong = UsageError(what, why=_origin(error), hint=f'"{context} --help" {shows}')
+        hint = _elsewhere(error) or f'"{context} --help" {shows}'
+        wrong = UsageError(what, why=_origin(error), hint=hint)
         report(wrong, as_json=invocation.json)
         return wrong.exit_code
     except click.Abort:
@@ -267,6 +304,14 @@ def _run(args: list[str], invocation: Invocation) -> int:
 def _is_of_commands(error: click.UsageError) -> bool:
     group = error.ctx is not None and isinstance(error.ctx.command, click.Group)
     return group and isinstance(error, click.exceptions.NoSuchCommand)
+
+
+def _elsewhere(error: click.UsageError) -> str:
+    if isinstance(error, click.exceptions.NoSuchOption):
+        return ELSEWHERE.get(error.option_name, "")
+    if isinstance(error, click.exceptions.NoSuchCommand):
+        return ELSEWHERE.get(error.command_name, "")
+    return ""
 
 
 def _without_wild_guesses(error: click.UsageError) -> click.UsageError:

@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds, ServerId
-from gpupool.pool.model.state import Gpu, Lease, PartStatus, PoolState, Server, ServerStatus
+from gpupool.pool.model.state import Gpu, Lease, PartStatus, PoolState, Server
 from gpupool.pool.policy.rulebook import rulebook
 from gpupool.pool.ports import RaftHealth
 from gpupool.pool.telemetry import Telemetry
-from gpupool.pool.view import RaftView
+from gpupool.pool.view import RaftView, gpu_state
 from gpupool.pool.view_building import raft_view, server_state
 
 MILLION = 1_000_000
@@ -150,19 +150,15 @@ class Sampler:
         return pool_books(state, now_ms)
 
 
-def gpu_state(server: Server, gpu: Gpu) -> str:
-    """Return the word for one GPU: that of its server, or fault, idle, mix or full."""
-    if server.status is ServerStatus.UNREACHABLE:
-        return "down"
-    if gpu.fault or gpu.clash:
-        return "fault"
-    if server.drain_reason is not None or gpu.drain_reason:
-        return "drain"
-    if server.status is ServerStatus.JOINED:
-        return "new"
-    if gpu.memory_granted == 0:
-        return "idle"
-    return "full" if gpu.memory_free < gpu.capacity // 20 else "mix"
+def _state_of(server: Server, gpu: Gpu) -> str:
+    return gpu_state(
+        server_state(server),
+        fault=bool(gpu.fault or gpu.clash),
+        drained=bool(gpu.drain_reason),
+        granted=gpu.memory_granted,
+        free=gpu.memory_free,
+        capacity=gpu.capacity,
+    )
 
 
 def pool_books(state: PoolState, now_ms: int) -> PoolBooks:
@@ -173,7 +169,7 @@ def pool_books(state: PoolState, now_ms: int) -> PoolBooks:
     models: dict[str, Counter[str]] = {}
     for server in servers:
         for gpu in server.gpus.values():
-            state_of_gpu = gpu_state(server, gpu)
+            state_of_gpu = _state_of(server, gpu)
             gpus[state_of_gpu] += 1
             _count_capacity(models.setdefault(gpu.name, Counter()), gpu, state_of_gpu)
             capacity += gpu.capacity
@@ -232,7 +228,7 @@ def _gpu_books(state: PoolState, server: Server) -> tuple[GpuBooks, ...]:
             granted=gpu.memory_granted,
             foreign=gpu.memory_foreign,
             leases=leases[gpu.id],
-            state=gpu_state(server, gpu),
+            state=_state_of(server, gpu),
             pci_bus_id=gpu.pci_bus_id,
             parent=gpu.parent or "",
             emulated=gpu.emulated,

@@ -249,8 +249,8 @@ def added(one: Sequence[ClassSum], other: Sequence[ClassSum]) -> list[ClassSum]:
 
 # --- forms ----------------------------------------------------------------------------------------
 
-TITLES = ("LEASES", "GPU-HOURS", "GIB-HOURS", "MEAN WAIT", "LONGEST", "BUSY", "IDLE", "SEEN")
-WASTE_TITLES = ("GPU-HOURS", "WASTED", "IDLE", "BUSY", "MEMORY", "SEEN")
+TITLES = ("LEASES", "GPU-HOURS", "GIB-HOURS", "MEAN WAIT", "LONGEST", "BUSY H", "IDLE", "SAMPLED")
+WASTE_TITLES = ("GPU-HOURS", "WASTED", "IDLE", "BUSY H", "MEMORY", "SAMPLED")
 
 
 def table(report: Report) -> list[tuple[str, ...]]:

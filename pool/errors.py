@@ -42,6 +42,12 @@ class UsageError(GpupoolError):
     code = "usage"
 
 
+class UnknownNameError(GpupoolError):
+    """The pool has no server, lease or the like of this name, or has it no more."""
+
+    code = "unknown-name"
+
+
 class UnreachableError(GpupoolError):
     """No server of the pool answered."""
 

@@ -46,6 +46,7 @@ class Finding:
     since: Milliseconds  # of this status, by the pool's time
     text: str
     hint: str = ""  # with a command
+    flaps: bool = field(default=False, metadata=OPTIONAL)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ A ``PoolView`` is what one server can say, with its age. The ``Telemetry`` of ``
 joined in by the program that shows it. Nothing secret is in either.
 """
 
+import re
 from dataclasses import dataclass, field
 
 from gpupool.pool.model.codec import OPTIONAL
@@ -45,6 +46,17 @@ class GpuView:
     fault: str
     leases: tuple[LeaseId, ...]
     drain: str = field(default="", metadata=OPTIONAL)  # why nothing is granted on it by order
+
+    def state(self, server: str) -> str:
+        """Return its word, given the one for its server."""
+        return gpu_state(
+            server,
+            fault=bool(self.fault),
+            drained=bool(self.drain),
+            granted=self.memory_granted,
+            free=self.memory_free,
+            capacity=self.capacity,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +258,46 @@ NO_KEY, ONE_KEY = "no server has the key", "only one server has the key"
 
 ALARM = "alarm: "
 """Begins a warning that makes the pool unhealthy although it may still grant."""
+
+
+def gpu_state(
+    server: str, *, fault: bool, drained: bool, granted: int, free: int, capacity: int
+) -> str:
+    """Return the word for one GPU in all that people see.
+
+    Args:
+        server: the word for its server, of ``server_state``.
+        fault: whether it has failed, or another server offers it too.
+        drained: whether it alone was drained.
+        granted: bytes that leases have.
+        free: bytes that can be granted.
+        capacity: bytes that leases may have in all.
+    """
+    if server == "down":
+        return "down"
+    if fault:
+        return "fault"
+    if drained or server == "drain":
+        return "drain"
+    if server == "new":
+        return "new"
+    if not granted:
+        return "idle"
+    return "full" if free < capacity // FULL_SHARE else "mix"
+
+
+FULL_SHARE = 20
+"""A GPU with less than this part of its memory free is full."""
+
+
+def readable(text: str) -> str:
+    """Return a text of the table for people: all servers must keep the same one for ever."""
+    text = GPUS.sub(lambda m: f"{m[1]} GPU" if m[1] == "1" else f"{m[1]} GPUs", text)
+    return HOURS.sub(lambda m: f"good for {round(int(m[1]) / 24)} days", text)
+
+
+GPUS = re.compile(r"\b(\d+) GPU\(s\)")
+HOURS = re.compile(r"\bgood for (\d{3,}|[5-9]\d) h\b")
 
 
 def visible(text: str) -> str:

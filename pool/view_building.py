@@ -46,6 +46,7 @@ from gpupool.pool.view import (
     Stay,
     WaitingView,
     has_quorum,
+    readable,
     visible,
 )
 
@@ -277,9 +278,7 @@ def _event_views(events: Sequence[Event]) -> Iterator[Event]:
 
 
 def _visible_event(event: Event) -> Event:
-    if event.text.isprintable() and event.subject.isprintable():
-        return event
-    return replace(event, subject=visible(event.subject), text=visible(event.text))
+    return replace(event, subject=visible(event.subject), text=visible(readable(event.text)))
 
 
 def _lease_views(state: PoolState, now_ms: int) -> Iterator[LeaseView]:

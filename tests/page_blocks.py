@@ -4,7 +4,7 @@ A mark is a comment of HTML above a block, which readers do not see::
 
     <!-- tested -->                        the block runs as it is written, with a pool at hand
     <!-- tested, prints "4.0 GiB" -->      and this is in what it prints
-    <!-- tested, without "parquet" -->     except for lines with this word
+    <!-- tested, without "train" -->       except for lines with this word
     <!-- followed -->                      a reader of a bare system follows it (tests/packaging)
     <!-- untested: needs a GPU -->         no test here can follow it, and why
 """

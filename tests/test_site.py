@@ -51,6 +51,27 @@ def test_links_lead_to_pages_of_the_site_or_to_the_repository(
     ])  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("word", "guide"),
+    [
+        ("queue", "user.md"),
+        ("out of memory", "user.md"),
+        ("detach", "user.md"),
+        ("logs", "user.md"),
+        ("quota", "policy.md"),
+        ("reservation", "policy.md"),
+        ("email", "health.md"),
+        ("firewall", "troubleshooting.md"),
+    ],
+)
+def test_the_words_of_users_stand_in_guides_that_the_search_shows(
+    site: ModuleType, word: str, guide: str
+) -> None:
+    assert word in (ROOT / "docs" / guide).read_text(encoding="utf-8").lower()
+    assert site.search_front_matter(Path(guide)) == ""
+    assert "exclude: true" in site.search_front_matter(Path("adr/0010-a.md"))
+
+
 def test_a_list_stands_apart_from_its_paragraph(site: ModuleType) -> None:
     text = "Words:\n- one\n- two\n  lines\n\n1. a\n2. b\n"
     assert site.with_lists_apart(text) == "Words:\n\n- one\n- two\n  lines\n\n1. a\n2. b\n"

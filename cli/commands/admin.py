@@ -13,7 +13,7 @@ from gpupool.cli.lib.completion_names import SERVER_NAME
 from gpupool.cli.lib.connect import connected, operate, run_async
 from gpupool.cli.lib.output import say, stdout_console
 from gpupool.cli.lib.values import Parsed, parse_label, parse_lease, size_text
-from gpupool.pool.errors import LeaseLostError, NotNowError, UsageError
+from gpupool.pool.errors import LeaseLostError, NotNowError, UnknownNameError, UsageError
 from gpupool.pool.model.ids import LeaseId, lease_name
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ async def _known(credentials: str | None, server: str) -> "ServerView":
         if server in (each.name, each.id):
             return each
     names = ", ".join(sorted(each.name for each in servers))
-    raise UsageError(f"the pool has no server named {server}", hint=f"it has {names}"[:300])
+    raise UnknownNameError(f"the pool has no server named {server}", hint=f"it has {names}"[:300])
 
 
 def _parse_changes(changes: tuple[str, ...]) -> tuple[dict[str, str], tuple[str, ...]]:

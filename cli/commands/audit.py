@@ -13,7 +13,7 @@ from gpupool.cli.lib.time_spans import parse_since
 from gpupool.cli.lib.values import Parsed
 from gpupool.pool.errors import UsageError
 from gpupool.pool.model.state import Act
-from gpupool.pool.view import visible
+from gpupool.pool.view import readable, visible
 
 if TYPE_CHECKING:
     from gpupool.remoting.protocol.messages import AuditNow
@@ -92,7 +92,7 @@ def _print(acts: list[Act]) -> None:
     lines: list[tuple[str, ...]] = [TITLES]
     for act in acts:
         when = datetime.fromtimestamp(act.at / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
-        words = (when, act.by, act.kind, act.subject or "-", act.text)
+        words = (when, act.by, act.kind, act.subject or "-", readable(act.text))
         lines.append(tuple(visible(word) for word in words))
     widths = [max(len(line[at]) for line in lines) for at in range(len(TITLES))]
     for line in lines:

@@ -4,7 +4,7 @@ import os
 import ssl
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ import click
 
 from gpupool.cli.lib.common_options import json_option, pool_options
 from gpupool.cli.lib.connect import connected, credentials_file, run_async, stored_credentials
-from gpupool.cli.lib.output import print_json
+from gpupool.cli.lib.output import invocation, print_json
 from gpupool.cli.lib.values import duration_text
 from gpupool.pool.errors import ExitCode, GpupoolError
 from gpupool.pool.view import ALARM, visible
@@ -42,6 +42,7 @@ class Finding:
     result: str  # "ok", "warn" or "fail"
     text: str
     hint: str = ""
+    servers: tuple[str, ...] = ()  # of which it is true
 
 
 @click.command()
@@ -78,15 +79,25 @@ def command(credentials: str | None, servers: bool, bandwidth: bool, as_json: bo
     if as_json:
         print_json(healthy=all(f.result != FAIL for f in findings), findings=findings)
     else:
-        for finding in findings:
+        for finding in grouped(findings):
             color = {GOOD: "green", WARN: "yellow", FAIL: "red"}[finding.result]
             mark = click.style(f"{finding.result:<5}", fg=color)
-            click.echo(f"{mark} {finding.check:<12} {finding.text}")
+            where = f"{', '.join(finding.servers)}: " if finding.servers else ""
+            click.echo(f"{mark} {finding.check:<12} {where}{finding.text}")
             if finding.hint:
                 click.echo(f"{'':19}hint: {finding.hint}")
     if all(finding.result != FAIL for finding in findings):
         return ExitCode.DONE
     return ExitCode.UNHEALTHY if reached else ExitCode.FAILED
+
+
+def grouped(findings: list[Finding]) -> list[Finding]:
+    """Return the findings with those alike of several servers as one."""
+    servers: dict[Finding, tuple[str, ...]] = {}
+    for each in findings:
+        alike = replace(each, servers=())
+        servers[alike] = (*servers.get(alike, ()), *each.servers)
+    return [replace(each, servers=names) for each, names in servers.items()]
 
 
 async def examine(
@@ -305,17 +316,22 @@ async def _own(connection: "MessageStream", name: str) -> list[Finding]:
         found.append(older)
     if SIGNER_OPEN in said:
         hint = "start the server as root, or by the units for systemd"
-        found.append(Finding("signer", WARN, f"{name}: {SIGNER_OPEN}", hint))
+        found.append(Finding("signer", WARN, SIGNER_OPEN, hint, (name,)))
     lacking = [text.removeprefix(WORKERS_LACK) for text in said if text.startswith(WORKERS_LACK)]
     if lacking:
-        hint = "under the units for systemd, all that the kernel has confines them"
-        text = f"{name}: not confined by {'; '.join(lacking)}"
-        return [*found, Finding("workers", WARN, text, hint)]
+        hint = "the systemd units enable full sandboxing; -v says which parts are missing"
+        count = len(lacking)
+        parts = "1 part" if count == 1 else f"{count} parts"
+        text = f"the workers' sandbox lacks {parts} of what this kernel could do"
+        if invocation().verbose:
+            text = f"the workers' sandbox lacks {'; '.join(lacking)}"
+        return [*found, Finding("workers", WARN, text, hint, (name,))]
     holds = [text.removeprefix(WORKERS_HAVE) for text in said if text.startswith(WORKERS_HAVE)]
     if not holds and isinstance(answer, m.ViewNow):
         # Only a worker that runs says what holds; a server starts its first one late.
-        found.append(Finding("workers", GOOD, f"{name}: none runs that could say what confines it"))
-    return found + [Finding("workers", GOOD, f"{name}: confined by {text}") for text in holds]
+        text = "none has run yet, so their sandbox is not known"
+        found.append(Finding("workers", GOOD, text, servers=(name,)))
+    return found + [Finding("workers", GOOD, f"confined by {t}", servers=(name,)) for t in holds]
 
 
 def older_finding(view: "PoolView") -> Finding | None:

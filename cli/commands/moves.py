@@ -9,7 +9,13 @@ from gpupool.cli.lib.common_options import pool_options
 from gpupool.cli.lib.connect import connected, run_async
 from gpupool.cli.lib.output import say
 from gpupool.cli.lib.values import Parsed, parse_lease
-from gpupool.pool.errors import GpupoolError, LeaseLostError, NotNowError, UsageError
+from gpupool.pool.errors import (
+    GpupoolError,
+    LeaseLostError,
+    NotNowError,
+    UnknownNameError,
+    UsageError,
+)
 from gpupool.pool.model.ids import GpuId, LeaseId, ServerId, lease_name
 
 if TYPE_CHECKING:
@@ -64,7 +70,9 @@ def move(credentials: str | None, lease: int, targets: tuple[str, ...]) -> None:
             found = next((each for each in view.leases if each.id == lease), None)
             if found is None:
                 hint = '"gpupool leases" shows those that it has'
-                raise UsageError(f"the pool has no lease {lease_name(LeaseId(lease))}", hint=hint)
+                raise UnknownNameError(
+                    f"the pool has no lease {lease_name(LeaseId(lease))}", hint=hint
+                )
             server, gpus = target_of(view, found, targets)
             if server in {part.server for part in found.partitions} or gpus:
                 said = await _order(pool, found, server, (), gpus)

@@ -24,6 +24,7 @@ from gpupool.pool.model.state import Filter
 from gpupool.pool.scheduling.filters import filter_text, first_mismatch
 from gpupool.pool.view import ALARM, PoolView
 
+INTERVAL_MIN_S = 0.1
 SVG_WIDTH, SVG_HEIGHT = 150, 34
 
 
@@ -189,16 +190,6 @@ def leases(
     type=click.Path(dir_okay=False, writable=True),
     help="Write one frame as a picture, after looking for two intervals, and exit.",
 )
-@click.option(
-    "--record",
-    type=click.Path(dir_okay=False, writable=True),
-    help="Write all that is shown to this file as well, for a report of a bug.",
-)
-@click.option(
-    "--replay",
-    type=click.Path(dir_okay=False, exists=True),
-    help="Show a file of --record, without a pool.",
-)
 @view_options
 def top(
     credentials: str | None,
@@ -209,20 +200,16 @@ def top(
     interval: float,
     readonly: bool,
     export_svg: str | None,
-    record: str | None,
-    replay: str | None,
 ) -> int | None:
     """Watch the pool: servers, GPUs, leases, who waits for what. "?" shows the keys.
 
-    On a pipe it prints one plain table and exits. A recording has the names of users, programs and
-    servers, and is compressed with gzip.
+    On a pipe it prints one plain table and exits.
     """
+    if interval < INTERVAL_MIN_S:
+        raise UsageError(f"--interval is at least {INTERVAL_MIN_S:g} s", hint="give 500ms or more")
     glyphs = _glyphs(in_ascii)
     # A dumb terminal, as in Emacs, moves no cursor.
     live = sys.stdout.isatty() and sys.stdin.isatty() and os.environ.get("TERM") != "dumb"
-    if (record or replay) and (once or as_json or not live or (record and replay)):
-        hint = "use one of them, in a terminal, without --once and --json"
-        raise UsageError("--record and --replay are of the live view", hint=hint)
     if as_json:
         snapshot = fetch_snapshot(credentials)
         print_json(pool=snapshot.view, telemetry=list(snapshot.telemetry.values()))
@@ -245,7 +232,7 @@ def top(
         return None
     from gpupool.cli.tui.live_view import Options, watch
 
-    return watch(credentials, glyphs, Options(wide, interval, readonly, record, replay))
+    return watch(credentials, glyphs, Options(wide, interval, readonly))
 
 
 def _export(credentials: str | None, path: str, interval_s: float, glyphs: Glyphs) -> None:

@@ -23,6 +23,7 @@ STATE_STYLES = {
     "drain": "cyan",
     "new": "dim",
     "down": "bold red",
+    "fault": "bold red",
     "away": "bold red",
     "held": "green",
     "moving": "cyan",

@@ -169,21 +169,14 @@ class GpuRow:
 
     @property
     def state(self) -> str:
-        """Return idle, mix, full, or the server's word when that says more."""
-        if self.gpu.fault:
-            return "down"
-        if self.server.server.state in ("down", "drain", "new"):
-            return self.server.state
-        if self.gpu.drain:
-            return "drain"
-        if not self.gpu.memory_granted:
-            return "away" if self.server.unreachable else "idle"
-        return "full" if self.gpu.memory_free < self.gpu.capacity // 20 else "mix"
+        """Return the word of ``gpu_state``, or away: nothing can be granted there now."""
+        state = self.gpu.state(self.server.server.state)
+        return "away" if state == "idle" and self.server.unreachable else state
 
     @property
     def may_be_had(self) -> bool:
         """Return whether what is not granted of it is there at all."""
-        return not self.server.unreachable and self.state != "down"
+        return not self.server.unreachable and self.state != "fault"
 
     @property
     def wrong(self) -> bool:
@@ -200,6 +193,7 @@ class LeaseContext:
     models: Mapping[GpuId, str]
     names: Mapping[ServerId, str]
     sessions: Mapping[LeaseId, Mapping[ServerId, SessionTelemetry]]
+    places: Mapping[str, int]  # of requests that wait: how many are served before
 
 
 @dataclass(frozen=True)
@@ -248,7 +242,8 @@ class LeaseRow:
         """Return why it is in its state."""
         if isinstance(self.source, LeaseView):
             return _lease_reason(self.source, self.figures)
-        return self.source.reason
+        ahead = self.context.places[self.source.request]
+        return f"{f'{ahead} ahead' if ahead else 'next'}: {self.source.reason}"
 
     @cached_property
     def gpus(self) -> str:
@@ -256,8 +251,10 @@ class LeaseRow:
         if isinstance(self.source, LeaseView):
             return _gpus_of(self.source, self.context)
         waiting = self.source
-        size = size_text(waiting.memory) if waiting.memory else f"{waiting.fraction:g}"
-        return f"{waiting.count} x {size}"
+        if waiting.memory or waiting.fraction < 1:
+            part = size_text(waiting.memory) if waiting.memory else f"{waiting.fraction:.0%}"
+            return f"{waiting.count} x {part}"
+        return "1 whole GPU" if waiting.count == 1 else f"{waiting.count} whole GPUs"
 
     @property
     def memory(self) -> int:
@@ -473,7 +470,8 @@ def lease_context(snapshot: PoolSnapshot) -> LeaseContext:
     """Return what rows of leases are made from."""
     models = {gpu.id: gpu.name for s in snapshot.view.servers for gpu in s.gpus}
     names = {server.id: server.name for server in snapshot.view.servers}
-    return LeaseContext(snapshot, models, names, sessions_of(snapshot))
+    places = {waiting.request: place for place, waiting in enumerate(snapshot.view.waiting)}
+    return LeaseContext(snapshot, models, names, sessions_of(snapshot), places)
 
 
 def _gpus_of(lease: LeaseView, context: LeaseContext) -> str:

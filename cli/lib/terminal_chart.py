@@ -39,8 +39,8 @@ def chart(title: str, unit: str, points: Sequence[Point], frame: Frame) -> list[
     across = max(8, frame.width - AXIS_WIDTH - 2)
     dots_across, dots_up = (across, 1) if frame.ascii else (2 * across, 4)
     columns = _columns(points, frame, dots_across)
-    known = [each for each in columns if each is not None]
-    top = _rounded_up(max(known, default=0.0))
+    # A column has a mean, and the title names the largest point.
+    top = _rounded_up(max((value for _, value in points), default=0.0))
     lines = [f"{visible(title)}  {_summary(points, unit)}"]
     levels = [
         None if value is None else _level(value, top, frame.height * dots_up) for value in columns

@@ -10,7 +10,7 @@ from typing import cast
 import trio
 
 from gpupool.cli.lib.connect import connected
-from gpupool.pool.errors import AuthenticationError, UnreachableError, UsageError
+from gpupool.pool.errors import AuthenticationError, UnknownNameError, UnreachableError
 from gpupool.pool.view import visible
 from gpupool.remoting.client.credentials import Credentials
 from gpupool.remoting.protocol.addresses import Address, parse_address
@@ -35,7 +35,9 @@ async def invitation(credentials: str | None, server: str) -> str:
         found = next((each for each in view.servers if server in (each.name, each.id)), None)
         if found is None:
             names = ", ".join(visible(each.name) for each in view.servers)
-            raise UsageError(f"the pool has no server named {server}", hint=f"it has {names}"[:300])
+            raise UnknownNameError(
+                f"the pool has no server named {server}", hint=f"it has {names}"[:300]
+            )
         address = parse_address(found.address)
         text = token_text(pool.credentials, pool.ca_pem(), address)
         ask = partial(ask_key, address, text, pool.ca_pem())

@@ -32,7 +32,12 @@ from gpupool.cli.run.program_lease import SessionRequest
 from gpupool.cli.run.tls_relay import offer_relay
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.state import DataEncryption
-from gpupool.remoting.client.session_answer import OpenedSession, SessionAnswer, to_plain
+from gpupool.remoting.client.session_answer import (
+    OpenedSession,
+    SessionAnswer,
+    has_emulated,
+    to_plain,
+)
 from gpupool.remoting.protocol.driver_variables import allowed_environment
 
 LINE_LENGTH_MAX = 64 * 1024
@@ -250,6 +255,8 @@ class Agent:
         """What the first process said whose session broke, though the lease goes on."""
         self.notices: list[str] = []
         self.log: Callable[[str], None] = lambda _: None
+        self.on_emulated: Callable[[], None] = lambda: None
+        """Called when a program asks for emulated GPUs by the CUDA door, which cannot have them."""
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Listen until cancelled."""
@@ -384,6 +391,9 @@ class Agent:
             return failure_line(late)
         # Of a held lease, it is ``gpupool run --lease`` that asks, which makes its own relay.
         if request.door == "cuda" and self._held is None:
+            if any(has_emulated(session) for session in sessions):
+                self.on_emulated()
+                return success_line(self._lease, [], self.notices)  # CUDA finds no device
             try:
                 sessions = [
                     self._with_relay(session) if isinstance(session, OpenedSession) else session

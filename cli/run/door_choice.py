@@ -28,16 +28,11 @@ LAUNCHERS = frozenset((*SHELLS, *WRAPPERS, "srun", "mpirun", "uv"))
 """Binaries that only start other programs, most often Python ones."""
 
 PROBE = (
-    "import importlib.util as u, os, sys\n"
+    "import importlib.util as u, sys\n"
     "s = u.find_spec('cupy')\n"
-    "n = u.find_spec('numpy')\n"
     "print('cupy:' + (str(s.origin) if s else ''))\n"
-    "print('numpy:' + (str(n.origin) if n else ''))\n"
     "print('cuda:' + ' '.join(x for x in sys.argv[1].split(',') if u.find_spec(x)))\n"
     "print('python:%d.%d' % sys.version_info[:2])\n"
-    "own = sys.prefix != sys.base_prefix\n"
-    "mark = os.path.join(os.path.dirname(os.__file__), 'EXTERNALLY-MANAGED')\n"
-    "print('system:' + ('' if own or not os.path.exists(mark) else 'yes'))\n"
 )
 
 DROPIN_PYTHON_MIN = (3, 9)
@@ -55,10 +50,8 @@ class Environment:
 
     interpreter: str
     cupy: str  # where the real CuPy lies; empty when there is none
-    numpy: str
     cuda: tuple[str, ...]  # those of CUDA_PACKAGES that it has
     version: tuple[int, int]
-    system: bool = False  # the system's own, into which pip installs nothing (PEP 668)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +145,7 @@ def without_own(pythonpath: str) -> str:
 
 
 def ask_interpreter(interpreter: str, environment: Mapping[str, str]) -> Environment | None:
-    """Ask a Python where its CuPy and NumPy are; None when it does not answer. Blocks."""
+    """Ask a Python where its CuPy is; None when it does not answer. Blocks."""
     env = dict(environment)
     env["PYTHONPATH"] = without_own(env.get("PYTHONPATH", ""))
     try:
@@ -181,16 +174,7 @@ def parse_answer(interpreter: str, text: str) -> Environment | None:
         return None
     version = (int(match[1]), int(match[2]))
     cuda = tuple(found.get("cuda", "").split())
-    system = bool(found.get("system", ""))
-    cupy, numpy = found.get("cupy", ""), found.get("numpy", "")
-    return Environment(interpreter, cupy, numpy, cuda, version, system)
-
-
-def how_to_get_numpy(answer: Environment) -> str:
-    """Return what a person types, so that the program has NumPy."""
-    if answer.system:
-        return "python3 -m venv ENV; ENV/bin/pip install numpy; then run ENV/bin/python"
-    return f"{answer.interpreter} -m pip install numpy"
+    return Environment(interpreter, found.get("cupy", ""), cuda, version)
 
 
 def choose_door(
@@ -266,12 +250,7 @@ def _choose_for_python(
         needed = ".".join(map(str, DROPIN_PYTHON_MIN))
         why = f"{whose} is {answer.version[0]}.{answer.version[1]}, the drop-in cupy needs {needed}"
         return _cuda_alone(why, own=own, built=built)
-    warning = ""
-    if own and not answer.numpy:
-        warning = (
-            f"{interpreter} has no NumPy, which the drop-in cupy needs: {how_to_get_numpy(answer)}"
-        )
-    warning = warning or (ignored_path(arguments) if own else "")
+    warning = ignored_path(arguments) if own else ""
     return DoorChoice("arrays", f"{whose} has no CuPy", warning)
 
 

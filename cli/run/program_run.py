@@ -24,6 +24,7 @@ from gpupool.cli.run.door_choice import (
     DoorChoice,
     choose_door,
     door_lines,
+    is_binary,
     program_environment,
     with_tools,
 )
@@ -32,7 +33,7 @@ from gpupool.cli.run.program_lease import ProgramLease
 from gpupool.cli.run.request_options import Wanted, unknown_text
 from gpupool.cli.run.waiting_line import ESTIMATE_AFTER_S, WaitingLine, line_of_command
 from gpupool.pool.errors import ExitCode, GpupoolError
-from gpupool.pool.model.ids import GpuId, ServerId
+from gpupool.pool.model.ids import EMULATED_PREFIX, GpuId, ServerId
 from gpupool.pool.model.state import Request
 from gpupool.pool.scheduling.filters import short_model
 from gpupool.remoting.client.pool_client import LeaseHandle, Pool
@@ -51,6 +52,11 @@ the servers are asked. Longer than this the user does not wait for those that ar
 
 
 INTERRUPT_COUNT_MAX = 8
+
+EMULATED_TEXT = (
+    "will see no GPU: this lease has emulated ones, for programs that use cupy; CUDA programs, "
+    "such as those of PyTorch, need real GPUs"
+)
 
 GIVING_WAY = ("suspending", "suspended", "resuming")
 """States of a lease whose program's calls wait."""
@@ -140,6 +146,7 @@ class _Run:
         self._door = DoorChoice("", "")
         self._door_chosen = trio.Event()
         self._lost = ""
+        self._emulated_said = False
         self._patience = self._be_patient()
         self._connecting = trio.CancelScope()
         self._started: trio.CancelScope | None = None
@@ -185,6 +192,10 @@ class _Run:
         try:
             await self._door_chosen.wait()
             await self._announce(pool, hold)
+            emulated = all(p.gpu.startswith(EMULATED_PREFIX) for p in hold.partitions)
+            # Of a binary it is not known whether it uses CUDA; it is told when it does.
+            if emulated and self._door.door == "cuda" and not is_binary(self._program):
+                self._say_emulated()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch_interrupts, pool, hold)
                 ending = await self._with_lease(GrantedLease(hold))
@@ -315,7 +326,7 @@ class _Run:
             describe=lease.describe,
             check=lease.check,
         )
-        agent.log = self._note
+        agent.log, agent.on_emulated = self._note, self._say_emulated
         lease.follow(agent.followers.bring)
         self._agent = agent
         environment = program_environment(
@@ -369,6 +380,11 @@ class _Run:
         say(f"gpupool: {lease_text(hold, view)}{ends}")
         if with_door:
             self._say_door()
+
+    def _say_emulated(self) -> None:
+        if not self._emulated_said:
+            self._emulated_said = True
+            say(f"gpupool: {os.path.basename(self._program)} {EMULATED_TEXT}")
 
     def _say_door(self) -> None:
         door = self._door

@@ -121,12 +121,16 @@ def wanted_of(
     idle_timeout: float | str | None = None,
     preemptible: bool = False,
     share: float | None = None,
+    **unknown: object,
 ) -> Wanted:
     """Return the request that these arguments make; they mean what the options of ``run`` mean.
 
     Raises:
         UsageError: when they make no sense.
+        TypeError: for an argument that ``lease`` does not have.
     """
+    for name in unknown:
+        raise TypeError(f"lease() has no argument {name!r}; the number of GPUs is n")
     if fraction is not None and memory is not None:
         raise UsageError("fraction and memory exclude each other", hint="give one of them")
     part = 1.0 if fraction is None else fraction
@@ -139,8 +143,8 @@ def wanted_of(
             count=n,
             fraction=0.0 if memory is not None else part,
             memory=parse_partition(memory) if isinstance(memory, str) else memory or 0,
-            servers=tuple(servers),
-            filters=tuple(parse_filter(each) for each in filters),
+            servers=_texts(servers),
+            filters=tuple(parse_filter(each) for each in _texts(filters)),
             across=across,
             placement=Placement(placement),
             wait_s=parse_duration(wait) if isinstance(wait, str) else wait,
@@ -150,6 +154,10 @@ def wanted_of(
         )
     except ValueError as error:
         raise UsageError(str(error)) from error
+
+
+def _texts(given: Sequence[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def _seconds(given: float | str | None) -> float:

@@ -270,6 +270,7 @@ class _Server:
                 nursery.start_soon(
                     self.health.run,
                     *(server.controller, self.machine, replicated_log.health, host, links),
+                    self._incarnation,
                 )
                 self._log.info(
                     "%s is listening on %s, as a %s of pool %s",

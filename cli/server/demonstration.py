@@ -71,6 +71,9 @@ class Demonstration:
         """Run the whole story; return the exit code."""
         started = time.monotonic()
         kept = False
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, _end)
         try:
             self._tell_story()
             kept = self._keep
@@ -90,6 +93,9 @@ class Demonstration:
             return 0
         finally:
             if not kept:
+                # A second one would leave the servers' files: this takes a few seconds at most.
+                for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                    signal.signal(number, signal.SIG_IGN)
                 self._clean_up()
 
     def _tell_story(self) -> None:
@@ -149,18 +155,31 @@ class Demonstration:
         self._show(f"kill {pids}; rm -r {self._folder}")
 
     def _show_in_browser(self) -> None:
-        """Show the pool in the browser until Ctrl-C; then a server that was killed is missed."""
-        self._say(
-            "\nNothing runs on the pool now. To see something on the page, in another terminal:"
-        )
+        """Show the pool in the browser until Ctrl-C; a program runs on it again and again."""
+        again = f"while :; do python {shlex.quote(str(self._program()))}; sleep 1; done"
+        self._say("\nThe same program runs on half a GPU again and again now, in the background:")
+        self._show(f"gpupool run -p 0.5 -- sh -c {shlex.quote(again)}")
+        self._say(f"The demo made a GPU of {FAULTY} overheat: see its page and that of health.")
+        self._say("To use the pool in another terminal:")
         self._show(f"export GPUPOOL_CREDENTIALS={self._env['GPUPOOL_CREDENTIALS']}")
-        self._show(f"{program()} run -p 0.5 -- python {self._program()}")
-        self._say(f"A GPU of {FAULTY} is too hot by a script; its page and that of health show it.")
         self._say("The pool goes on until Ctrl-C, in the browser:")
         self._show("gpupool web")
         sys.stdout.flush()
-        with suppress(KeyboardInterrupt):
+        running = subprocess.Popen(
+            self._argv("run", "-q", "-p", "0.5", "--", "sh", "-c", again),
+            env=self._env,
+            cwd=self._folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
             subprocess.run(self._argv("web"), env=self._env, cwd=self._folder, check=False)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            running.terminate()
+            running.wait()
 
     # --- processes -----------------------------------------------------------------------------
 
@@ -303,8 +322,6 @@ class Demonstration:
         return path
 
     def _clean_up(self) -> None:
-        # A second Ctrl-C would leave the servers' files: this takes a few seconds at most.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
         for server in self._servers.values():
             server.process.send_signal(signal.SIGTERM)
         end = time.monotonic() + 5
@@ -316,6 +333,11 @@ class Demonstration:
                 server.process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
         os.close(self._held)
+
+
+def _end(number: int, _frame: object) -> None:
+    """End the story as Ctrl-C does: by its cleaning up."""
+    raise SystemExit(128 + number)
 
 
 def _last_line(path: Path) -> str:

@@ -24,7 +24,8 @@ from gpupool.monitoring.observer_link import AWAY, NO_HISTORY, ObserverLink
 from gpupool.pool.alert_gate import sends_alerts
 from gpupool.pool.errors import GpupoolError, NotNowError
 from gpupool.pool.history_query import HistoryPage, HistoryQuery, Storage
-from gpupool.pool.model.ids import GpuId, Milliseconds, ServerId
+from gpupool.pool.model.ids import GpuId, Incarnation, Milliseconds, ServerId
+from gpupool.pool.model.served import serves
 from gpupool.pool.ports import RaftHealth
 from gpupool.pool.record_query import (
     BandwidthPage,
@@ -86,6 +87,7 @@ class HealthRounds:
         self._gpus = 0
         self._tested: Mapping[GpuId, SelfTest] = {}
         self._observer = ObserverReadings()
+        self._incarnation = Incarnation(0)
         self._monitor = HealthMonitor(drain_for, self._failed)
         self._files = files
         self._log = log
@@ -99,8 +101,10 @@ class HealthRounds:
         health: Callable[[], RaftHealth],
         host: HostSupervisor,
         links: PeerTransport,
+        incarnation: Incarnation,
     ) -> None:
         """Check this server once a second until cancelled."""
+        self._incarnation = incarnation
         self.remember(await trio.to_thread.run_sync(self._read_devices))
         assert self._files.identity is not None
         self._links = links
@@ -190,6 +194,7 @@ class HealthRounds:
             at=now_ms,
             telemetry=telemetry,
             state=machine.state,
+            knows_table=serves(machine.state, telemetry.server, self._incarnation),
             health=health,
             certificates={name: (end - now_ms) / 1000 for name, end in self._ends().items()},
             has_signer=self._has_signer(),
@@ -198,12 +203,13 @@ class HealthRounds:
             errors_a_second=self.devices.errors_a_second(now_ms),
             tests=self.devices.tests(),
         )
-        before = {(each.check, each.subject): each.status for each in self._monitor.findings}
+        before = {(each.check, each.subject): each for each in self._monitor.findings}
         findings = self._monitor.round(readings)
         controller.checks.findings = findings
         controller.checks.signs = self._monitor.signs()
         for each in findings:
-            if before.get((each.check, each.subject)) != each.status:
+            known = before.get((each.check, each.subject))
+            if known is None or (known.status != each.status and not (known.flaps and each.flaps)):
                 self._log.warning("health, %s: %s: %s", each.status.name, each.check, each.text)
 
     def _ends(self) -> dict[str, int]:

@@ -46,12 +46,11 @@ class Answers:
     """What is known of a lease, line by line; of one that has ended as well."""
 
     usage: tuple[str, ...] = ()
-    absent: str = ""  # why nothing can be asked
 
     @property
     def pending(self) -> str:
         """Return what to show in place of an answer."""
-        return self.absent or "asking the servers ..."
+        return "asking the servers ..."
 
 
 def chart_of(

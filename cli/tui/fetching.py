@@ -93,8 +93,6 @@ async def _fill_one(
     for page in answer.pages.values():
         if page.step_s == SLOT_S:
             trends.fill(server, figure, page, metrics_of("gpu")[figure].scale)
-    if screen.recorder is not None:
-        screen.recorder.gpu_points(server, figure, trends.points_of(server, figure))
     screen.touch(awaited=True)
 
 
@@ -121,8 +119,6 @@ async def _fill_pool_once(screen: LiveView, pool: Pool, view: PoolView) -> None:
     held = sum(gpu.capacity for server in view.servers for gpu in server.gpus) // MIB
     for page in told:
         screen.collector.trends.fill_pool(busy, page, held)
-    if screen.recorder is not None:
-        screen.recorder.pool_points(screen.collector.trends.pool.points)
     screen.touch(awaited=True)
 
 

@@ -11,17 +11,15 @@ from gpupool.cli.tui.answers import Answers
 from gpupool.cli.tui.collector import Collector
 from gpupool.cli.tui.keys import Extent, UiState
 from gpupool.cli.tui.panels import extent
-from gpupool.cli.tui.recording import Recorder
 from gpupool.cli.tui.screen import render, row_at
 
 
 class LiveView:
     """The state of the live view, and the event that makes it draw again."""
 
-    def __init__(self, glyphs: Glyphs, ui: UiState, recorder: Recorder | None = None) -> None:
+    def __init__(self, glyphs: Glyphs, ui: UiState) -> None:
         self.glyphs = glyphs
         self.ui = ui
-        self.recorder = recorder
         self.collector = Collector()
         self.answers = Answers()
         self.frozen: PoolSnapshot | None = None  # what a paused view keeps showing

@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import trio
@@ -19,7 +18,6 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from gpupool import __version__
 from gpupool.cli.lib.columns import Glyphs
 from gpupool.cli.lib.connect import connected, run_async
 from gpupool.cli.lib.exits import die_of
@@ -28,7 +26,6 @@ from gpupool.cli.tui.fetching import fill, fill_pool, keep_answers, ping
 from gpupool.cli.tui.keys import INTERVALS_S, Action, UiState, press
 from gpupool.cli.tui.live_state import LiveView
 from gpupool.cli.tui.panels import chosen_server
-from gpupool.cli.tui.recording import Recorder, Recording
 from gpupool.cli.tui.screen import render
 from gpupool.cli.tui.terminal_keys import MOUSE_OFF, MOUSE_ON, decode_keys
 from gpupool.pool.errors import GpupoolError
@@ -40,9 +37,6 @@ FRAME_S = 0.04
 
 IDLE_FRAME_S = 1.0
 """A frame is drawn at least so often, since ages grow."""
-
-PLAY_S = 0.25
-"""How often a recording that is paused looks whether it goes on."""
 
 ESCAPE_S = 0.05
 """An ESC that nothing follows for so long is the key, not the beginning of a sequence."""
@@ -63,21 +57,14 @@ class Options:
     wide: bool = False
     interval_s: float = 0.5
     readonly: bool = False
-    record: str | None = None
-    replay: str | None = None
 
 
 def watch(credentials: str | None, glyphs: Glyphs, options: Options) -> int:
     """Show the live view until it is left; return the exit code."""
     index = min(range(len(INTERVALS_S)), key=lambda at: abs(INTERVALS_S[at] - options.interval_s))
-    recorder = Recorder(Path(options.record), __version__) if options.record else None
-    readonly = options.readonly or options.replay is not None
-    ui = UiState(wide=options.wide, readonly=readonly, interval_index=index)
-    screen = LiveView(glyphs, ui, recorder)
-    if options.replay is not None:
-        run_async(partial(_replay, screen, Recording(Path(options.replay))))
-    else:
-        run_async(partial(_watch, screen, credentials))
+    ui = UiState(wide=options.wide, readonly=options.readonly, interval_index=index)
+    screen = LiveView(glyphs, ui)
+    run_async(partial(_watch, screen, credentials))
     if screen.ended_by:
         die_of(screen.ended_by)
     return 0
@@ -86,36 +73,7 @@ def watch(credentials: str | None, glyphs: Glyphs, options: Options) -> int:
 async def _watch(screen: LiveView, credentials: str | None) -> None:
     # Before the screen is taken over: a failure to connect is an ordinary error.
     async with connected(credentials) as pool:
-        recorder = screen.recorder
-        if recorder is not None:
-            recorder.open(trio.current_time())
-        try:
-            await _show(screen, pool, (_collect, ping, fill, fill_pool, keep_answers))
-        finally:
-            if recorder is not None:
-                recorder.close()
-
-
-async def _replay(screen: LiveView, recording: Recording) -> None:
-    lines = recording.lines()
-    first = next(lines, None)  # a file that is none is an ordinary error as well
-    screen.answers.absent = "a recording has neither charts nor accounts"
-
-    async def play(screen: LiveView, _pool: Pool | None) -> None:
-        began, at = trio.current_time(), 0.0
-        line = first
-        while line is not None:
-            at, content = line
-            while screen.ui.paused:
-                await trio.sleep(PLAY_S)
-                began += PLAY_S
-            await trio.sleep_until(began + at)
-            recording.play(content, screen.collector, trio.current_time())
-            screen.touch()
-            line = next(lines, None)
-        screen.message("the recording is over")
-
-    await _show(screen, None, (play,))
+        await _show(screen, pool, (_collect, ping, fill, fill_pool, keep_answers))
 
 
 async def _show(screen: LiveView, pool: Pool | None, tasks: Sequence[Any]) -> None:
@@ -190,8 +148,6 @@ async def _collect(screen: LiveView, pool: Pool) -> None:
             async for update in updates:
                 now = trio.current_time()
                 screen.collector.take(update, now)
-                if screen.recorder is not None:
-                    screen.recorder.update(update, screen.collector.ping_s, now)
                 if not screen.ui.paused:
                     screen.touch(awaited=not screen.viewed.is_set())
                 screen.viewed.set()

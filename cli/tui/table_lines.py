@@ -13,6 +13,12 @@ REASONS = ("REASON", "FAULT")
 KEPT = ("STATE", "SERVER", "GPU", "GPUS", "LEASE", "USER", *REASONS)
 """Columns that stay where a reason needs room."""
 
+KEPT_LONG = ("AGE", "BUSY", "PROGRAM")
+"""Columns that give way to a reason only when all others have."""
+
+REASON_WIDTH_MIN = 30
+"""Other columns give way to so much of a reason; the rest of it has what is left."""
+
 
 def table_lines(
     columns: Sequence[Column[Any]], cells: Sequence[Sequence[Cell]], width: int
@@ -50,11 +56,13 @@ def _columns_that_fit(
     last = keep[-1]
     if titles[last] not in REASONS or not any(line[last].text for line in lines):
         return keep
-    for at in reversed(range(last)):
-        if sum(widths[each] + 2 for each in keep) <= width:
-            break
-        if titles[at] not in KEPT:
-            keep.remove(at)
+    widths = [*widths[:last], min(widths[last], REASON_WIDTH_MIN)]
+    for kept in ((*KEPT, *KEPT_LONG), KEPT):
+        for at in reversed(range(last)):
+            if sum(widths[each] + 2 for each in keep) <= width:
+                return keep
+            if at in keep and titles[at] not in kept:
+                keep.remove(at)
     return keep
 
 

@@ -193,17 +193,6 @@ class Trends:
             points = ((t, total / count * scale) for t, total, count, *_ in series.points if count)
             self.gpus.fill((gpu, name), points)
 
-    def points_of(self, server: ServerId, name: str) -> dict[GpuId, Points]:
-        """Return what is known of one figure of a server's GPUs."""
-        gpus = self._followed.get(server, set[GpuId]())
-        return {gpu: self.gpus.points.get((gpu, name), ()) for gpu in sorted(gpus)}
-
-    def restore(self, server: ServerId, gpu: GpuId, name: str, points: Iterable[Point]) -> None:
-        """Take points of one GPU of a server that is followed."""
-        if server in self._followed:
-            self._followed[server].add(gpu)
-            self.gpus.fill((gpu, name), points)
-
     def fill_pool(self, pages: Iterable[HistoryPage], granted: HistoryPage, held: int) -> None:
         """Take the last hour of the pool from what its servers have kept.
 

@@ -112,6 +112,11 @@ def body_of(message: Message, pool: str) -> bytes:
     return json.dumps(body).encode()
 
 
+def slack_body_of(message: Message, pool: str) -> bytes:
+    """Return a message as the incoming webhooks of Slack and Mattermost take it."""
+    return json.dumps({"text": "\n".join([_subject(message, pool), *_lines(message)])}).encode()
+
+
 def _left_out(message: Message) -> dict[str, str]:
     if not message.left_out:
         return {}
@@ -179,21 +184,29 @@ def post(webhook: Webhook, body: bytes) -> None:
 
 def mail_of(message: Message, pool: str, email: Email) -> EmailMessage:
     """Return a message as a mail."""
+    mail = EmailMessage()
+    mail["Subject"] = _subject(message, pool)
+    mail["From"] = email.sender
+    mail["To"] = ", ".join(email.to)
+    mail.set_content("\n".join(_lines(message)) + "\n")
+    return mail
+
+
+def _subject(message: Message, pool: str) -> str:
     firing = [alert for alert in message.alerts if not alert.ended_ms]
     first = message.alerts[0]
     more = f" and {len(message.alerts) - 1} more" if len(message.alerts) > 1 else ""
-    mail = EmailMessage()
     word = first.severity if firing else "over"
-    mail["Subject"] = f"[gpupool {pool}] {word}: {first.text[:100]}{more}"
-    mail["From"] = email.sender
-    mail["To"] = ", ".join(email.to)
+    return f"[gpupool {pool}] {word}: {first.text[:100]}{more}"
+
+
+def _lines(message: Message) -> list[str]:
     lines: list[str] = list(_left_out(message).values())
     for alert in message.alerts:
         state = f"over since {_time(alert.ended_ms)}" if alert.ended_ms else alert.severity
         lines += [f"{alert.rule} ({state}), since {_time(alert.began_ms)}", f"  {alert.text}"]
         lines += [f"  hint: {alert.hint}"] if alert.hint else []
-    mail.set_content("\n".join(lines) + "\n")
-    return mail
+    return lines
 
 
 def send_mail(email: Email, mail: EmailMessage) -> None:

@@ -25,6 +25,7 @@ from gpupool.monitoring.health.alert_messages import (
     mail_of,
     post,
     send_mail,
+    slack_body_of,
 )
 from gpupool.monitoring.health.alert_rules import (
     RULES,
@@ -66,7 +67,8 @@ def receivers(settings: AlertSettings, message: Message, pool: str) -> "dict[str
     """Return one attempt for each receiver, by its name."""
     found: dict[str, partial[None]] = {}
     for webhook in settings.webhooks:
-        found[webhook.url] = partial(post, webhook, body_of(message, pool))
+        body = slack_body_of if webhook.format == "slack" else body_of
+        found[webhook.url] = partial(post, webhook, body(message, pool))
     for email in settings.emails:
         mail = mail_of(message, pool, email)
         found[f"mail to {', '.join(email.to)}"] = partial(send_mail, email, mail)

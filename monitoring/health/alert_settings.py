@@ -16,14 +16,16 @@ T = TypeVar("T")
 FILE = "alerts.toml"
 SYSTEM_FOLDER = Path("/etc/gpupool")
 RECEIVERS_MAX = 16
+FORMATS = ("alertmanager", "slack")
 
 
 @dataclass(frozen=True, slots=True)
 class Webhook:
-    """A receiver of Alertmanager's JSON over HTTPS."""
+    """A receiver of JSON over HTTPS: Alertmanager's, or a text as Slack and Mattermost take it."""
 
     url: str
     secret_file: str = ""  # signs each body by HMAC-SHA256
+    format: str = "alertmanager"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,8 @@ def read_settings(path: Path) -> AlertSettings:
         plain = url.scheme == "http" and is_loopback(url.hostname or "")
         if not url.hostname or not (url.scheme == "https" or plain):
             raise _wrong(path, f"a webhook is https://HOST/..., not {webhook.url!r}")
+        if webhook.format not in FORMATS:
+            raise _wrong(path, f"format is one of {', '.join(FORMATS)}, not {webhook.format!r}")
     return AlertSettings(path, credentials, webhooks, emails)
 
 

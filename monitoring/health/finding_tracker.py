@@ -1,7 +1,7 @@
 """From results to findings: worse at once or after a while, better after three good rounds.
 
-A subject that changes more than four times in ten minutes is one finding, that it flaps, with the
-worst that it was. Pure code.
+A subject that changes more than four times in ten minutes is one finding, that it flaps. Its level
+and its text are of one moment: while it is well, it is a warning that says how it was. Pure code.
 """
 
 from collections import deque
@@ -22,8 +22,8 @@ FINDING_COUNT_MAX = 256
 class _Track:
     """What is known of one check of one subject."""
 
-    shown: Result
     status: Health = Health.OK
+    latest: dict[Health, Result] = field(default_factory=dict[Health, Result])  # of each level
     since: Milliseconds = Milliseconds(0)
     worse_since: dict[Health, tuple[float, Milliseconds]] = field(
         default_factory=dict[Health, tuple[float, Milliseconds]]
@@ -54,9 +54,9 @@ class FindingTracker:
             key = result.check, result.subject
             if key not in seen or seen[key].status < result.status:
                 seen[key] = result
-        for key, result in seen.items():
+        for key in seen:
             if key not in self._tracks and len(self._tracks) < FINDING_COUNT_MAX:
-                self._tracks[key] = _Track(result)
+                self._tracks[key] = _Track()
         for key in list(self._tracks):
             self._follow(self._tracks[key], seen.get(key), now_s, at)
             track = self._tracks[key]
@@ -77,11 +77,11 @@ class FindingTracker:
                 track.worse_since.setdefault(level, (now_s, at))
             else:
                 track.worse_since.pop(level, None)
-        if result is not None and status >= track.status:
-            track.shown = result
+        if result is not None:
+            track.latest[status] = result
         if status > track.status:
             track.good_rounds = 0
-            patience_s = self._patience_s.get(track.shown.check, 0.0)
+            patience_s = self._patience_s.get(track.latest[status].check, 0.0)
             for level in (Health.FAIL, Health.WARN):
                 since = track.worse_since.get(level)
                 if since is not None and level > track.status and now_s - since[0] >= patience_s:
@@ -91,8 +91,6 @@ class FindingTracker:
             track.good_rounds += 1
             if track.good_rounds >= GOOD_ROUNDS:
                 _change(track, status, now_s, at)
-                if result is not None:
-                    track.shown = result
         else:
             track.good_rounds = 0
 
@@ -104,10 +102,16 @@ def _change(track: _Track, status: Health, now_s: float, at: Milliseconds) -> No
 
 
 def _finding(track: _Track) -> Finding | None:
-    shown = track.shown
-    if track.flaps:
-        text = f"flaps, {len(track.changes)} changes in 10 minutes: {shown.text}"
-        return Finding(shown.check, shown.subject, track.worst, track.since, text, shown.hint)
-    if not track.status:
+    level = track.status
+    if not (level or track.flaps):
         return None
-    return Finding(shown.check, shown.subject, track.status, track.since, shown.text, shown.hint)
+    shown = track.latest[level or track.worst]
+    text = shown.text
+    if not level:
+        count = (len(track.changes) + 1) // 2
+        verb = "failed" if track.worst is Health.FAIL else "was bad"
+        text = f"{verb} {count} times in 10 minutes, and is well now: {text}"
+    elif track.flaps:
+        text = f"flaps, {len(track.changes)} changes in 10 minutes: {text}"
+    status, since = level or Health.WARN, track.since
+    return Finding(shown.check, shown.subject, status, since, text, shown.hint, track.flaps)

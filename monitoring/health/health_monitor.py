@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from gpupool.monitoring.health.check_table import FAST, PATIENCE_S, SLOW, SLOW_S, Run
 from gpupool.monitoring.health.finding_tracker import FindingTracker
 from gpupool.monitoring.health.gpu_checks import PROGRAM_XIDS
+from gpupool.monitoring.health.pool_checks import quorum
 from gpupool.monitoring.health.readings import Past, Readings, Result
 from gpupool.pool.model.ids import GpuId
 from gpupool.pool.telemetry import Finding
@@ -48,6 +49,10 @@ class HealthMonitor:
     def round(self, readings: Readings) -> tuple[Finding, ...]:
         """Run the checks that are due, and return what there is to say."""
         past, now, at = self._past, readings.now_s, readings.at
+        if not readings.knows_table:
+            self._found = self._fast.round(self._results((quorum,), readings), now, at), ()
+            past.remember(readings)
+            return self._said()
         past.look(readings, PROGRAM_XIDS)
         fast, slow = self._found
         fast = self._fast.round(self._results(FAST, readings), now, at)
@@ -56,6 +61,10 @@ class HealthMonitor:
             slow = self._slow.round(self._results(SLOW, readings), now, at)
         past.remember(readings)
         self._found = fast, slow
+        return self._said()
+
+    def _said(self) -> tuple[Finding, ...]:
+        fast, slow = self._found
         found = sorted((*fast, *slow), key=lambda each: (-each.status, each.check, each.subject))
         if tuple(found) != self.findings:
             self.findings = tuple(found)

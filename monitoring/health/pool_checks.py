@@ -42,7 +42,7 @@ def quorum(readings: Readings, past: Past) -> Iterator[Result]:
         hint = "start the missing servers, or let another one join"
         yield Result("quorum", "", WARN, text, hint)
     elif voters % 2 == 0:
-        text = f"{voters} voters bear no more losses than {voters - 1}"
+        text = f"{voters} voting servers tolerate as many failures as {voters - 1}"
         hint = "let one more server join; gpupool join --witness needs no GPU"
         yield Result("quorum", "", WARN, text, hint)
 

@@ -4,7 +4,7 @@ What servers say of the pool is said once: as the leader says it, else as the wo
 server that does not answer is itself a finding.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median_low
 
@@ -12,6 +12,9 @@ from gpupool.monitoring.health.check_table import POOL_CHECKS
 from gpupool.pool.model.ids import Milliseconds, ServerId
 from gpupool.pool.telemetry import Finding, Health, Telemetry
 from gpupool.pool.view import ALARM, PoolView, SilenceView, visible
+
+SHOWN_ALIKE_MAX = 3
+"""Of more warnings of one check people see the first and the number of the others."""
 
 COMPARED_MIN = 3
 """Of two servers with different interfaces, neither is the slow one."""
@@ -144,6 +147,21 @@ def _slow_interfaces(
             slow = Finding("link-speed", "", Health.WARN, view.now, text, hint)
             found.append(PoolFinding(names.get(server, server), slow))
     return found
+
+
+def grouped(findings: Sequence[PoolFinding]) -> list[tuple[PoolFinding, int]]:
+    """Return findings with how many more each stands for: many warnings of one check are one.
+
+    A pool of n servers has n * (n - 1) links, for example.
+    """
+    alike: dict[str, list[PoolFinding]] = {}
+    for row in findings:
+        if row.finding.status is Health.WARN and row.silence is None:
+            alike.setdefault(row.finding.check, []).append(row)
+    many = {check: rows for check, rows in alike.items() if len(rows) > SHOWN_ALIKE_MAX}
+    hidden = {id(row) for rows in many.values() for row in rows[1:]}
+    counts = {id(rows[0]): len(rows) - 1 for rows in many.values()}
+    return [(row, counts.get(id(row), 0)) for row in findings if id(row) not in hidden]
 
 
 def line(row: PoolFinding) -> str:

@@ -36,6 +36,7 @@ class Readings:
     at: Milliseconds  # the pool's time
     telemetry: Telemetry
     state: PoolState
+    knows_table: bool = True  # else ``state`` may be that of an earlier start
     health: RaftHealth
     certificates: Mapping[str, float] = field(default_factory=dict[str, float])
     """Seconds that are left, by name: server, web, ca."""

@@ -1,8 +1,8 @@
 """The history of the checks: from when to when each found something of a subject. Pure.
 
 An episode is the time for which one check of one subject had one result that is not good. It begins
-when the finding says so, and ends with the first sample without it. A finding that flaps is there
-all the time, so it is one episode.
+when the finding says so, and ends with the first sample without it. As long as a finding flaps, it
+is one episode.
 
 What went on when an observer ended goes on if the finding is as old. Else it has ended, as far as
 anybody knows, when it was seen last: what was meanwhile is unknown.
@@ -47,7 +47,7 @@ class EpisodeBook:
         found = {(each.check, each.subject): each for each in findings}
         for key, episode in list(self._open.items()):
             now, seen = found.get(key), self._left.get(key)
-            same = now if now is not None and now.status is episode.status else None
+            same = now if now and (now.flaps or now.status is episode.status) else None
             if same is not None and (seen is None or same.since <= max(seen, episode.began)):
                 continue
             if seen is not None:

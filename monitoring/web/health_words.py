@@ -179,12 +179,12 @@ def sentence(moment: Looked, found: list[Problem]) -> tuple[str, str]:
         more = f"; {_some(rest, 'more check fails', 'more checks fail')}" if rest else ""
         cannot = "cannot be granted"
         return FAIL, f"{who} {verb} not answer: {_some(lost, 'GPU', 'GPUs')} {cannot}{more}."
-    worst = failing or warning
-    level = FAIL if failing else WARN
-    first = worst[0]
+    if not failing:
+        return WARN, f"Healthy, with {_some(len(warning), 'warning', 'warnings')}."
+    first = failing[0]
     where = " ".join(each for each in (first.server, first.subject) if each)
-    more = f" (and {len(worst) - 1} more)" if len(worst) > 1 else ""
-    return level, f"{where}{': ' if where else ''}{visible(first.text)}{more}."
+    more = f" (and {len(failing) - 1} more)" if len(failing) > 1 else ""
+    return FAIL, f"{where}{': ' if where else ''}{visible(first.text)}{more}."
 
 
 def _names(names: list[str]) -> str:

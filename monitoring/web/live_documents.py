@@ -27,10 +27,6 @@ LATENCY_BOUND = 0.2
 
 EVENTS_SHOWN = 200
 WAITING_SHOWN = 8
-FULL_SHARE = 20
-"""A GPU with less than a 20th free is full, as in the view of the terminal."""
-
-
 COARSE_FROM = 1000
 """With more GPUs than that, memory is told in hundredths, power in steps, and both less often."""
 
@@ -80,19 +76,6 @@ class Moment:
         if heard is not None and measured is not None:
             return int(measured.at)
         return int(server.silent_since) or 1  # 1: nobody knows since when
-
-
-def gpu_state(server: ServerView, gpu: GpuView) -> str:
-    """Return idle, mix, full, or the server's word when that says more."""
-    if gpu.fault:
-        return "down"
-    if server.state in ("down", "drain", "new"):
-        return server.state
-    if gpu.drain:
-        return "drain"
-    if not gpu.memory_granted:
-        return "idle"
-    return "full" if gpu.memory_free < gpu.capacity // FULL_SHARE else "mix"
 
 
 def summary(moment: Moment, memory: Memory, viewer: Mapping[str, object]) -> Document:
@@ -224,7 +207,7 @@ def _gpus(moment: Moment, memory: Memory) -> Table:
         "server": [at for at, *_ in rows],
         "index": [gpu.index for _, _, gpu, _ in rows],
         "model": [short_model(visible(gpu.name)) for _, _, gpu, _ in rows],
-        "state": [gpu_state(server, gpu) for _, server, gpu, _ in rows],
+        "state": [gpu.state(server.state) for _, server, gpu, _ in rows],
         "total": [gpu.memory_total // MIB for *_, gpu, _ in rows],
         "capacity": [gpu.capacity // MIB for *_, gpu, _ in rows],
         "granted": [gpu.memory_granted // MIB for *_, gpu, _ in rows],

@@ -35,11 +35,12 @@ from gpupool.pool.errors import (
     AuthenticationError,
     DeniedError,
     GpupoolError,
+    UnknownNameError,
     UsageError,
 )
 from gpupool.pool.model.ids import LeaseId
 from gpupool.pool.transitions.policy_versions import unpack_text
-from gpupool.pool.view import visible
+from gpupool.pool.view import readable, visible
 from gpupool.remoting.protocol import messages as m
 
 JSON = "application/json"
@@ -273,7 +274,7 @@ class Api:
                     "names": {each: names[each] for each in peers if each in names},
                 }
                 return _json(request, told)
-        raise UsageError(f"the pool has no server named {wanted}")
+        raise UnknownNameError(f"the pool has no server named {wanted}")
 
     async def _recent(self, request: Request, source: PoolSource) -> Response:
         asked = request.query_params
@@ -342,7 +343,8 @@ class Api:
 
     async def _audit(self, request: Request, source: PoolSource) -> Response:
         answer = await source.audit()
-        acts = [*answer.former, *answer.acts][::-1]
+        newest_first = [*answer.former, *answer.acts][::-1]
+        acts = [dataclasses.replace(act, text=readable(act.text)) for act in newest_first]
         return _json(request, {"acts": acts, "dropped": answer.count - len(answer.acts)})
 
     async def _policy(self, request: Request, source: PoolSource) -> Response:
@@ -381,7 +383,7 @@ class Api:
 async def _answered(request: Request, source: PoolSource, handler: Handler) -> Response:
     try:
         return await handler(request, source)
-    except UsageError as error:
+    except (UsageError, UnknownNameError) as error:
         return _refused(request, error, 400)
     except DeniedError as error:
         return _refused(request, error, 403)

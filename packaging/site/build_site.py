@@ -26,6 +26,12 @@ PROJECT = {
     "README.md": "README.md",  # docs/README.md is the site's first page, and says more
 }
 """Files at the root that are pages of the site, each with its place there."""
+INTERNALS = (
+    *("gpu-results.md", "consensus-results.md", "simulation-results.md", "mutations.md"),
+    *("scale.md", "analyze.md"),
+)
+"""Pages of figures, which answer no question of a user; their place in the menu stays."""
+REFERENCE = ("cli.md", "errors.md", "metrics.md", "glossary.md", "array-door.md", "cuda-door.md")
 FETCHING = {"script": "src", "img": "src", "iframe": "src", "source": "src"}
 FETCHED_LINKS = {"stylesheet", "preconnect", "preload", "icon", "modulepreload", "dns-prefetch"}
 
@@ -42,7 +48,8 @@ def main() -> None:
             continue
         staged = SOURCE / place_of(page)
         staged.parent.mkdir(exist_ok=True)
-        staged.write_text(with_links_of_the_site(page, url), encoding="utf-8")
+        text = with_links_of_the_site(page, url)
+        staged.write_text(search_front_matter(place_of(page)) + text, encoding="utf-8")
     shutil.copytree(Path(__file__).parent / "assets", SOURCE / "assets")
     argv = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file"]
     # Material prints advertising for its successor without this variable.
@@ -63,6 +70,15 @@ def place_of(path: Path) -> Path:
         return path.relative_to(ROOT / "docs")
     name = str(path.relative_to(ROOT))
     return Path(PROJECT.get(name, name))
+
+
+def search_front_matter(place: Path) -> str:
+    """Return front matter by which Material's search shows guides first, and no internals."""
+    if place.parts[0] in ("adr", "results", "project") or place.name in INTERNALS:
+        return "---\nsearch:\n  exclude: true\n---\n\n"
+    if place.name in REFERENCE:
+        return "---\nsearch:\n  boost: 0.5\n---\n\n"
+    return ""
 
 
 def with_links_of_the_site(page: Path, url: str) -> str:

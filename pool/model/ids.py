@@ -8,6 +8,9 @@ ServerId = NewType("ServerId", str)
 GpuId = NewType("GpuId", str)
 """NVML's UUID of a GPU or MIG instance, or ``EMU-...`` for an emulated one."""
 
+EMULATED_PREFIX = "EMU-"
+"""The ids of emulated GPUs begin so, and no others do."""
+
 LeaseId = NewType("LeaseId", int)
 """The Raft index of the committed grant, which is the lease's fencing token as well."""
 

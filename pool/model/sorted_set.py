@@ -1,6 +1,6 @@
 """A sorted set that is never changed: what is due is found at its beginning."""
 
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
@@ -43,6 +43,14 @@ class SortedSet(Generic[T]):
         rest = tuple(each for each in chunks[place] if each != item)
         parts = (rest,) if rest else ()
         return SortedSet((*chunks[:place], *parts, *chunks[place + 1 :]))
+
+    def count_before(self, item: T) -> int:
+        """Return the number of items that come before ``item``, which need not be in the set."""
+        if not self._chunks:
+            return 0
+        place = self._place(item)
+        count = sum(len(chunk) for chunk in self._chunks[:place])
+        return count + bisect_left(self._chunks[place], item)
 
     def _place(self, item: T) -> int:
         """Return the number of the chunk in which ``item`` is or belongs."""

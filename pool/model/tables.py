@@ -209,6 +209,10 @@ class WaitingTable(PersistentMap[RequestId, W], Generic[W]):
             if since <= limit:
                 yield self[key]
 
+    def count_before(self, turn: tuple[int, int, RequestId]) -> int:
+        """Return how many entries have their turn before ``turn``."""
+        return self._turns.count_before(turn)
+
     def set(self, key: RequestId, value: W) -> Self:
         """Return the table with an entry set."""
         before = self.get(key)

@@ -42,8 +42,8 @@ def make_offer(
     # All other servers are checked only when this one could not serve the request alone.
     if fitting_count < request.count and not any_could_ever_fit(state, request):
         return _no_offer(server, RefusalKind.NEVER, never_reason(state, request))
-    ahead = len(state.waiting) - (request.id in state.waiting)
     admission = Admission(state)
+    ahead = _count_ahead(state, admission, request, user)
     refusal = _policy_refusal(admission, server, matching, request, user)
     if refusal is not None:
         return NoOffer(server.id, server.name, refusal.kind, refusal.why, ahead)
@@ -80,6 +80,13 @@ def make_offer(
     granted = sum(gpu.memory_granted for gpu in server.gpus.values())
     load = granted / capacity if capacity else 1.0
     return Offer(server.id, server.name, server.incarnation, gpus, load)
+
+
+def _count_ahead(state: PoolState, admission: Admission, request: Request, user: str) -> int:
+    """Return how many waiting requests have their turn before this one, which may not wait yet."""
+    known = state.waiting.get(request.id)
+    new = (-admission.terms(user).priority, state.now, request.id)
+    return state.waiting.count_before(fairness.turn(known) if known else new)
 
 
 def _no_offer(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import trio
 
-from gpupool.pool.errors import GpupoolError
+from gpupool.pool.errors import GpupoolError, NotNowError
 from gpupool.pool.history_query import HistoryPage, HistoryQuery, joined
 from gpupool.pool.model.ids import ServerId
 from gpupool.remoting.client.server_connections import Connections
@@ -78,17 +78,20 @@ async def _all_parts(
 async def _first_part(
     connections: Connections, server: ServerId, query: HistoryQuery
 ) -> HistoryPage:
-    deadline = trio.current_time() + DEADLINE_S
-    for left in reversed(range(TRIES)):
+    deadline, left = trio.current_time() + DEADLINE_S, TRIES
+    while True:
         try:
             remaining_s = max(0.01, deadline - trio.current_time())
             connection = await connections.reach(server, remaining_s, patience_s=PATIENCE_S)
             message = m.GetHistory(query)
             return _page_of(await connection.call(message, timeout_s=PART_TIMEOUT_S))
-        except GpupoolError:
+        except GpupoolError as error:
+            # A server has a few questions of one client under way, and refuses more.
+            busy = isinstance(error, NotNowError)
+            left -= not busy
             if not left or trio.current_time() >= deadline:
                 raise
-    raise AssertionError  # the last try returns or raises
+            await trio.sleep(PATIENCE_S if busy else 0)
 
 
 def _page_of(answer: m.Message) -> HistoryPage:

@@ -96,8 +96,8 @@ class Refusals:
             lost = [r for r in self.of_asks if r.kind == RefusalKind.NO_QUORUM]
             if lost:
                 return f"waiting for the pool to have a majority again ({lost[0].name} has none)"
-            why = self.of_claim or self._why_offers_fail(request) or "no answer yet"
-            return f"waiting for {wanted(request)}: {why}"
+            why = self.of_claim or self._why_offers_fail(request)
+            return f"waiting for {wanted(request)}{': ' if why else ''}{why}"
         ahead = max(refusal.ahead for refusal in busy)
         best = max(busy, key=lambda r: (r.ahead, r.name))
         text = f"{best.name}: {best.why}"

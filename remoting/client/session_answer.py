@@ -58,6 +58,11 @@ def opened_session(server: ServerId, name: str, opened: m.SessionOpened) -> Open
     )
 
 
+def has_emulated(answer: SessionAnswer) -> bool:
+    """Return whether a server answered with emulated GPUs, which only the array door reaches."""
+    return isinstance(answer, OpenedSession) and any(each.emulated for each in answer.devices)
+
+
 def to_plain(answer: SessionAnswer) -> dict[str, object]:
     """Return the object that a client process reads."""
     if isinstance(answer, SkippedServer):

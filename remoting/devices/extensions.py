@@ -1,8 +1,10 @@
 """Functions of ``cupyx`` as operations, which are imported at the first call."""
 
 import importlib
+import sys
 from collections.abc import Callable, Mapping
 from functools import cache
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -19,9 +21,21 @@ Operation = Callable[..., Any]
 PREFIX = "cupyx."
 """Before a function's dotted name in the table of operations."""
 
-NO_SCIPY = (
-    "an emulated GPU runs it by SciPy, which its server lacks: install scipy where gpupool is"
-)
+
+
+def _no_scipy() -> str:
+    """Return what an emulated GPU lacks, and the command of its installation that adds it."""
+    prefix = Path(sys.prefix)
+    if (prefix / "pipx_metadata.json").exists():
+        command = "pipx inject gpupool scipy"
+    elif (prefix / "uv-receipt.toml").exists():
+        command = f"uv pip install --python {prefix} scipy"
+    else:
+        command = f"{sys.executable} -m pip install scipy"
+    return f"an emulated GPU runs it by SciPy, which its server lacks; on the server: {command}"
+
+
+NO_SCIPY = _no_scipy()
 
 
 def real_extensions() -> dict[str, Operation]:

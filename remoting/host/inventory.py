@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 import trio
 
 from gpupool.pool.model.commands import GpuReading
-from gpupool.pool.model.ids import GpuId, Milliseconds
+from gpupool.pool.model.ids import EMULATED_PREFIX, GpuId, Milliseconds
 from gpupool.pool.model.state import Gpu
 from gpupool.pool.telemetry import GpuTelemetry
 from gpupool.remoting.devices.nvml import (
@@ -73,7 +73,7 @@ def emulated_gpus(server_id: str, count: int, memory: int, *, first_index: int =
         parts = (digest[0:8], digest[8:12], digest[12:16], digest[16:20], digest[20:32])
         gpus.append(
             Gpu(
-                id=GpuId("EMU-" + "-".join(parts)),
+                id=GpuId(EMULATED_PREFIX + "-".join(parts)),
                 index=first_index + number,
                 name=EMULATED_NAME,
                 memory_total=memory,

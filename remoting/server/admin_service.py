@@ -13,6 +13,7 @@ from gpupool.pool.errors import (
     DeniedError,
     GpupoolError,
     NotNowError,
+    UnknownNameError,
     UsageError,
 )
 from gpupool.pool.history_query import EVERYBODY, HistoryPage, HistoryQuery
@@ -185,7 +186,7 @@ class AdminService:
                     sorted(each.name for each in self._context.state.servers.values())
                 )
                 hint = f"it has {names}"[:300]
-                raise UsageError(f"the pool has no server named {name[:64]}", hint=hint)
+                raise UnknownNameError(f"the pool has no server named {name[:64]}", hint=hint)
             self._propose_order(client, call, order, server.id)
 
         # Another server may have come, or have taken this name, that the table here lacks.
@@ -256,7 +257,7 @@ class AdminService:
         lease = self._context.state.leases.get(named)
         if lease is None:
             what = f"the pool has no lease {lease_name(named)}"
-            raise UsageError(what, hint='"gpupool leases" shows those that it has')
+            raise UnknownNameError(what, hint='"gpupool leases" shows those that it has')
         operator = client.kind is TokenKind.OPERATOR
         if not operator and lease.user != client.user:
             raise DeniedError(f"lease {lease_name(lease.id)} belongs to {lease.user}")

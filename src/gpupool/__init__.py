@@ -24,6 +24,12 @@ _PLACES = {
 }
 """Imported when they are used: the command line must start fast."""
 
+__all__ = ["GpupoolError", "Lease", "Pool", "lease", "open_lease"]  # as _PLACES has them
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PLACES})
+
 
 def __getattr__(name: str) -> Any:
     if name in _PLACES:

@@ -22,6 +22,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import trio
+from tests.benchmarks.scale import big_state
 
 from gpupool.consensus.driver import RaftDriver
 from gpupool.consensus.storage.store import bootstrap, open_storage
@@ -33,7 +34,6 @@ from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.transport.link_stream import LinkStream
 from gpupool.remoting.transport.peer_transport import PeerTransport
-from gpupool.simulations.tools.scale import big_state
 
 LENGTH = struct.Struct("<I")
 COMMAND_BYTES = 64

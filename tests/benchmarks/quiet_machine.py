@@ -90,7 +90,7 @@ def steps_of(lane: str, seconds: float, options: argparse.Namespace) -> list[Ste
             return [Step("leaders", program("leaders", "--minutes", f"{minutes:.2f}"), 1.0)]
         case "scale":
             counts = ["7", "100", "1000"] if seconds >= 120 else ["7"]
-            return [Step("scale", ["-m", "gpupool.simulations.tools.scale", *counts], 1.0)]
+            return [Step("scale", ["-m", "tests.benchmarks.scale", *counts], 1.0)]
         case _:
             words = program("many_cores", "--out", options.out / "swarm.jsonl")
             # The slowest seed takes some seconds.

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -95,6 +96,32 @@ def test_a_pool_of_a_demonstration_that_goes_on_keeps_its_folder(
         os.close(other._held)  # pyright: ignore[reportPrivateUsage]
     finally:
         kept._clean_up()  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_a_demonstration_ends_with_its_terminal(tmp_path: Path, number: int) -> None:
+    env = {**os.environ, "TMPDIR": str(tmp_path), "HOME": str(tmp_path)}
+    with subprocess.Popen(
+        # Whoever runs the tests may ignore SIGHUP.
+        [sys.executable, "-m", "gpupool.cli.main", "demo"],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    ) as demo:
+        assert demo.stdout is not None
+        assert any("gpupool status" in line for line in demo.stdout), "three servers run"
+        [folder] = tmp_path.glob(f"{demonstration.FOLDER_PREFIX}*")
+        demo.send_signal(number)
+        demo.stdout.read()
+        assert demo.wait(60) == 128 + number
+    assert not folder.exists()
+    command = f"--state-dir\0{folder}".encode()
+    for each in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            assert command not in each.read_bytes()
 
 
 def test_a_draft_of_a_killed_editor_goes_unless_it_was_edited(

@@ -2,7 +2,24 @@
 
 from tests.cli.conftest import pool, server
 
-from gpupool.cli.commands.doctor import WARN, older_finding
+from gpupool.cli.commands.doctor import GOOD, WARN, Finding, grouped, older_finding
+
+
+def test_what_is_true_of_several_servers_is_one_line() -> None:
+    """Others stay in their places."""
+    found = [
+        Finding("server", GOOD, "a at 1"),
+        Finding("workers", WARN, "no sandbox", "root", ("a",)),
+        Finding("server", GOOD, "b at 2"),
+        Finding("workers", WARN, "no sandbox", "root", ("b",)),
+        Finding("workers", GOOD, "sandbox", "", ("c",)),
+    ]
+    assert grouped(found) == [
+        found[0],
+        Finding("workers", WARN, "no sandbox", "root", ("a", "b")),
+        found[2],
+        found[4],
+    ]
 
 
 def test_a_server_of_an_older_build_is_named() -> None:

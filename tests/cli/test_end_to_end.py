@@ -184,7 +184,10 @@ def test_doctor(live_pool: Any) -> None:
     done = live_pool.run("doctor")
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("ok    server") == 3
-    assert done.stdout.count(" workers ") == 3  # what confines them, or does not
+    lines = [line for line in done.stdout.splitlines() if " workers " in line]
+    names = [line.split(" workers ")[1].strip().partition(":")[0] for line in lines]
+    assert sorted(", ".join(names).split(", ")) == sorted(live_pool.servers)
+    assert len(done.stdout) < 2000, "what is missing in a sandbox is said by -v alone"
 
 
 @pytest.mark.long
@@ -690,12 +693,18 @@ def test_the_demonstration_from_start_to_end(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []  # nothing of the user's was touched
 
 
-def test_the_cuda_door_reaches_a_worker(live_pool: Any) -> None:
-    """The library is found, opens a session, and says what an emulated GPU cannot do."""
+@pytest.mark.parametrize("door", ["cuda", "auto"])
+def test_a_cuda_program_sees_no_emulated_gpu_and_is_told_why(live_pool: Any, door: str) -> None:
+    """By ``auto`` it is the shell's child that asks, with both doors."""
     build.ensure()
     code = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"
-    done = live_pool.run("run", "-m", "1G", "--door", "cuda", *python(code))
+    shell = f'{sys.executable} -c "{code}"'
+    program = python(code) if door == "cuda" else ["--", "sh", "-c", shell]
+    done = live_pool.run("run", "-m", "1G", "--door", door, *program)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() not in ("", "0")
-    assert "emulated GPUs have the array door only" in done.stderr
+    assert done.stdout == "100\n"  # CUDA_ERROR_NO_DEVICE
+    name = "python" if door == "cuda" else "sh"
+    assert done.stderr.startswith(f"gpupool: {name}")
+    assert "will see no GPU: this lease has emulated ones" in done.stderr
+    assert done.stderr.count("\n") == 1
     live_pool.wait_until(no_lease)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from tests.benchmarks.scale import big_state, server_id
 from trio.testing import MockClock, memory_stream_pair
 
 from gpupool.cli.server.measuring import (
@@ -26,7 +27,6 @@ from gpupool.pool.model.state import with_changes
 from gpupool.pool.table_clock import ClockSample, TableClock
 from gpupool.remoting.transport.link_clock import LinkClock
 from gpupool.remoting.transport.peer_link import PeerLink
-from gpupool.simulations.tools.scale import big_state, server_id
 
 NEAR, FAR = ServerId("near"), ServerId("far")
 

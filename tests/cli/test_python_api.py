@@ -55,6 +55,7 @@ def test_arguments_mean_what_the_options_mean() -> None:
 def test_each_option_has_a_type() -> None:
     parameters = dict(inspect.signature(wanted_of).parameters)
     assert parameters.pop("n").annotation is int
+    del parameters["unknown"]  # which are refused
     assert get_type_hints(RequestOptions) == {
         name: each.annotation for name, each in parameters.items()
     }
@@ -133,3 +134,21 @@ def test_the_package_offers_what_it_says(tmp_path: Path) -> None:
     assert callable(gpupool.lease)
     with pytest.raises(AttributeError):
         _ = gpupool.leese  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
+
+
+def test_a_python_shell_completes_the_names() -> None:
+    assert {"lease", "open_lease", "Lease", "Pool", "GpupoolError"} <= set(dir(gpupool))
+    assert set(gpupool.__all__) == set(gpupool._PLACES)  # pyright: ignore[reportPrivateUsage]
+    for name in gpupool.__all__:
+        assert getattr(gpupool, name).__doc__
+
+
+def test_one_name_is_not_a_list_of_letters() -> None:
+    wanted = wanted_of(servers="local-a", filters="gpu.memory>4G")
+    assert wanted.servers == ("local-a",)
+    assert len(wanted.filters) == 1
+
+
+def test_an_unknown_argument_is_named_as_of_lease() -> None:
+    with pytest.raises(TypeError, match=r"lease\(\) has no argument 'gpus'; .* is n"):
+        wanted_of(gpus=2)

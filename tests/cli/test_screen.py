@@ -90,7 +90,7 @@ def test_the_policy_and_its_classes_are_shown_where_there_are_some(snapshot: Poo
     assert "data tls   policy v7" in text
     assert re.search(r"USER  CLASS  PRIORITY +GPUS", text)
     assert re.search(r"ada   staff +2 x H200", text)
-    assert re.search(r"bob +-3  8 x 1", text)
+    assert re.search(r"bob +-3  8 whole GPUs", text)
 
 
 def test_a_list_of_nothing_has_no_classes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,7 +103,7 @@ def test_leases_and_who_waits_for_what(snapshot: PoolSnapshot) -> None:
     assert "2 x H200 on server-a" in text
     assert "11.9M" in text
     assert "31000" in text
-    assert "8 x 1" in text
+    assert "8 whole GPUs" in text
     assert "2 of 8 idle" in text
     assert "granted" in text
 

@@ -131,9 +131,8 @@ def test_once_prints_one_frame(live_pool: Any, terminal: Any) -> None:
 
 
 @pytest.mark.long
-def test_details_tree_usage_and_a_recording_of_them(live_pool: Any, terminal: Any) -> None:
-    path = live_pool.folder / "top.gz"
-    opened(live_pool, terminal, "--record", str(path))
+def test_details_tree_and_usage(live_pool: Any, terminal: Any) -> None:
+    opened(live_pool, terminal)
     terminal.type(b"\r")
     terminal.read_until("Server a", "Last 15 minutes", "GPUs (2)", "Findings and advice", "mean ")
     terminal.type(b"]")
@@ -149,14 +148,6 @@ def test_details_tree_usage_and_a_recording_of_them(live_pool: Any, terminal: An
     terminal.type(b"q")
     assert terminal.wait() == 0
     assert terminal.text.rindex(MOUSE_OFF) > terminal.text.rindex(MOUSE_ON)
-    terminal.text = ""
-    env = live_pool.env | {"TERM": "linux", "GPUPOOL_CREDENTIALS": "/nowhere"}
-    terminal.spawn([*TOP, "--replay", str(path)], env=env)
-    terminal.read_until("gpupool lab", "1 Servers (3)", "the recording is over")
-    terminal.type(b"U")
-    terminal.read_until("a recording has neither")
-    terminal.type(b"q")
-    assert terminal.wait() == 0
 
 
 def test_a_terminal_that_moves_no_cursor_gets_the_plain_table(

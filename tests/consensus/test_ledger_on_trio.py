@@ -507,12 +507,13 @@ async def test_a_server_knows_of_connections_that_come_and_go(autojump_clock: Mo
         driver = pool.leader()
         [peer, _] = others = driver.node.core.connected
         assert len(others) == 2
+        # The driver takes it up at its next turn, which may come after work in a thread.
         driver.disconnected(peer)
-        await trio.sleep(0.001)
-        assert driver.node.core.connected == others[1:]
+        while driver.node.core.connected != others[1:]:  # noqa: ASYNC110 - the test has a limit
+            await trio.sleep(0.001)
         driver.connected(peer)
-        await trio.sleep(0.001)
-        assert set(driver.node.core.connected) == set(others)
+        while set(driver.node.core.connected) != set(others):  # noqa: ASYNC110
+            await trio.sleep(0.001)
 
 
 async def test_a_full_disk_stops_the_server_in_order() -> None:

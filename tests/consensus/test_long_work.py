@@ -11,6 +11,8 @@ from typing import Any, TypeVar, cast
 import pytest
 import trio
 from lone_node import ME, Lone
+from tests.benchmarks import long_commands
+from tests.benchmarks.full_table import full_machine, least_costs, measure
 
 from gpupool.consensus.core.library import COMMAND_TYPE
 from gpupool.consensus.driver import RaftDriver
@@ -33,8 +35,6 @@ from gpupool.pool.model.state import PoolState
 from gpupool.pool.ports import Committed
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.transport.system_clock import SystemClock
-from gpupool.simulations.tools import long_commands
-from gpupool.simulations.tools.full_table import full_machine, least_costs, measure
 
 T = TypeVar("T")
 

@@ -199,6 +199,13 @@ def test_a_chunk_of_a_sorted_set_is_cut_in_two_when_it_is_full() -> None:
     assert chunks_of(sorted_set((n,) for n in range(100))) == [32, 32, 32, 4]
 
 
+@pytest.mark.parametrize("count", [0, 1, 64, 200])
+def test_the_items_before_one_are_counted(count: int) -> None:
+    found = sorted_set((2 * number,) for number in range(count))
+    for item in range(-1, 2 * count + 1):
+        assert found.count_before((item,)) == sum(each < (item,) for each in found)
+
+
 def test_a_chunk_of_a_sorted_set_that_is_empty_goes() -> None:
     found = sorted_set((number,) for number in range(33))
     assert chunks_of(found.excluding((32,))) == [32]

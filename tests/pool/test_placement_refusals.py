@@ -181,14 +181,14 @@ def test_a_server_tells_what_is_kept_on_it_for_other_classes() -> None:
     )
 
 
-def test_the_others_in_the_line_are_counted_where_waiting_helps() -> None:
+def test_those_before_in_the_line_are_counted_where_waiting_helps() -> None:
     pool = Pool("[user.cy]\nmax_gpus = 3\n")
     pool.grant("dee", 4)
     pool.grant("dee", 4)
     mine = pool.request()
     for user, request in (("ada", mine), ("bob", pool.request())):
         assert pool.do(c.Wait(request, user, TokenId(user), "busy")).ok
-    assert refused(pool, "ada", mine).ahead == 1
+    assert refused(pool, "ada", mine).ahead == 0
     assert refused(pool, "ada", pool.request()).ahead == 2
     never = refused(pool, "ada", pool.request(99))
     assert (never.kind, never.ahead, never.never_here) == ("never", 0, False)

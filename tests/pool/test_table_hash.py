@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import cbor2
 import pytest
+from tests.benchmarks.scale import big_state
 from tests.pool.pool_strategies import founding
 from tests.pool.test_apply_walks import Walker
 
@@ -29,7 +30,6 @@ from gpupool.pool.model.table_hash import (
     whole_hash,
 )
 from gpupool.pool.transitions.state_machine import PoolMachine
-from gpupool.simulations.tools.scale import big_state
 
 ROOT = Path(__file__).resolve().parents[2]
 WALK = 200

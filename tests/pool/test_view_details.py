@@ -34,6 +34,7 @@ from gpupool.pool.view import (
     Stay,
     WaitingView,
     has_quorum,
+    readable,
     visible,
 )
 from gpupool.pool.view_building import (
@@ -477,3 +478,17 @@ def test_requests_are_shown_in_the_order_in_which_they_wait() -> None:
     assert [each.id for each in view_of(pool.state).servers[0].gpus] == [
         GpuId(f"{A}-{number}") for number in range(4)
     ]
+
+
+@pytest.mark.parametrize(
+    ("kept", "shown"),
+    [
+        ("1 GPU(s) on a to ada", "1 GPU on a to ada"),
+        ("12 GPU(s) on a to ada", "12 GPUs on a to ada"),
+        ("user token for root, good for 8759 h", "user token for root, good for 365 days"),
+        ("server token for root, good for 48 h, for 8 servers",) * 2,
+        ("good for 1 h", "good for 1 h"),
+    ],
+)
+def test_texts_of_the_table_are_shown_as_people_write(kept: str, shown: str) -> None:
+    assert readable(kept) == shown

@@ -353,3 +353,19 @@ def test_what_others_hold_beside_memory_that_comes_back_stays_held() -> None:
     assert pool.do(c.EndLease(ends, "over")).ok
     soon = with_memory_to_come(pool.state, entry_for(pool, 80))
     assert soon[A].gpus[gpu(0)].memory_free == 50 * GIB
+
+
+def test_ahead_counts_those_whose_turn_is_before() -> None:
+    """Not all who wait: the first in line has nobody ahead of it."""
+    pool = Preempting("[class.high]\nusers = ['eve']\npriority = 10\n", gpu_count=1)
+    pool.hold((gpu(0), 80), user="dee")
+    pool.hold((gpu(0, B), pool.state.servers[B].gpus[gpu(0, B)].memory_free // GIB), user="dee")
+    first, second, third = (pool.request() for _ in range(3))
+    assert pool.refusal("ada", first).ahead == 0
+    pool.wait("ada", first)
+    pool.now_ms += 1000
+    pool.wait("bob", second)
+    assert [pool.refusal(u, r).ahead for u, r in [("ada", first), ("bob", second)]] == [0, 1]
+    pool.now_ms += 1000
+    assert pool.refusal("cy", third).ahead == 2, "one that does not wait yet comes last"
+    assert pool.refusal("eve", third).ahead == 0, "unless its priority is higher"

@@ -78,4 +78,5 @@ def down(keep: bool) -> None:
         say("gpupool: there is no pool that up started")
         return
     ended = pool.stop(remove=not keep)
-    say(f"gpupool: ended {ended} servers{'' if keep else f'; {pool.folder} is removed'}")
+    servers = "1 server" if ended == 1 else f"{ended} servers"
+    say(f"gpupool: ended {servers}{'' if keep else f'; {pool.folder} is removed'}")

@@ -310,7 +310,7 @@ def record_(for_s: float, out: str | None, names: bool) -> None:
     path = Path(out or f"gpu-use-{machine}.db")
     store = recorder.open_store(path, machine)
     owners = Owners(None if names else salt_of(path))
-    say(f"gpupool: {len(devices)} GPU(s) are recorded into {path}")
+    say(f"gpupool: {len(devices)} GPUs are recorded into {path}")
 
     async def until_stopped() -> None:
         async with trio.open_nursery() as nursery:

@@ -11,9 +11,9 @@ from gpupool.cli.commands.monitoring.health_history import history
 from gpupool.cli.lib.common_options import json_option, pool_options
 from gpupool.cli.lib.connect import connected, operate, run_async
 from gpupool.cli.lib.listing import fetch_snapshot, reach_all
-from gpupool.cli.lib.output import print_json, say
+from gpupool.cli.lib.output import invocation, print_json, say
 from gpupool.cli.lib.values import DURATION, duration_text
-from gpupool.pool.errors import ExitCode, GpupoolError, UsageError
+from gpupool.pool.errors import ExitCode, GpupoolError, UnknownNameError, UsageError
 from gpupool.pool.model.silences import silence_scope
 from gpupool.pool.telemetry import Health
 from gpupool.pool.view import PoolView, visible
@@ -110,7 +110,9 @@ def _print_json(health: "PoolHealth") -> None:
 
 
 def _text(health: "PoolHealth") -> str:
-    from gpupool.monitoring.health.pool_health import line, silence_words
+    from gpupool.monitoring.health.pool_health import grouped, line, silence_words
+
+    every = invocation().verbose > 0
 
     fails, warns = health.count(Health.FAIL), health.count(Health.WARN)
     verdict = "healthy" if not fails else "not healthy"
@@ -125,11 +127,14 @@ def _text(health: "PoolHealth") -> str:
         f"pool {health.pool} is {verdict}{f': {counts}' if counts else ''}; "
         f"{health.answered} of {health.servers} servers answer"
     ]
-    for row in health.findings:
+    rows = [(row, 0) for row in health.findings] if every else grouped(health.findings)
+    for row, more in rows:
         finding = row.finding
         mark = click.style(f"{finding.status.name.lower():<5}", fg=COLORS.get(finding.status))
         ago = duration_text(max(0.0, (health.at - finding.since) / 1000))
         lines.append(f"{mark} {finding.check:<14} {line(row)} (for {ago})")
+        if more:
+            lines.append(f"{'':21}and {more} more warnings of this check; -v shows all")
         if row.silence is not None:
             lines.append(f"{'':21}{silence_words(row.silence, health.at)}")
         elif finding.hint:
@@ -240,7 +245,7 @@ def _check_server(name: str, view: PoolView) -> None:
     names = sorted(each.name for each in view.servers)
     if name not in names:
         hint = f"it has {', '.join(names)}"[:300]
-        raise UsageError(f"the pool has no server named {visible(name)}", hint=hint)
+        raise UnknownNameError(f"the pool has no server named {visible(name)}", hint=hint)
 
 
 @command.command()

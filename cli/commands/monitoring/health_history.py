@@ -10,9 +10,9 @@ from gpupool import __version__
 from gpupool.cli.lib.common_options import json_option, pool_options
 from gpupool.cli.lib.connect import connected, run_async
 from gpupool.cli.lib.output import print_json, say
-from gpupool.cli.lib.time_spans import span_options
+from gpupool.cli.lib.time_spans import check_span, span_options
 from gpupool.cli.lib.values import duration_text
-from gpupool.pool.errors import ExitCode, UsageError
+from gpupool.pool.errors import ExitCode, UnknownNameError, UsageError
 from gpupool.pool.history_query import HistoryQuery
 from gpupool.pool.model.ids import Milliseconds, ServerId
 from gpupool.pool.telemetry import Health
@@ -62,15 +62,14 @@ def history(
 
     if as_csv and as_json:
         raise UsageError("--csv and --json exclude each other", hint="give one of them")
-    if until is not None and since >= until:
-        raise UsageError("the time asked for ends before it begins")
+    check_span(since, until)
     _require_known(check)
     query = HistoryQuery("health", check, since=Milliseconds(round(1000 * since)))
     view, answer, query = run_async(lambda: _ask(credentials, query, until))
     names = {each.id: each.name for each in view.servers}
     if server and server not in names.values():
         hint = f"it has {', '.join(sorted(names.values()))}"[:300]
-        raise UsageError(f"the pool has no server named {visible(server)}", hint=hint)
+        raise UnknownNameError(f"the pool has no server named {visible(server)}", hint=hint)
     rows = [each for each in report.merged(answer.pages, names) if each.is_of(server, subject)]
     unknown = report.unknown_before(answer.pages, names, query.since)
     if as_json:

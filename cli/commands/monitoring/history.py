@@ -15,8 +15,8 @@ from gpupool.cli.lib.common_options import json_option, pool_options
 from gpupool.cli.lib.connect import connected, run_async
 from gpupool.cli.lib.output import print_json, say
 from gpupool.cli.lib.terminal_chart import Frame, chart
-from gpupool.cli.lib.time_spans import span_options
-from gpupool.pool.errors import ExitCode, UsageError
+from gpupool.cli.lib.time_spans import check_span, span_options
+from gpupool.pool.errors import ExitCode, UnknownNameError, UsageError
 from gpupool.pool.history_query import HistoryQuery
 from gpupool.pool.model.ids import Milliseconds, ServerId
 from gpupool.pool.view import PoolView, visible
@@ -101,15 +101,12 @@ def command(
     elif as_csv:
         click.echo(csv_of(lines, name, figure).encode(), nl=False)
     else:
-        frame = Frame(
-            query.since // 1000,
-            query.until // 1000,
-            _width(),
-            HEIGHT,
-            in_ascii or not _draws_braille(),
-        )
+        began = min((t for line in lines for t, _, _ in line.points), default=0)
+        since_s = max(query.since // 1000, began)  # a young pool's chart begins when it did
+        plain = in_ascii or not _draws_braille()
+        frame = Frame(since_s, query.until // 1000, _width(), HEIGHT, plain)
         if not lines:
-            click.echo(f"{visible(found.title)}: no figures of {name} in this time")
+            _say_none(subject, found, name)
         for line in lines:
             points = [(t, value) for t, value, _ in line.points]
             for text in chart(f"{line.title}: {name}", figure.unit, points, frame):
@@ -121,6 +118,15 @@ def command(
             say(f"gpupool: server {visible(names.get(server, server))}: {visible(page.problem)}")
     if strict and silent:
         raise SystemExit(ExitCode.UNHEALTHY)
+
+
+def _say_none(text: str, found: "Subject", metric: str) -> None:
+    """Say that there are no figures; a word without any may be no name at all."""
+    if found.of == "user" and not text.startswith("user:"):
+        what = f"{visible(text)} is no server, GPU or lease of the pool"
+        why = "and no user of that name has figures in this time"
+        raise UnknownNameError(what, why=why, hint='"gpupool gpus" lists servers and GPUs')
+    click.echo(f"{visible(found.title)}: no figures of {metric} in this time")
 
 
 def _read(
@@ -145,8 +151,7 @@ def _read(
 
 
 def _range(since_s: int, until_s: int) -> tuple[int, int]:
-    if since_s >= until_s:
-        raise UsageError("the time asked for ends before it begins")
+    check_span(since_s, until_s)
     return since_s, until_s
 
 

@@ -14,7 +14,7 @@ from gpupool import __version__
 from gpupool.cli.lib.common_options import json_option, pool_options
 from gpupool.cli.lib.connect import connected, operate, run_async
 from gpupool.cli.lib.output import print_json, say
-from gpupool.cli.lib.time_spans import parse_since, span_options
+from gpupool.cli.lib.time_spans import check_span, parse_since, span_options
 from gpupool.cli.lib.usage_asking import FoundUsage, ask_costs, ask_usage
 from gpupool.cli.lib.values import NAME_TYPE, Parsed, parse_lease
 from gpupool.pool.errors import ExitCode, StorageError, UsageError
@@ -33,7 +33,6 @@ WITHOUT_WEEK = {
     "by": "--by",
     "lease": "--lease",
     "as_csv": "--csv",
-    "parquet": "--parquet",
     "wasted": "--wasted",
     "cost": "--cost",
     "capacity": "--capacity",
@@ -41,7 +40,7 @@ WITHOUT_WEEK = {
 }
 """What the weekly report has no use for: parameters, and options as they are typed."""
 
-WITHOUT_CAPACITY = {name: WITHOUT_WEEK[name] for name in ("lease", "parquet", "wasted", "database")}
+WITHOUT_CAPACITY = {name: WITHOUT_WEEK[name] for name in ("lease", "wasted", "database")}
 """What the report of capacity has no use for."""
 
 
@@ -52,11 +51,6 @@ WITHOUT_CAPACITY = {name: WITHOUT_WEEK[name] for name in ("lease", "parquet", "w
 )
 @click.option("--lease", type=Parsed("lease", parse_lease), help="All that is known of one lease.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV, with units in its header.")
-@click.option(
-    "--parquet",
-    type=click.Path(dir_okay=False),
-    help="Write a Parquet file; needs pyarrow: pip install 'gpupool[parquet]'.",
-)
 @click.option(
     "--wasted", is_flag=True, help="Show what was held while nothing ran, the most first."
 )
@@ -95,7 +89,6 @@ def command(
     lease: int | None,
     database: str | None,
     as_csv: bool,
-    parquet: str | None,
     wasted: bool,
     week: bool,
     cost: bool,
@@ -110,7 +103,9 @@ def command(
     """
     if context.invoked_subcommand is not None:
         return
-    _check_forms(as_csv=as_csv, as_json=as_json, parquet=parquet, lease=lease)
+    check_span(since, until)
+    if as_csv and as_json:
+        raise UsageError("--csv and --json exclude each other", hint="give one of them")
     if cost and (lease or database is not None):
         raise UsageError("--cost is of sums, by the prices of a pool", hint="leave out the other")
     if capacity and not week:
@@ -142,26 +137,10 @@ def command(
         found = run_async(lambda: _ask(credentials, query, cost=cost))
     if found.report is not None:
         report = found.report.by_waste() if wasted else found.report
-        if parquet is not None:
-            _write_parquet(Path(parquet), report, found)
-        else:
-            _show(report, found, as_csv=as_csv, as_json=as_json, wasted=wasted)
+        _show(report, found, as_csv=as_csv, as_json=as_json, wasted=wasted)
     else:
         _show_lease(query.lease, found, as_json=as_json)
     _end(found, strict=strict)
-
-
-def _check_forms(*, as_csv: bool, as_json: bool, parquet: str | None, lease: int | None) -> None:
-    """Refuse what excludes each other, and what is missing, before the pool is asked."""
-    if as_csv + as_json + (parquet is not None) > 1:
-        names = "--csv, --json and --parquet exclude each other"
-        raise UsageError(names, hint="give one of them")
-    if parquet is not None:
-        if lease:
-            raise UsageError("--parquet has rows of sums, and --lease none", hint="give --json")
-        from gpupool.monitoring.parquet_file import require_pyarrow
-
-        require_pyarrow()
 
 
 def _read(path: Path, query: RecordQuery) -> FoundUsage:
@@ -249,21 +228,6 @@ def _show(
     else:
         for line in aligned(waste_table(report) if wasted else table(report)):
             click.echo(line)
-
-
-def _write_parquet(path: Path, report: "Report", found: FoundUsage) -> None:
-    from gpupool.cli.lib.files import write_private
-    from gpupool.monitoring.parquet_file import parquet_of
-
-    data = parquet_of(
-        report,
-        version=__version__,
-        silent=found.silent,
-        missing=found.missing,
-        problems=found.problems,
-    )
-    write_private(path, data)
-    say(f"gpupool: {len(report.rows)} rows written to {path}")
 
 
 def _show_lease(lease: LeaseId, found: FoundUsage, *, as_json: bool) -> None:

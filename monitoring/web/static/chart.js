@@ -40,7 +40,7 @@ class Chart extends HTMLElement {
     if (!this.place) return;
     const same = before && before.series.length === value.series.length && before.series.every((each, i) => each.label === value.series[i].label) && before.zone === value.zone;
     if (this.plot && same) {
-      if (before.t !== value.t) this.plot.setData(this.columns());
+      if (before.t !== value.t) this.plot.setData(this.columns()), this.showLast();
       else if (before.marks !== value.marks) this.plot.redraw();
     } else this.remake();
   }
@@ -51,6 +51,11 @@ class Chart extends HTMLElement {
 
   measure() {
     return { width: Math.max(120, Math.floor(this.clientWidth)), height: this.value.height || 190 };
+  }
+
+  /** Without a cursor the legend has the last values. */
+  showLast() {
+    if (this.plot.cursor.idx == null) this.plot.setLegend({ idx: this.value.t.length - 1 }, false);
   }
 
   remake() {
@@ -77,13 +82,13 @@ class Chart extends HTMLElement {
     const options = {
       ...this.measure(),
       bands: this.value.bands,
-      hooks: this.value.hooks && this.value.hooks(() => this.value),
+      hooks: { ...(this.value.hooks && this.value.hooks(() => this.value)), setCursor: [() => this.plot && this.showLast()] },
       padding: [10, 28, 0, 0],
       tzDate: (ts) => (timeZone() ? uPlot.tzDate(new Date(ts * 1000), "Etc/UTC") : new Date(ts * 1000)),
       cursor: { y: false, points: { size: 7 }, sync: this.value.sync ? { key: this.value.sync } : undefined, drag: { x: true, y: false } },
       legend: { live: true, markers: { width: 2, fill: (plot, at) => tone(this.value.series[at - 1].tone ?? at - 1) } },
       scales: { y: { range: (_, low, high) => [Math.min(0, low || 0), this.value.max || Math.max(1, (high || 0) * 1.15)] } },
-      axes: [{ ...axis, space: 90, grid: { show: false }, values: (_, list) => list.map((ts, i) => moment(ts * 1000, list[list.length - 1] - list[0])) }, { ...axis, size: 52, values: (_, list, at, room, step) => list.map((each) => number(each, step >= 1 ? 0 : step >= 0.1 ? 1 : 2)) }],
+      axes: [{ ...axis, space: 90, grid: { show: false }, values: (_, list) => list.map((ts, i) => moment(ts * 1000, list[list.length - 1] - list[0])) }, { ...axis, size: 52, values: (_, list, at, room, step) => list.map((each) => `${number(each, (String(step).split(".")[1] || "").length)}${unit === "%" ? " %" : ""}`) }],
       series: [
         { label: "Time", value: (_, ts) => (known(ts) ? clock(ts * 1000) : "–") },
         ...this.value.series.map((each, i) => ({
@@ -98,6 +103,7 @@ class Chart extends HTMLElement {
       ],
     };
     this.plot = new uPlot(options, this.columns(), this.place);
+    this.showLast();
     this.plot.root.setAttribute("role", "img");
     this.plot.root.setAttribute("aria-label", this.value.series.map((each) => each.label).join(", "));
   }
@@ -108,7 +114,11 @@ customElements.define("gp-chart", Chart);
 const TABLE_ROWS = 60;
 
 /** A chart, and its values as a table for who cannot see it or wants numbers. */
-export function chart(data) {
+export function chart(all) {
+  // A pool is younger than a day for a day: its chart begins when it did.
+  const first = Math.max(0, all.t.findIndex((_, i) => all.series.some((each) => known(each.values[i]))));
+  const from = (list) => list && list.slice(first);
+  const data = first ? { ...all, t: from(all.t), series: all.series.map((each) => ({ ...each, values: from(each.values), own: from(each.own) })) } : all;
   const last = data.t.length - 1;
   const step = Math.max(1, Math.ceil(data.t.length / TABLE_ROWS));
   const lines = [];

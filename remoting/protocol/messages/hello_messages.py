@@ -15,6 +15,7 @@ from gpupool.pool.errors import (
     NotNowError,
     ProtocolError,
     StorageError,
+    UnknownNameError,
     UnreachableError,
     UsageError,
 )
@@ -142,6 +143,7 @@ _ERRORS: dict[str, type[GpupoolError]] = {
     for kind in (
         GpupoolError,
         UsageError,
+        UnknownNameError,
         UnreachableError,
         AuthenticationError,
         ConflictError,

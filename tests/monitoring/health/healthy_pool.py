@@ -64,6 +64,7 @@ class Machine:
     state: PoolState = field(default_factory=healthy_table)
     drain_for: tuple[str, ...] = ()
     noise: Random | None = None
+    knows_table: bool = True
     now_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -154,6 +155,7 @@ class Machine:
                 histograms=self.histograms,
             ),
             state=with_changes(self.state, now=at),
+            knows_table=self.knows_table,
             health=self.health,
             certificates=self.certificates,
             has_signer=self.has_signer,

@@ -25,7 +25,7 @@ from tests.monitoring.health.healthy_pool import A, B, C, healthy_table
 from gpupool.cli.commands.monitoring import alerts
 from gpupool.monitoring.health import alert_messages
 from gpupool.monitoring.health.alert_messages import NotSentError, body_of, mail_of, post, send_mail
-from gpupool.monitoring.health.alert_sender import Sender
+from gpupool.monitoring.health.alert_sender import Sender, receivers
 from gpupool.monitoring.health.alert_settings import (
     AlertSettings,
     Email,
@@ -92,6 +92,16 @@ def test_a_webhook_gets_what_alertmanager_sends_and_a_signature(
     assert said["alerts"][0]["startsAt"] == "1970-01-01T00:00:01Z"
     assert said["alerts"][1]["endsAt"] == "1970-01-01T00:01:01Z"
     assert json.loads(body_of(Message((OVER,)), "lab"))["status"] == "resolved"
+
+
+def test_a_channel_of_slack_gets_the_text_of_the_mail(tmp_path: Path) -> None:
+    text = GOOD.replace('secret_file = "/etc/gpupool/secret"', 'format = "slack"')
+    settings = settings_of(tmp_path, text)
+    message = Message((FIRES, OVER), left_out=2)
+    for_webhook = receivers(settings, message, "lab")["https://alerts.example/hook"]
+    said = json.loads(for_webhook.args[1])
+    mail = mail_of(message, "lab", settings.emails[0])
+    assert said == {"text": f"{mail['Subject']}\n{mail.get_content().rstrip()}"}
 
 
 def test_what_is_not_taken_is_told(receiver: Receiver) -> None:
@@ -255,6 +265,7 @@ def test_settings_are_read_and_found(tmp_path: Path) -> None:
         ('from = "pool@lab"', "", "lacks something"),
         ("[[webhook]]", "[webhook]", "write"),
         ('from = "pool@lab"', 'from = "pool@lab\\nBcc: x"', "wrong kind"),
+        ('secret_file = "/etc/gpupool/secret"', 'format = "irc"', "format is one of"),
         ("credentials", "more = 1\ncredentials", "more is not known"),
     ],
 )

@@ -7,6 +7,8 @@ from time import perf_counter
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.monitoring.health.healthy_pool import DAY_MS, GIB, GPUS, START_MS, A, B, C, Machine
 
 from gpupool.monitoring.health import check_table
@@ -530,10 +532,41 @@ def test_patience() -> None:
 def test_flapping_is_one_finding() -> None:
     tracker = FindingTracker({})
     said = rounds(tracker, *[FAIL, OK, OK, OK] * 3)
-    assert said[-4:] == [FAIL, FAIL, FAIL, FAIL]
+    assert said[-4:] == [FAIL, FAIL, FAIL, WARN]
     [found] = tracker.round([], 13.0, Milliseconds(13_000))
-    assert found.text == "flaps, 6 changes in 10 minutes: is FAIL"
+    assert found.text == "failed 3 times in 10 minutes, and is well now: is FAIL"
+    assert (found.status, found.flaps) == (WARN, True)
     assert tracker.round([], 700.0, Milliseconds(700_000)) == ()
+
+
+@given(
+    st.lists(st.sampled_from([OK, OK, OK, WARN, FAIL]), max_size=80),
+    st.sampled_from([0.0, 2.0, 5.0]),
+)
+def test_level_and_text_are_of_one_moment(statuses: list[Health], patience_s: float) -> None:
+    """A text is shown at the level of the result that said it, or as a memory."""
+    tracker = FindingTracker({"x": patience_s})
+    for number, status in enumerate(statuses):
+        text = f"is {status.name} at {number}"
+        results = [Result("x", "y", status, text)] if status else []
+        for found in tracker.round(results, float(number), Milliseconds(1000 * number)):
+            if "is well now" in found.text:
+                assert found.status is WARN
+                assert status is OK
+            else:
+                assert f"is {found.status.name} at" in found.text
+
+
+def test_a_server_that_does_not_know_the_table_checks_for_a_majority_alone() -> None:
+    """Its table may lack the operators' tokens, for example."""
+    machine = Machine(knows_table=False)
+    token(-1)(machine)
+    assert machine.run(30) == ()
+    health(leader=None, majority_age_s=10.0)(machine)
+    assert [each.check for each in machine.run(30)] == ["quorum"]
+    health(leader=A, majority_age_s=0.0)(machine)
+    machine.knows_table = True
+    assert [each.check for each in machine.run(30)] == ["tokens"]
 
 
 def test_a_round_is_cheap() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from tests.cli.conftest import pool, server
 
 from gpupool.monitoring.health import health_history
-from gpupool.monitoring.health.pool_health import line, merged, nagios, silence_words
+from gpupool.monitoring.health.pool_health import grouped, line, merged, nagios, silence_words
 from gpupool.pool.history_query import Episode, HistoryPage
 from gpupool.pool.model.ids import Milliseconds, ServerId
 from gpupool.pool.telemetry import Finding, Health, HostTelemetry, Telemetry
@@ -190,3 +190,14 @@ def test_a_server_that_does_not_know_the_whole_time_is_named() -> None:
     assert health_history.unknown_before(pages, names, 6000) == {a: 0, c: 9000}
     outdated = {IDS[0]: HistoryPage(problem="it knows no temperature of a health")}
     assert health_history.unknown_before(outdated, names, 6000) == {}, "said as its problem"
+
+
+def test_many_warnings_of_one_check_are_shown_as_one() -> None:
+    """A failure is always shown, and so is a silenced warning."""
+    links = tuple(finding("link-rtt", WARN, f"s{n}", f"slow to s{n}") for n in range(3))
+    lost = finding("link", FAIL, "s1", "no link")
+    rows = merged(VIEW, telemetry((*links, lost), links, ())).findings
+    found = [(line(row).split(": ")[1], more) for row, more in grouped(rows)]
+    assert found == [("no link", 0), ("slow to s0", 5)]
+    few = merged(VIEW, telemetry(links, (), ())).findings
+    assert [more for _, more in grouped(few)] == [0, 0, 0]

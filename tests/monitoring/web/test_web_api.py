@@ -248,7 +248,7 @@ def test_the_sentence_of_a_pool_that_is_well_names_its_size(pool: FakePool) -> N
     assert isinstance(value, dict)
     assert (value["level"], value["sentence"]) == (
         "warn",
-        "node-2 /var/lib/gpupool: 8 % of the disk is free.",
+        "Healthy, with 1 warning.",
     )
 
 

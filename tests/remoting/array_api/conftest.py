@@ -78,9 +78,11 @@ def dropin() -> Iterator[Any]:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
-    """Make the session anew if the next test could not use it. A hook, for Hypothesis's tests."""
+    """Make the session as it was, anew if need be. A hook, for Hypothesis's tests."""
     for session in SESSIONS:
         session.door.state.reset()
+        for each in session.door.pool.sessions():
+            each._judged = type(each._judged)()  # the kinds of calls that were accepted
         if wrong := session.wrong():
             session.close()
             session.open()

@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from gpupool.pool.errors import UnreachableError
+from gpupool.pool.errors import GpupoolError, NotNowError, UnreachableError
 from gpupool.pool.history_query import HistoryPage, HistoryQuery, HistorySeries
 from gpupool.pool.model.ids import ServerId
 from gpupool.remoting.client.history_answers import DEADLINE_S, HistoryAnswer, ask_history
@@ -19,8 +19,11 @@ POINTS = tuple((10 * at, at, 1, -1) for at in range(50))
 class FakeServer:
     """Answers ``GetHistory`` with twenty points at a time."""
 
-    def __init__(self, *, failures: int = 0, endless: bool = False) -> None:
+    def __init__(
+        self, *, failures: int = 0, endless: bool = False, error: type[GpupoolError] | None = None
+    ) -> None:
         self.failures = failures  # of the first calls
+        self.error = error or UnreachableError
         self.endless = endless
         self.calls = 0
 
@@ -30,7 +33,7 @@ class FakeServer:
         self.calls += 1
         if self.failures:
             self.failures -= 1
-            raise UnreachableError("lost server")
+            raise self.error("lost server")
         after = message.query.after
         if self.endless:
             return m.HistoryIs(HistoryPage(after=after, more=True))
@@ -83,6 +86,19 @@ async def test_a_silent_server_is_named_in_time(autojump_clock: trio.testing.Moc
     assert sorted(answer.pages) == ["a"]
     assert answer.silent == {"b": "cannot reach server b", "c": "lost server"}
     assert trio.current_time() - began <= DEADLINE_S
+
+
+async def test_one_with_other_questions_of_this_client_is_asked_again(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    busy, always = (
+        FakeServer(failures=4, error=NotNowError),
+        FakeServer(failures=99, error=NotNowError),
+    )
+    answer = await asked(a=busy, b=always)
+    assert sorted(answer.pages) == ["a"]
+    assert sorted(answer.silent) == ["b"]
+    assert always.calls < 10
 
 
 async def test_only_the_servers_that_are_named_are_asked(

@@ -8,6 +8,9 @@ from dataclasses import replace
 import pytest
 import trio
 import trio.testing
+from tests.benchmarks.full_table import full_machine
+from tests.benchmarks.scale import server_id
+from tests.benchmarks.view_times import measure_views
 from tests.remoting.control.control_cluster import Cluster, request, token_id
 from tests.remoting.control.control_kit import until
 
@@ -39,9 +42,6 @@ from gpupool.remoting.server.server_settings import ControllerSettings, ServerSe
 from gpupool.remoting.server.view_thread import make_beside_the_loop
 from gpupool.simulations.cluster.cluster import Cluster as SimulatedPool
 from gpupool.simulations.kernel.swarm_options import Options
-from gpupool.simulations.tools.full_table import full_machine
-from gpupool.simulations.tools.scale import server_id
-from gpupool.simulations.tools.view_times import measure_views
 
 Clock = trio.testing.MockClock
 

@@ -18,7 +18,6 @@ export function view() {
     { key: "reason", title: "Why, and what would help", cell: (w) => w.reason },
     policy && { key: "class", title: "Class", cell: (w) => (w.class ? html`<span class="tag">${w.class}</span>` : "–"), sort: (w) => w.class, narrow: true },
     policy && { key: "priority", title: "Priority", num: true, cell: (w) => w.priority, sort: (w) => w.priority, narrow: true },
-    { key: "ahead", title: "Ahead", num: true, cell: (w) => (w.i ? w.i : "next"), narrow: true },
     { key: "program", title: "Program", cut: true, cell: (w) => w.program, sort: (w) => w.program },
     { key: "client", title: "Client", cell: (w) => html`<span class="muted">${w.client}</span>`, sort: (w) => w.client, narrow: true },
   ];

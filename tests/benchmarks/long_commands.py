@@ -1,4 +1,4 @@
-"""Measures commands about many rows: ``python -m gpupool.simulations.tools.long_commands``.
+"""Measures commands about many rows: ``python -m tests.benchmarks.long_commands``.
 
 One server has the table of a pool of 1,000 servers and 10,000 leases, and a backup has 1,000
 tokens; three numbers in this order say others. It applies each command until it is done. The
@@ -12,6 +12,9 @@ import sys
 import time
 from collections.abc import Iterator
 from hashlib import sha256
+
+from tests.benchmarks.full_table import TOKEN, FullTable
+from tests.benchmarks.scale import server_id
 
 from gpupool.pool.model.codec import decode
 from gpupool.pool.model.commands import (
@@ -30,8 +33,6 @@ from gpupool.pool.model.state import Token, TokenKind, with_changes
 from gpupool.pool.model.tables import LeaseTable
 from gpupool.pool.transitions import backup
 from gpupool.pool.transitions.batches import goes_on
-from gpupool.simulations.tools.full_table import TOKEN, FullTable
-from gpupool.simulations.tools.scale import server_id
 
 BY = "root"
 
@@ -125,7 +126,7 @@ def main() -> None:
     servers, leases, tokens = [*given, *usual[len(given) :]]
     for name, count, longest, total in measure(servers, leases, tokens):
         row = {"command": name, "applied": count, "longest_ms": longest, "all_ms": total}
-        print(json.dumps(row), flush=True)  # noqa: T201
+        print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":

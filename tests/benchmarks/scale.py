@@ -1,4 +1,4 @@
-"""Measures how a pool grows with its servers: ``python -m gpupool.simulations.tools.scale``.
+"""Measures how a pool grows with its servers: ``python -m tests.benchmarks.scale``.
 
 Every server runs its own real consensus over the simulated network. The table is applied once and
 shared, since a thousand copies of the same pure function would only measure this machine's memory.
@@ -353,7 +353,7 @@ def main() -> None:
     for count in [int(each) for each in sys.argv[1:]] or [7, 30, 100, 300, 1000]:
         # A small pool holds fewer leases than 10,000 of a tenth of a GPU each.
         requests = min(REQUEST_COUNT, 10 * GPU_COUNT * count)
-        print(json.dumps(encode(measure(count, requests))), flush=True)  # noqa: T201
+        print(json.dumps(encode(measure(count, requests))), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Measures a server whose table is full: ``python -m gpupool.simulations.tools.full_table``.
+"""Measures a server whose table is full: ``python -m tests.benchmarks.full_table``.
 
 One server has the table of a pool of 1,000 servers and 10,000 leases, by default. It applies
 commands, looks at its duties after each, takes snapshots and installs one. All figures but lateness
@@ -19,6 +19,7 @@ from pathlib import Path
 from random import Random
 
 import trio
+from tests.benchmarks.scale import BASE_INDEX, big_state, server_id
 
 from gpupool.consensus.driver import RaftDriver
 from gpupool.consensus.garbage import Exemption
@@ -47,7 +48,6 @@ from gpupool.remoting.server.controller import Controller
 from gpupool.remoting.server.reconciler import readings_of
 from gpupool.remoting.server.software import Software
 from gpupool.remoting.transport.system_clock import SystemClock
-from gpupool.simulations.tools.scale import BASE_INDEX, big_state, server_id
 
 PARTITION_SIZE = 10 << 30
 TOKEN = TokenId("a" * 12)
@@ -198,7 +198,7 @@ def _controller(machine: PoolMachine, server: ServerId) -> Controller:
         host=IdleHost(tuple(me.gpus.values())),  # type: ignore[arg-type]
         clock=SystemClock(),
         table_clock=TableClock(lambda: machine.state, self_id=server, clock=SystemClock()),
-        rng=Random(1),  # noqa: S311
+        rng=Random(1),
         health=lambda: health,
         majority_age_s=lambda: 0.0,
         role=lambda: Role.LEARNER,
@@ -275,7 +275,7 @@ async def _measure_loop(machine: PoolMachine, directory: Path) -> tuple[float, .
             storage=storage,
             machine=table,
             clock=SystemClock(),
-            randomness=Random(1),  # noqa: S311
+            randomness=Random(1),
             links=_Wire(server, servers),
             settings=settings,
             after_work=Exemption(),
@@ -413,7 +413,7 @@ def main() -> None:
     logging.disable(logging.CRITICAL)
     servers, leases = [int(each) for each in sys.argv[1:]] or [1000, 10_000]
     costs = asdict(measure(servers, leases))
-    print(json.dumps({k: round(v, 4) for k, v in costs.items()}), flush=True)  # noqa: T201
+    print(json.dumps({k: round(v, 4) for k, v in costs.items()}), flush=True)
 
 
 if __name__ == "__main__":

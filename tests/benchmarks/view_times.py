@@ -1,6 +1,6 @@
 """Measures how long views of a full table hold the event loop of a real control server.
 
-``python -m gpupool.simulations.tools.view_times 1000 10000`` asks for views over TLS, one after
+``python -m tests.benchmarks.view_times 1000 10000`` asks for views over TLS, one after
 another, and then subscribes to updates. The client is a thread that only reads bytes. All
 is measured twice in one run: with views that are made at once in the loop, however large, and as
 servers do it.
@@ -18,6 +18,8 @@ from random import Random
 from typing import Any, cast
 
 import trio
+from tests.benchmarks.full_table import IdleHost, Steps, full_machine
+from tests.benchmarks.scale import server_id
 
 from gpupool.consensus.garbage import Exemption
 from gpupool.pool.model.commands import CreateToken, wrap
@@ -40,8 +42,6 @@ from gpupool.remoting.transport.pki import (
     sign_server,
 )
 from gpupool.remoting.transport.system_clock import SystemClock
-from gpupool.simulations.tools.full_table import IdleHost, Steps, full_machine
-from gpupool.simulations.tools.scale import server_id
 
 CLUSTER, NAME = "scale", "view"
 TOKEN, SECRET = TokenId("b" * 12), bytes(32)
@@ -123,7 +123,7 @@ def _identity(folder: Path) -> Identity:
 
 
 def _server(machine: PoolMachine, identity: Identity, rows_at_once: int) -> ControlServer:
-    clock, rng, me = SystemClock(), Random(1), server_id(0)  # noqa: S311
+    clock, rng, me = SystemClock(), Random(1), server_id(0)
     links = PeerTransport(identity, clock=clock, rng=rng, address_of=lambda _peer: None, log=LOG)
     software = Software(machine.state.servers[me].address, "")
     return ControlServer(
@@ -214,7 +214,7 @@ def main() -> None:
     servers, leases = [int(each) for each in sys.argv[1:]] or [1000, 10_000]
     for name, found in measure_views(servers, leases).items():
         rounded = {key: round(value, 2) for key, value in found.items()}
-        print(json.dumps({"views": name, **rounded}), flush=True)  # noqa: T201
+        print(json.dumps({"views": name, **rounded}), flush=True)
 
 
 if __name__ == "__main__":
