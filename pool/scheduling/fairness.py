@@ -38,12 +38,12 @@ from gpupool.pool.model.suspension import SuspensionState
 from gpupool.pool.policy.admission import Admission, least_need, sizes_of_all
 from gpupool.pool.scheduling.capacity import wanted_size
 from gpupool.pool.scheduling.soonest import (
+    Board,
     Place,
-    ServerOffer,
     Span,
     choose_soonest,
-    lasting_on,
     make_server_offer,
+    rows_of,
     span_for,
 )
 
@@ -352,25 +352,19 @@ def _soonest(
 ) -> frozenset[Place]:
     admission = Admission(state)
     request, usable = shape_of(entry.request), admission.usable(entry.user)
-    terms, reserved = admission.terms(entry.user), admission.book.reserved(state)
+    parts = request, admission.terms(entry.user), admission.book.reserved(state)
+    board = _boards.get(*parts) or _boards.put(Board(), *parts)
+    rows = rows_of(servers, state.leases)
+    offers = board.offers(rows, request, usable, span)
     touched = {server for server, _ in taken}
 
     def may(server: Server, gpu: Gpu) -> bool:
         return (server.id, gpu.id) not in taken and usable(server, gpu)
 
-    offers: list[ServerOffer] = []
-    for server in servers.values():
-        held = None if span is None else lasting_on(state, server.id, span)
-        if server.id in touched:
-            offer = make_server_offer(server, request, may, held)
-        else:
-            parts = (server, request, terms, reserved, held)
-            known = _offers.get(*parts)
-            offer = known or _offers.put(make_server_offer(server, request, usable, held), *parts)
-        if offer.fitting:
-            offers.append(offer)
+    for index, row in enumerate(rows) if touched else ():
+        if row.server.id in touched:
+            offers[index] = make_server_offer(row.server, request, may, row.held(span))
     return frozenset(choose_soonest(request, offers))
 
 
-_offers: Memo[ServerOffer] = Memo(32_768)
-"""A grant changes one server: of 1,000, the others need not be looked at again."""
+_boards: Memo[Board] = Memo(24)

@@ -15,6 +15,7 @@ So it may turn to another server a few times at first, and cannot do so for ever
 """
 
 from functools import lru_cache
+from itertools import zip_longest
 from typing import NamedTuple
 
 from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds, ServerId
@@ -22,6 +23,7 @@ from gpupool.pool.model.memo import Memo
 from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.state import Lease, LeaseRecord, PoolState, Request, Server
 from gpupool.pool.model.suspension import SuspensionState
+from gpupool.pool.model.tables import LeaseTable
 from gpupool.pool.policy.admission import May
 from gpupool.pool.scheduling.capacity import wanted_size
 from gpupool.pool.scheduling.filters import admitted
@@ -72,16 +74,7 @@ def _usual_ms(records: tuple[LeaseRecord, ...]) -> int:
 _usual: Memo[int] = Memo(4)
 
 
-def lasting_on(state: PoolState, server: ServerId, span: Span) -> Held:
-    """Return what lasting leases hold of a server; the same object while that is the same."""
-    leases = state.leases.at(server)
-    rows = _rows.get(leases)
-    if rows is None:
-        rows = _rows.put(_Rows(server, leases), leases)
-    return rows.lasting(span)
-
-
-def lasts(lease: Lease, span: Span) -> bool:
+def _lasts(lease: Lease, span: Span) -> bool:
     """Return whether a lease lasts, and lets go for nobody now."""
     suspension = lease.suspension
     return (
@@ -92,39 +85,53 @@ def lasts(lease: Lease, span: Span) -> bool:
     )
 
 
-class _Rows:
-    """The leases of one server, and what those hold that were found to last."""
+class _Row:
+    """A server with its leases, and what those hold that were found to last."""
 
-    __slots__ = ("_by_leases", "_by_span", "_oldest", "leases", "server")
+    __slots__ = ("_by_leases", "_by_span", "_leases", "_oldest", "server")
 
-    def __init__(self, server: ServerId, leases: PersistentMap[LeaseId, Lease]) -> None:
+    def __init__(self, server: Server, leases: PersistentMap[LeaseId, Lease]) -> None:
         self.server = server
-        self.leases = tuple(leases.values())
-        self._oldest = min((each.granted_at for each in self.leases), default=Milliseconds(0))
+        self._leases = tuple(leases.values())
+        self._oldest = min((each.granted_at for each in self._leases), default=Milliseconds(0))
         self._by_span: dict[Span, Held] = {}
         self._by_leases: dict[tuple[LeaseId, ...], Held] = {}
 
-    def lasting(self, span: Span) -> Held:
-        if not self.leases or self._oldest >= span.begun:
+    def held(self, span: Span | None) -> Held | None:
+        """Return the bytes; the same object while the same leases last."""
+        if span is None:
+            return None
+        if not self._leases or self._oldest >= span.begun:
             return _NOTHING
         found = self._by_span.get(span)
         if found is None:
             if len(self._by_span) >= SPAN_COUNT:
                 self._by_span.clear()
-            last = [each for each in self.leases if lasts(each, span)]
-            found = self._by_leases.setdefault(tuple(each.id for each in last), self._held(last))
+            last = [each for each in self._leases if _lasts(each, span)]
+            held: Held = {}
+            for part in (part for lease in last for part in lease.partitions):
+                if part.server == self.server.id:
+                    held[part.gpu] = held.get(part.gpu, 0) + part.memory
+            found = self._by_leases.setdefault(tuple(each.id for each in last), held)
             self._by_span[span] = found
         return found
 
-    def _held(self, leases: list[Lease]) -> Held:
-        held: Held = {}
-        for part in (part for lease in leases for part in lease.partitions):
-            if part.server == self.server:
-                held[part.gpu] = held.get(part.gpu, 0) + part.memory
-        return held
+
+Rows = tuple[_Row, ...]
 
 
-_rows: Memo[_Rows] = Memo(8192)
+def rows_of(servers: PersistentMap[ServerId, Server], leases: LeaseTable[Lease]) -> Rows:
+    """Return the servers with their leases; the same object for each that has not changed."""
+    known = _all_rows.get(servers, leases)
+    if known is None:
+        parts = ((each, leases.at(each.id)) for each in servers.values())
+        rows = (_rows.get(*each) or _rows.put(_Row(*each), *each) for each in parts)
+        known = _all_rows.put(tuple(rows), servers, leases)
+    return known
+
+
+_all_rows: Memo[Rows] = Memo(8)
+_rows: Memo[_Row] = Memo(8192)
 
 
 # --- the choice -----------------------------------------------------------------------------------
@@ -155,7 +162,7 @@ def choose_soonest(request: Request, offers: list[ServerOffer]) -> list[Place]:
     nearer to serving it: free GPUs must not go to others before the request that goes first.
     """
     alone = [(each.lack, each.server, each.fitting) for each in offers if each.lack is not None]
-    best = min(alone, default=None, key=lambda each: each[:2])
+    best = min(alone, default=None)
     if request.across:
         everywhere = [candidate for each in offers for candidate in each.fitting]
         if len(everywhere) >= request.count:
@@ -209,3 +216,30 @@ class _Candidate(NamedTuple):
     gpu_index: int
     server: ServerId
     gpu: GpuId
+
+
+class Board:
+    """What all servers have for one shape of requests: of 1,000, a grant changes one."""
+
+    def __init__(self) -> None:
+        self._rows: Rows = ()
+        self._span: Span | None = None
+        self._held: list[Held | None] = []
+        self._offers: list[ServerOffer] = []
+
+    def offers(
+        self, rows: Rows, request: Request, usable: May, span: Span | None
+    ) -> list[ServerOffer]:
+        """Return what each server has now, in their order; it is the caller's."""
+        if len(rows) != len(self._rows):
+            self._rows, self._held = (), [None] * len(rows)
+            self._offers = [ServerOffer(each.server.id, [], None) for each in rows]
+        is_same = span is self._span
+        for index, (row, before) in enumerate(zip_longest(rows, self._rows)):
+            if row is not before or not is_same:
+                held = row.held(span)
+                if row is not before or held is not self._held[index]:
+                    self._held[index] = held
+                    self._offers[index] = make_server_offer(row.server, request, usable, held)
+        self._rows, self._span = rows, span
+        return self._offers.copy()
