@@ -8,9 +8,9 @@ grant, is its fencing token.
 from dataclasses import replace
 
 from gpupool.pool.model.commands import CancelRequest, EndLease, FreeLease, Grant, NoteIdle, Wait
-from gpupool.pool.model.ids import GpuId, LeaseId, RequestId, ServerId, lease_name
+from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds, RequestId, ServerId, lease_name
 from gpupool.pool.model.policy import Usage
-from gpupool.pool.model.relocation import RelocationState
+from gpupool.pool.model.relocation import BEGIN_MS, RELOCATION_MS, RelocationState
 from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
 from gpupool.pool.model.served import why_over
 from gpupool.pool.model.state import (
@@ -399,10 +399,12 @@ def stay(state: PoolState, lease: Lease, reason: str) -> PoolState:
     """Return ``state`` with a lease that was to leave its server and stays on it."""
     found = lease.relocation
     assert found is not None, "it is leaving"
+    took_long = found.billed and state.now >= found.since + BEGIN_MS
     changed = with_changes(
         lease,
         parts=lease.parts | {found.target: PartStatus.ENDING},
         relocation=replace(found, state=RelocationState.STAYS, reason=reason),
+        moves_from=Milliseconds(state.now + RELOCATION_MS) if took_long else lease.moves_from,
     )
     state = with_changes(state, leases=state.leases.set(lease.id, changed))
     return emit_event(state, "not-moved", lease_name(lease.id), reason)

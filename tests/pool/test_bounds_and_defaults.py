@@ -51,7 +51,7 @@ BOUNDS: dict[ModuleType, dict[str, float]] = {
         "TEXT_SIZE_MAX": 262_144,
         "PACKED_SIZE_MAX": 49_152,
     },
-    relocation: {"RELOCATION_MS": 900_000},
+    relocation: {"RELOCATION_MS": 900_000, "BEGIN_MS": 60_000},
     silences: {
         "SILENCE_COUNT_MAX": 256,
         "SILENCE_MAX_MS": 90 * DAY_MS,
