@@ -207,7 +207,7 @@ def with_line(options: Options, kinds: tuple[str, ...]) -> Options:
     """Return a run in which a line forms: requests go first soon, and leases are short."""
     return replace(
         options,
-        line=kinds,
+        line=("large", *kinds),
         servers=3 + ("drained" in kinds),
         clients=40 if "limit" in kinds else 20,
         gpus=4,
