@@ -33,7 +33,16 @@ from gpupool.pool.model.ids import RequestId, ServerId
 from gpupool.pool.model.memo import Memo
 from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.policy import Usage
-from gpupool.pool.model.state import Gpu, Lease, PoolState, Request, Server, Waiting, with_changes
+from gpupool.pool.model.state import (
+    Gpu,
+    Lease,
+    PoolState,
+    Request,
+    Server,
+    ServerStatus,
+    Waiting,
+    with_changes,
+)
 from gpupool.pool.model.suspension import SuspensionState
 from gpupool.pool.policy.admission import Admission, least_need, sizes_of_all
 from gpupool.pool.scheduling.capacity import wanted_size
@@ -223,6 +232,16 @@ def _served_by(state: PoolState, lease: Lease) -> Waiting | None:
     return state.waiting.get(found.for_request)
 
 
+def awaited_servers(state: PoolState, lease: Lease) -> list[ServerId]:
+    """Return the servers out of contact that have not confirmed a suspension yet."""
+    found = lease.suspension
+    if found is None or found.state is not SuspensionState.SUSPENDING:
+        return []
+    others = [each for each in lease.parts if each not in found.confirmed]
+    up = ServerStatus.UP
+    return [s for s in others if s not in state.servers or state.servers[s].status is not up]
+
+
 def _places_of(lease: Lease) -> frozenset[Place]:
     known = _places.get(lease.partitions)
     places = frozenset((part.server, part.gpu) for part in lease.partitions)
@@ -275,18 +294,23 @@ def with_memory_to_come(state: PoolState, entry: Waiting) -> Servers:
     """
     servers = _to_come.get(state.servers, state.leases, entry.request)
     if servers is None:
-        coming = [lease for lease in state.leases.values() if _lets_go_for(lease, entry.request.id)]
+        known, request = state.leases.values(), entry.request.id
+        coming = [lease for lease in known if _lets_go_for(state, lease, request)]
         servers = _without(state, coming)
         _to_come.put(servers, state.servers, state.leases, entry.request)
     return servers
 
 
-def _lets_go_for(lease: Lease, request: RequestId) -> bool:
+def _lets_go_for(state: PoolState, lease: Lease, request: RequestId) -> bool:
     found = lease.suspension
     if not lease.held:
         return True
-    is_suspending = found is not None and found.state is SuspensionState.SUSPENDING
-    return is_suspending and found is not None and found.for_request == request
+    if found is None or found.state is not SuspensionState.SUSPENDING:
+        return False
+    if found.for_request != request:
+        return False
+    # Nobody knows when a server that is out of contact confirms it; the request looks elsewhere.
+    return state.formats() < ALL_STARVED_SINCE or not awaited_servers(state, lease)
 
 
 _to_come: Memo[Servers] = Memo(8)

@@ -23,6 +23,7 @@ from gpupool.pool.model.state import (
     Partition,
     PartStatus,
     PoolState,
+    ServerStatus,
     TokenKind,
     Waiting,
     with_changes,
@@ -178,12 +179,18 @@ def units_by_server(state: PoolState, partitions: tuple[Partition, ...]) -> dict
     return units
 
 
-def space_refusal(state: PoolState, partitions: tuple[Partition, ...]) -> Result | None:
-    """Check that there is room for ``partitions``, whose GPUs the pool has."""
+def space_refusal(
+    state: PoolState, partitions: tuple[Partition, ...], *, goes_on: bool = False
+) -> Result | None:
+    """Check that there is room for ``partitions``, whose GPUs the pool has.
+
+    A drain of a server does not keep away what ``goes_on`` there.
+    """
     for partition in partitions:
         server = state.servers[partition.server]
         gpu = server.gpus[partition.gpu]
-        if not server.grantable:
+        is_drained_only = server.status is ServerStatus.UP and not server.freeing
+        if not server.grantable and not (goes_on and is_drained_only):
             ending = "leases of before are being ended" if server.freeing else ""
             why = server.drain_reason or ending or server.status.value
             return refuse(RefusalKind.BUSY, f"server {server.name} grants nothing now: {why}")

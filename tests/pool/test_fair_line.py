@@ -6,15 +6,17 @@ from itertools import pairwise
 from random import Random
 
 import pytest
-from tests.pool.policy_kit import GIB, A, B, upgraded
+from tests.pool.policy_kit import GIB, ONE, A, B, upgraded
 from tests.pool.test_preemption import MINUTE_MS, Preempting
 
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.ids import GpuId, LeaseId, ServerId, lease_name
 from gpupool.pool.model.state import Request
-from gpupool.pool.reconcile import due_suspensions
+from gpupool.pool.ports import RaftHealth, Role
+from gpupool.pool.reconcile import due_resumptions, due_suspensions
 from gpupool.pool.scheduling.fairness import going_first
 from gpupool.pool.scheduling.offers import NoOffer, Offer
+from gpupool.pool.view_building import build_view
 
 STEP_MS = 5_000
 
@@ -263,3 +265,81 @@ def test_servers_whose_leases_give_way_to_nobody_hide_no_other_server() -> None:
         servers = servers.set(name, row)
     full = replace(pool.state, servers=servers)
     assert len(due_suspensions(full, pool.now)) == 1
+
+
+# --- what cannot let go, or go on -----------------------------------------------------------------
+
+
+def test_a_suspended_lease_goes_on_where_a_drain_has_begun_meanwhile() -> None:
+    pool = Preempting(CLASSES, gpu_count=1)
+    assert pool.do(c.DrainServer(B, "for the test", "root")).ok
+    lease, request = pool.grant("cy"), pool.request()
+    pool.wait("ada", request)
+    assert pool.lead()
+    pool.confirm(lease)
+    taken = pool.do(pool.claim("ada", request)).lease
+    assert taken is not None
+    assert pool.do(c.DrainServer(A, "maintenance", "root")).ok
+    pool.end(taken)
+    upgraded(pool.machine, 11)
+    assert due_resumptions(pool.state, pool.now) == (), "in a pool with an older server"
+    upgraded(pool.machine)
+    assert due_resumptions(pool.state, pool.now) == (c.ResumeLease(lease),)
+    assert pool.do(c.ResumeLease(lease)).ok
+    pool.confirm(lease)
+    assert pool.phase(lease) == "held"
+
+
+def over_two_servers() -> tuple[Preempting, LeaseId, Request]:
+    """Return a pool in which a lease of two servers is being suspended, and one is cut off."""
+    pool = Preempting(CLASSES, gpu_count=1)
+    first, second = (next(iter(pool.state.servers[each].gpus)) for each in (A, B))
+    lease = pool.hold((first, 80), (second, 80), user="cy")
+    request = pool.request()
+    pool.wait("ada", request)
+    assert [each.lease for each in pool.lead() if isinstance(each, c.SuspendLease)] == [lease]
+    assert pool.do(c.ServerContact(B, ONE, reachable=False)).ok
+    return pool, lease, request
+
+
+def test_memory_is_not_given_back_before_a_server_out_of_contact_has_confirmed() -> None:
+    pool, lease, request = over_two_servers()
+    found = pool.state.leases[lease].suspension
+    assert found is not None
+    number = found.number
+    assert pool.do(c.ConfirmSuspended(lease, A, ONE, number, GIB)).ok
+    assert pool.phase(lease) == "suspending"
+    assert all(g.memory_granted for s in pool.state.servers.values() for g in s.gpus.values())
+    assert not any(isinstance(each, Offer) for each in pool.ask("ada", request))
+    assert pool.do(c.ServerContact(B, ONE, reachable=True)).ok
+    assert pool.phase(lease) == "suspending"
+    assert pool.do(c.ConfirmSuspended(lease, B, ONE, number, GIB)).ok
+    assert pool.phase(lease) == "suspended"
+    assert not any(g.memory_granted for s in pool.state.servers.values() for g in s.gpus.values())
+
+
+def test_a_suspension_that_waits_for_a_server_out_of_contact_is_told() -> None:
+    pool, lease, _ = over_two_servers()
+    health = RaftHealth(Role.FOLLOWER, None, 0, 0, 0, (), (), 0.0, {}, 0)
+    [view] = build_view(pool.state, health, A, pool.now).leases
+    assert (view.id, view.state) == (lease, "unreachable")
+    assert view.reason.endswith("; waits for b, which is out of contact")
+
+
+def test_a_request_looks_elsewhere_while_a_server_is_awaited() -> None:
+    pool = Preempting(CLASSES)
+    first, second = (next(iter(pool.state.servers[each].gpus)) for each in (A, B))
+    both = pool.hold((first, 20), (second, 20), user="cy")
+    others = [pool.hold_for("cy", (n, 80)) for n in range(1, 4)]
+    for gpu in list(pool.state.servers[B].gpus)[1:]:
+        pool.hold((gpu, 80), user="dee")
+    pool.hold_for("dee", (0, 30))
+    pool.hold((second, 60), user="dee")
+    request = pool.request(memory=40 * GIB)
+    pool.wait("ada", request)
+    assert [each.lease for each in pool.lead() if isinstance(each, c.SuspendLease)] == [both]
+    assert pool.lead() == []
+    assert pool.do(c.ServerContact(B, ONE, reachable=False)).ok
+    [another] = pool.lead()
+    assert isinstance(another, c.SuspendLease)
+    assert another.lease in others
