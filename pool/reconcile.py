@@ -12,7 +12,7 @@ from gpupool.pool.host_suspension import HostSuspension, SuspensionPhase
 from gpupool.pool.model.commands import Command, EndLease, FreeLease, ServerContact, Tick
 from gpupool.pool.model.formats import AWAY_ENDS_SINCE
 from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, Milliseconds, RequestId, ServerId
-from gpupool.pool.model.relocation import RefuseRelocation, RelocationState
+from gpupool.pool.model.relocation import BEGIN_MS, RefuseRelocation, RelocationState
 from gpupool.pool.model.served import serves, why_over
 from gpupool.pool.model.state import (
     WAITING_LAPSE_MS,
@@ -189,8 +189,11 @@ def plan_host(
             arrives = lease.relocation if _is_awaited(lease, self_id) else None
             if arrives is not None:
                 why = gone.get(lease.id, "")
+                late = arrives.billed and state.now >= arrives.since + BEGIN_MS
                 if not why and unattached_s.get(lease.id, 0.0) > UNATTACHED_MAX_S:
                     why = "its program did not connect to the other server"
+                elif not why and late and not worker_count.get(lease.id, 0):
+                    why = f"its program has not begun to go within {BEGIN_MS // 1000} s"
                 if why:
                     key = (lease.id, arrives.number, why, self_id, incarnation)
                     propose.append(RefuseRelocation(*key))

@@ -26,6 +26,7 @@ from gpupool.pool.policy.giving_way import never_suspendable
 from gpupool.pool.policy.rulebook import Rulebook, rulebook
 from gpupool.pool.ports import RaftHealth, Role
 from gpupool.pool.reconcile import UNREACHABLE_AFTER_S
+from gpupool.pool.scheduling.fairness import awaited_servers
 from gpupool.pool.scheduling.filters import filter_text
 from gpupool.pool.transitions.accounts import stay_since
 from gpupool.pool.transitions.authorities import NAME_COUNT_MAX, fingerprint_of, not_moved
@@ -321,7 +322,7 @@ def _lease_view(
         client=visible(lease.client),
         program=visible(lease.program),
         state=word,
-        reason=visible(lease.end_reason or suspension_reason(suspension) or _way(state, lease)),
+        reason=visible(lease.end_reason or _suspended(state, lease) or _way(state, lease)),
         partitions=tuple(part for part in lease.partitions if part.server != ending),
         granted_at=lease.granted_at,
         age_s=max(0.0, (now_ms - lease.granted_at) / 1000),
@@ -340,6 +341,13 @@ def _lease_view(
         away=times_away(history, Milliseconds(now_ms)),
         left=_left(lease),
     )
+
+
+def _suspended(state: PoolState, lease: Lease) -> str:
+    """Return by whom and why a lease is suspended, and which servers have not confirmed it."""
+    text, awaited = suspension_reason(lease.suspension), awaited_servers(state, lease)
+    names = ", ".join(state.servers[s].name if s in state.servers else s for s in awaited)
+    return f"{text}; waits for {names}, which is out of contact" if names else text
 
 
 def _recorded(lease: Lease) -> tuple[ServerId, ...]:

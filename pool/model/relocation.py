@@ -11,13 +11,17 @@ do: its server kills what is left, and frees it.
 The program goes on with the other server once ``ConfirmRelocated`` is applied, and not before.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
+from gpupool.pool.model.codec import OPTIONAL
 from gpupool.pool.model.ids import Incarnation, LeaseId, Milliseconds, ServerId
 
 RELOCATION_MS = 15 * 60_000
 """A relocation that is not confirmed for so long is given up."""
+
+BEGIN_MS = 60_000
+"""So is one whose program has opened no session on the new server by then."""
 
 
 class RelocationState(Enum):
@@ -40,6 +44,8 @@ class Relocation:
     since: Milliseconds
     source_since: Milliseconds  # when it came to the old server
     reason: str = ""  # why it stays
+    billed: bool = field(default=False, metadata=OPTIONAL)
+    """The new server's part counts in the accounts from the order on, wherever the lease stays."""
 
     @property
     def ending(self) -> ServerId | None:

@@ -220,6 +220,7 @@ class Lease:
     share: float = field(default=0.0, metadata=OPTIONAL)  # as its request has it
     relocation: Relocation | None = field(default=None, metadata=OPTIONAL)
     here_since: Milliseconds = field(default=Milliseconds(0), metadata=OPTIONAL)  # 0: its grant
+    moves_from: Milliseconds = field(default=Milliseconds(0), metadata=OPTIONAL)  # by its user
 
     @property
     def held(self) -> bool:

@@ -1,44 +1,85 @@
-"""Fairness between requests: the GPUs that are reserved for the request that goes first.
+"""Fairness between requests: the GPUs that are reserved for requests that go first.
 
-A request that has waited for the table's ``starved_after_ms`` is starved. The oldest starved one
-of the highest priority goes first: offers leave the GPUs alone that are nearest to serving it, and
-``apply`` refuses grants of them to others of its priority or less. So a stream of small requests
-cannot keep a large one waiting for ever.
+A request that has waited for the table's ``starved_after_ms`` is starved. Starved requests go
+first, in the order of priority and of the length of their waits: offers leave the GPUs alone that
+can serve each of them the soonest, in turn, and ``apply`` refuses grants of them to others of its
+priority or less. So a stream of small requests cannot keep a large one waiting for ever. One
+that nothing can serve, or that waits for a limit, keeps nothing, and takes nothing from those
+behind it.
+
+The GPUs of a request are those of the server where the fewest are held by leases that last
+(``soonest``), then of the one that is nearest. What is kept there comes nearer only, so a request
+stays with it, unless something there turns out to last.
 
 Two more are like it. The GPUs on which leases are suspended for a request are that request's, until
 it is granted or gone. And a suspended lease that has waited as long as a starved request to go on
 has its own GPUs kept. Who goes first is decided by priority, then by the length of the wait; nobody
 leaves GPUs to one that comes after.
 
-The limit stands in the table, because ``apply`` must do the same on every server.
+The limit stands in the table, because ``apply`` must do the same on every server. A pool of a
+former version keeps GPUs for one starved request alone, those that are nearest.
 """
 
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+from heapq import merge
+from itertools import islice
 from typing import NamedTuple
 
-from gpupool.pool.model.ids import GpuId, RequestId, ServerId
+from gpupool.pool.model.formats import ALL_STARVED_SINCE
+from gpupool.pool.model.ids import RequestId, ServerId
 from gpupool.pool.model.memo import Memo
 from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.policy import Usage
-from gpupool.pool.model.state import Gpu, Lease, PoolState, Request, Server, Waiting, with_changes
+from gpupool.pool.model.state import (
+    Gpu,
+    Lease,
+    PoolState,
+    Request,
+    Server,
+    ServerStatus,
+    Waiting,
+    with_changes,
+)
 from gpupool.pool.model.suspension import SuspensionState
-from gpupool.pool.policy.admission import Admission, May, least_need, sizes_of_all
+from gpupool.pool.policy.admission import Admission, least_need, sizes_of_all
 from gpupool.pool.scheduling.capacity import wanted_size
-from gpupool.pool.scheduling.filters import admitted
+from gpupool.pool.scheduling.soonest import (
+    Board,
+    Place,
+    Span,
+    choose_soonest,
+    make_server_offer,
+    rows_of,
+    span_for,
+)
 
-Place = tuple[ServerId, GpuId]
 Servers = PersistentMap[ServerId, Server]
+NO_PLACE: frozenset[Place] = frozenset()
 
 
-def oldest_starved(state: PoolState) -> Waiting | None:
-    """Return the starved request that goes first: highest priority, then longest wait.
+KEPT_MAX = 16
+"""Requests for which GPUs are kept at a time."""
 
-    One that a limit of the policy holds back reserves nothing: memory alone would not help it.
+OF_USER_MAX = 8
+"""Different requests of one user for which one pass looks: no long line takes others' places."""
+
+
+def starved(state: PoolState) -> Iterator[Waiting]:
+    """Return the starved requests in their turn: highest priority, then longest wait.
+
+    One that a limit of the policy holds back reserves nothing: memory alone would not help it. One
+    whose priority is not that of its user any more gets the new one with its next renewal.
     """
-    starved = state.waiting.in_turn(state.now - state.starved_after_ms)
-    if not state.policy.version:
-        return next(starved, None)
     admission = Admission(state)
-    return next((w for w in starved if not is_held_back(admission, w)), None)
+    has_policy, is_fair = state.policy.version, state.formats() >= ALL_STARVED_SINCE
+    for entry in state.waiting.in_turn(state.now - state.starved_after_ms):
+        if has_policy and is_held_back(admission, entry):
+            continue
+        if not is_fair or entry.priority == admission.terms(entry.user).priority:
+            yield entry
 
 
 def is_held_back(admission: Admission, entry: Waiting) -> bool:
@@ -73,8 +114,9 @@ def kept_from(state: PoolState, request: RequestId, user: str) -> list[ReservedG
     """Return who goes before this request, the first one first, with their GPUs."""
     found: list[ReservedGpus] = []
     priority: int | None = None
+    own = state.waiting.get(request) if state.formats() >= ALL_STARVED_SINCE else None
     for each in going_first(state):
-        if each.entry.request.id == request:
+        if each.entry.request.id == request or (own and turn(own) < turn(each.entry)):
             break
         if priority is None:
             priority = Admission(state).terms(user).priority
@@ -88,41 +130,93 @@ def kept_from(state: PoolState, request: RequestId, user: str) -> list[ReservedG
 
 def going_first(state: PoolState) -> tuple[ReservedGpus, ...]:
     """Return for whom GPUs are kept, and which, the first one first."""
-    head = oldest_starved(state)
-    suspended = state.leases.suspended()
-    if not suspended:
-        return (ReservedGpus(head, needed_by(state, head)),) if head is not None else ()
     known = _going_first.get(state)
-    if known is not None:
-        return known
-    entries = {head.request.id: head} if head is not None else {}
-    places: dict[RequestId, frozenset[Place]] = {}
-    preempting: set[RequestId] = set()
-    for lease in suspended.values():
-        entry = _served_by(state, lease)
-        if entry is not None:
-            entries[entry.request.id] = entry
-            preempting.add(entry.request.id)
-        if _is_starved(state, lease):
-            entries[lease.request] = _as_waiting(state, lease)
-            places[lease.request] = frozenset((p.server, p.gpu) for p in lease.partitions)
-    found: list[ReservedGpus] = []
-    taken: frozenset[Place] = frozenset()
-    for entry in sorted(entries.values(), key=turn):
-        gpus = places.get(entry.request.id)
-        if gpus is None:
-            servers = state.servers
-            if entry.request.id in preempting:
-                servers = with_memory_to_come(state, entry)
-            gpus, is_ready = nearest(state, entry, taken, servers)
-            if not is_ready and entry is not head:
-                continue  # what was suspended for it does not suffice, and goes on
-        taken |= gpus
-        found.append(ReservedGpus(entry, gpus))
-    return _going_first.put(tuple(found), state)
+    return known if known is not None else _going_first.put(tuple(_go_first(state)), state)
 
 
 _going_first: Memo[tuple[ReservedGpus, ...]] = Memo(4)
+
+
+def _go_first(state: PoolState) -> Iterator[ReservedGpus]:
+    suspended: dict[RequestId, Waiting] = {}
+    places: dict[RequestId, frozenset[Place]] = {}
+    for lease in state.leases.suspended().values():
+        entry = _served_by(state, lease)
+        if entry is not None:
+            suspended[entry.request.id] = entry
+        if _is_starved(state, lease):
+            suspended[lease.request] = _as_waiting(state, lease)
+            places[lease.request] = _places_of(lease)
+    line, taken = _Line(state), NO_PLACE
+    others = (each for each in line if each.request.id not in suspended)
+    for entry in merge(sorted(suspended.values(), key=turn), others, key=turn):
+        gpus = places.get(entry.request.id)
+        if gpus is None:
+            served = entry.request.id in suspended
+            servers = with_memory_to_come(state, entry) if served else state.servers
+            gpus, is_ready = nearest(state, entry, taken, servers)
+            if not served:
+                line.note(entry, gpus)
+            if not gpus or not (is_ready or line.has(entry)):
+                continue  # what was suspended for it does not suffice, and goes on
+        taken = _together.get(taken, gpus) or _together.put(taken | gpus, taken, gpus)
+        yield ReservedGpus(entry, gpus)
+
+
+_together: Memo[frozenset[Place]] = Memo(64)
+
+
+class _Line:
+    """The starved requests for which GPUs are looked for, in their turn."""
+
+    def __init__(self, state: PoolState) -> None:
+        self._state = state
+        self._is_fair = state.formats() >= ALL_STARVED_SINCE
+        self._kept_count = 0
+        self._examined: Counter[str] = Counter()
+        self._in_vain: set[tuple[str, Request]] = set()
+
+    def __iter__(self) -> Iterator[Waiting]:
+        """Return them; what was found for each is noted before the next one comes."""
+        if not self._is_fair:
+            yield from islice(starved(self._state), 1)
+            return
+        for entry in starved(self._state):
+            if self._kept_count >= KEPT_MAX:
+                return
+            # What is taken only grows, so where there was nothing, nothing is for another.
+            if (
+                self._examined[entry.user] < OF_USER_MAX
+                and (entry.user, shape_of(entry.request)) not in self._in_vain
+            ):
+                yield entry
+
+    def note(self, entry: Waiting, gpus: frozenset[Place]) -> None:
+        """Take note of what is kept for an entry."""
+        self._examined[entry.user] += 1
+        self._kept_count += bool(gpus)
+        if not gpus:
+            self._in_vain.add((entry.user, shape_of(entry.request)))
+
+    def has(self, entry: Waiting) -> bool:
+        """Return whether an entry is starved, and not only one that leases are suspended for."""
+        if not self._is_fair:
+            return entry in islice(starved(self._state), 1)
+        return entry.since <= self._state.now - self._state.starved_after_ms
+
+
+@lru_cache(maxsize=4096)
+def shape_of(request: Request) -> Request:
+    """Return a request as all that are like it: what serves one serves each of them."""
+    plain = Request(RequestId(b""), request.count, request.fraction, request.memory)
+    wanted = request.servers, request.across, request.filters
+    return _same_shape(replace(plain, servers=wanted[0], across=wanted[1], filters=wanted[2]))
+
+
+@lru_cache(maxsize=1024)
+def _same_shape(shape: Request) -> Request:
+    """Return the same object for equal shapes: answers are found by it."""
+    return shape
 
 
 def turn(entry: Waiting) -> tuple[int, int, RequestId]:
@@ -136,6 +230,25 @@ def _served_by(state: PoolState, lease: Lease) -> Waiting | None:
     if found is None or found.for_request is None or not lease.held:
         return None
     return state.waiting.get(found.for_request)
+
+
+def awaited_servers(state: PoolState, lease: Lease) -> list[ServerId]:
+    """Return the servers out of contact that have not confirmed a suspension yet."""
+    found = lease.suspension
+    if found is None or found.state is not SuspensionState.SUSPENDING:
+        return []
+    others = [each for each in lease.parts if each not in found.confirmed]
+    up = ServerStatus.UP
+    return [s for s in others if s not in state.servers or state.servers[s].status is not up]
+
+
+def _places_of(lease: Lease) -> frozenset[Place]:
+    known = _places.get(lease.partitions)
+    places = frozenset((part.server, part.gpu) for part in lease.partitions)
+    return known or _places.put(places, lease.partitions)
+
+
+_places: Memo[frozenset[Place]] = Memo(64)
 
 
 def _is_starved(state: PoolState, lease: Lease) -> bool:
@@ -181,18 +294,23 @@ def with_memory_to_come(state: PoolState, entry: Waiting) -> Servers:
     """
     servers = _to_come.get(state.servers, state.leases, entry.request)
     if servers is None:
-        coming = [lease for lease in state.leases.values() if _lets_go_for(lease, entry.request.id)]
+        known, request = state.leases.values(), entry.request.id
+        coming = [lease for lease in known if _lets_go_for(state, lease, request)]
         servers = _without(state, coming)
         _to_come.put(servers, state.servers, state.leases, entry.request)
     return servers
 
 
-def _lets_go_for(lease: Lease, request: RequestId) -> bool:
+def _lets_go_for(state: PoolState, lease: Lease, request: RequestId) -> bool:
     found = lease.suspension
     if not lease.held:
         return True
-    is_suspending = found is not None and found.state is SuspensionState.SUSPENDING
-    return is_suspending and found is not None and found.for_request == request
+    if found is None or found.state is not SuspensionState.SUSPENDING:
+        return False
+    if found.for_request != request:
+        return False
+    # Nobody knows when a server that is out of contact confirms it; the request looks elsewhere.
+    return state.formats() < ALL_STARVED_SINCE or not awaited_servers(state, lease)
 
 
 _to_come: Memo[Servers] = Memo(8)
@@ -214,14 +332,11 @@ def _without(state: PoolState, leases: list[Lease]) -> Servers:
 def nearest(
     state: PoolState, entry: Waiting, taken: frozenset[Place], servers: Servers
 ) -> tuple[frozenset[Place], bool]:
-    """Return the GPUs nearest to serving ``entry`` but for those ``taken``, and if they can.
+    """Return the GPUs that serve ``entry`` soonest but for those ``taken``, and if they can now.
 
     ``servers`` are those of the table, or as they will be.
     """
-    if servers is state.servers and not taken:
-        gpus = needed_by(state, entry)
-    else:
-        gpus = _nearest_gpus(state, servers, entry, taken)
+    gpus = needed_by(state, entry, taken, servers)
     free = (
         gpu.memory_free >= wanted_size(gpu, entry.request)
         for gpu in (servers[server].gpus[each] for server, each in gpus)
@@ -229,107 +344,51 @@ def nearest(
     return gpus, len(gpus) >= entry.request.count and all(free)
 
 
-def needed_by(state: PoolState, entry: Waiting) -> frozenset[Place]:
-    """Return the GPUs that are reserved for ``entry``: those that are nearest to serving it."""
+def needed_by(
+    state: PoolState,
+    entry: Waiting,
+    taken: frozenset[Place] = NO_PLACE,
+    servers: Servers | None = None,
+) -> frozenset[Place]:
+    """Return the GPUs that are reserved for ``entry``: those that serve it soonest."""
     admission = Admission(state)
+    servers = state.servers if servers is None else servers
+    span = span_for(state, entry.since) if state.formats() >= ALL_STARVED_SINCE else None
     # All other requests must leave the same GPUs, until one is granted or freed.
     terms, reserved = admission.terms(entry.user), admission.book.reserved(state)
-    parts = (state.servers, entry.request, terms, reserved)
+    leases = None if span is None else state.leases
+    parts = (servers, leases, taken, shape_of(entry.request), terms, reserved, span)
     known = _needed.get(*parts)
     if known is None:
-        gpus = _nearest_gpus(state, state.servers, entry, frozenset())
-        known = _needed.put(gpus, *parts)
+        known = _needed.put(_soonest(state, servers, entry, taken, span), *parts)
     return known
 
 
-_needed: Memo[frozenset[Place]] = Memo(8)
+_needed: Memo[frozenset[Place]] = Memo(64)
 
 
-def _nearest_gpus(
-    state: PoolState, servers: Servers, entry: Waiting, taken: frozenset[Place]
+def _soonest(
+    state: PoolState,
+    servers: Servers,
+    entry: Waiting,
+    taken: frozenset[Place],
+    span: Span | None,
 ) -> frozenset[Place]:
     admission = Admission(state)
-    request, usable = entry.request, admission.usable(entry.user)
-    parts = (request, admission.terms(entry.user), admission.book.reserved(state))
+    request, usable = shape_of(entry.request), admission.usable(entry.user)
+    parts = request, admission.terms(entry.user), admission.book.reserved(state)
+    board = _boards.get(*parts) or _boards.put(Board(), *parts)
+    rows = rows_of(servers, state.leases)
+    offers = board.offers(rows, request, usable, span)
     touched = {server for server, _ in taken}
 
     def may(server: Server, gpu: Gpu) -> bool:
         return (server.id, gpu.id) not in taken and usable(server, gpu)
 
-    offers = (
-        _make_offer(each, request, may) if each.id in touched else _offer(each, usable, parts)
-        for each in servers.values()
-    )
-    return frozenset(_nearest(request, [each for each in offers if each.fitting]))
+    for index, row in enumerate(rows) if touched else ():
+        if row.server.id in touched:
+            offers[index] = make_server_offer(row.server, request, may, row.held(span))
+    return frozenset(choose_soonest(request, offers))
 
 
-class _Offer(NamedTuple):
-    """What one server has for a starved request."""
-
-    server: ServerId
-    fitting: list["_Candidate"]  # the readiest first
-    lack: tuple[int, int] | None  # None: it has too few GPUs by itself
-
-
-_offers: Memo[_Offer] = Memo(8192)
-"""A grant changes one server: of 1,000, the others need not be looked at again."""
-
-
-def _offer(server: Server, usable: May, parts: tuple[Request, object, object]) -> _Offer:
-    """Return what ``server`` has; ``parts`` are all else that it follows from."""
-    known = _offers.get(server, *parts)
-    if known is None:
-        known = _offers.put(_make_offer(server, parts[0], usable), server, *parts)
-    return known
-
-
-def _make_offer(server: Server, request: Request, usable: May) -> _Offer:
-    fitting = _candidates(server, request, usable) if server.grantable else []
-    whole = len(fitting) >= request.count
-    return _Offer(server.id, fitting, _lack(fitting[: request.count]) if whole else None)
-
-
-def _nearest(request: Request, offers: list[_Offer]) -> list[tuple[ServerId, GpuId]]:
-    """Return the GPUs nearest to serving ``request``, none when there are too few for it.
-
-    They are GPUs of one server, unless the request may have several servers and all together are
-    nearer to serving it: free GPUs must not go to others before the request that goes first.
-    """
-    alone = [(each.lack, each.server, each.fitting) for each in offers if each.lack is not None]
-    best = min(alone, default=None, key=lambda each: each[:2])
-    if request.across:
-        everywhere = [candidate for each in offers for candidate in each.fitting]
-        if len(everywhere) >= request.count:
-            chosen = sorted(everywhere)[: request.count]
-            if best is None or _lack(chosen) < best[0]:
-                return [(each.server, each.gpu) for each in chosen]
-    return [(each.server, each.gpu) for each in best[2][: request.count]] if best else []
-
-
-def _lack(chosen: list["_Candidate"]) -> tuple[int, int]:
-    """Return how far these are from being ready: how few are, then how many bytes are missing."""
-    return -sum(each.missing == 0 for each in chosen), sum(each.missing for each in chosen)
-
-
-def _candidates(server: Server, request: Request, usable: May) -> list["_Candidate"]:
-    """Return one GPU of each card that could serve a starved request, the readiest first."""
-    found = [
-        (_Candidate(max(0, size - gpu.memory_free), gpu.index, server.id, gpu.id), gpu.parent)
-        for gpu in admitted(request, server)
-        if not gpu.unfit
-        and usable(server, gpu)
-        and 0 < (size := wanted_size(gpu, request)) <= gpu.capacity
-    ]
-    cards: dict[GpuId, _Candidate] = {}
-    for candidate, parent in sorted(found, key=lambda pair: pair[0]):
-        cards.setdefault(parent or candidate.gpu, candidate)
-    return list(cards.values())
-
-
-class _Candidate(NamedTuple):
-    """A GPU that could serve a starved request, ordered by how little it lacks."""
-
-    missing: int  # bytes
-    gpu_index: int
-    server: ServerId
-    gpu: GpuId
+_boards: Memo[Board] = Memo(24)

@@ -6,10 +6,18 @@ A server answers from the replicated table alone. The client ranks the offers of
 
 from collections.abc import Iterable, Sequence
 
+from gpupool.pool.model.ids import lease_name
 from gpupool.pool.model.results import RefusalKind, Result, refuse
 from gpupool.pool.model.state import Gpu, PoolState, Request, Server
 from gpupool.pool.model.suspension import SuspensionState
-from gpupool.pool.policy.admission import Admission, May, least_need, sizes_of, sizes_of_all
+from gpupool.pool.policy.admission import (
+    Admission,
+    May,
+    duration_text,
+    least_need,
+    sizes_of,
+    sizes_of_all,
+)
 from gpupool.pool.scheduling import fairness
 from gpupool.pool.scheduling.capacity import any_could_ever_fit, fitting_cards, wanted_size
 from gpupool.pool.scheduling.fairness import ReservedGpus
@@ -75,6 +83,7 @@ def make_offer(
         if reserved is not None:
             why += f"; {reserved.entry.user} has waited longer and goes first"
         why += _reserved_text(admission, server, user) + _coming_text(state, request)
+        why += _kept_text(state, server, request)
         return _no_offer(server, RefusalKind.BUSY, why, ahead)
     capacity = sum(gpu.capacity for gpu in server.gpus.values())
     granted = sum(gpu.memory_granted for gpu in server.gpus.values())
@@ -185,6 +194,27 @@ def _coming_text(state: PoolState, request: Request) -> str:
         and found.state is SuspensionState.SUSPENDING
     }
     return f"; a lease of {', '.join(sorted(users))} is being suspended for it" if users else ""
+
+
+def _kept_text(state: PoolState, server: Server, request: Request) -> str:
+    """Return what is kept here for a request that goes first, and who is to let go, or nothing."""
+    own = next((e for e in fairness.going_first(state) if e.entry.request.id == request.id), None)
+    gpus = {gpu for server_id, gpu in own.gpus if server_id == server.id} if own else None
+    if not gpus:
+        return ""
+    holding = [
+        lease
+        for lease in state.leases.at(server.id).values()
+        if lease.is_charged(server.id) and any(part.gpu in gpus for part in lease.partitions)
+    ]
+    oldest = min(holding, key=lambda each: (each.granted_at, each.id), default=None)
+    if oldest is None:
+        return ""
+    for_long = duration_text(state.now - oldest.granted_at)
+    who = f"{lease_name(oldest.id)} of {oldest.user}, held for {for_long}"
+    end = f"; it ends within {duration_text(oldest.ends_at - state.now)}" if oldest.ends_at else ""
+    count = f"{len(holding)} leases let go" if len(holding) > 1 else "1 lease lets go"
+    return f"; {len(gpus)} kept for it until {count}, the oldest is {who}{end}"
 
 
 def _never_here(

@@ -12,14 +12,16 @@ first, and what turns out not to be needed is left out: so a choice is never lar
 takes milliseconds.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, islice
 
+from gpupool.pool.model.formats import ALL_STARVED_SINCE
 from gpupool.pool.model.ids import GpuId, LeaseId, RequestId, ServerId
 from gpupool.pool.model.memo import Memo
 from gpupool.pool.model.policy import MILLI
-from gpupool.pool.model.state import Lease, PartStatus, PoolState, Server, Waiting
+from gpupool.pool.model.state import Lease, PartStatus, PoolState, Request, Server, Waiting
 from gpupool.pool.model.suspension import SuspendLease, SuspensionState
 from gpupool.pool.policy.admission import Admission, number_text
 from gpupool.pool.policy.giving_way import not_suspendable, running_since, too_early
@@ -29,10 +31,18 @@ from gpupool.pool.scheduling.fairness import Place
 from gpupool.pool.scheduling.filters import admitted
 
 EXAMINED_MAX = 16
-"""Waiting requests for which one pass looks for leases to suspend."""
+"""Waiting requests for which one pass looks for leases to suspend: half of them the first in the
+line, half of them others in turn. Those for which leases are suspended already come besides."""
 
-SERVERS_MAX = 16
-"""Servers whose leases are compared, those first that lack the least."""
+ALIKE_MAX = 4
+"""Of these, requests of one user that ask for the same."""
+
+TURN_MS = 5_000
+"""After so long it is the turn of other requests behind the first ones."""
+
+SERVERS_MAX, LOOKED_AT_MAX = 16, 256
+"""Servers whose leases are compared, those first that lack the least; and servers looked at for
+leases that may give way at all."""
 
 EXACT_MAX = 10
 """Leases of which all choices are compared, 1,024 at most."""
@@ -79,26 +89,24 @@ def reason_text(entry: Waiting) -> str:
 
 def is_due(state: PoolState, lease: LeaseId, request: RequestId) -> bool:
     """Return whether a lease is to be suspended for a request now."""
-    found = (each for each in preemptions(state) if each.entry.request.id == request)
+    found = (each for each in preemptions(state, request) if each.entry.request.id == request)
     return any(lease in each.leases for each in found)
 
 
-def preemptions(state: PoolState) -> tuple[Preemption, ...]:
-    """Return what must be suspended for each waiting request, the first in the line first."""
+def preemptions(state: PoolState, also: RequestId | None = None) -> tuple[Preemption, ...]:
+    """Return what must be suspended for each waiting request, the first in the line first.
+
+    Not all requests are looked at each time, but ``also`` is.
+    """
     if not state.waiting or not Admission(state).book.has_priorities:
         return ()
-    return tuple(_find(state))
+    return tuple(_find(state, also))
 
 
-def _find(state: PoolState) -> Iterator[Preemption]:
+def _find(state: PoolState, also: RequestId | None) -> Iterator[Preemption]:
     rules = Rules(state)
-    entries = [each for each in state.waiting.values() if each.priority > rules.lowest]
     taken: frozenset[Place] = frozenset()
-    for entry in sorted(entries, key=fairness.turn)[:EXAMINED_MAX]:
-        if entry.priority != rules.admission.terms(entry.user).priority:
-            continue  # the policy has changed; its next renewal, within seconds, says so
-        if fairness.is_held_back(rules.admission, entry):
-            continue
+    for entry in _examined(rules, also):
         kept = fairness.kept_from(state, entry.request.id, entry.user)
         others = taken.union(*(each.gpus for each in kept))
         servers = fairness.with_memory_to_come(state, entry)
@@ -107,6 +115,35 @@ def _find(state: PoolState) -> Iterator[Preemption]:
         if found is not None:
             taken |= found.gpus
             yield found
+
+
+def _examined(rules: "Rules", also: RequestId | None) -> list[Waiting]:
+    """Return the requests that are looked at now, in their turn.
+
+    One whose user's priority has changed is renewed within seconds, and is not looked at before.
+    """
+    state, is_fair = rules.state, rules.is_fair
+    suspensions = (lease.suspension for lease in state.leases.suspended().values())
+    always = {also, *(found.for_request for found in suspensions if found is not None)} - {None}
+    alike: Counter[tuple[str, Request]] = Counter()
+    chosen: list[Waiting] = []
+    line: list[Waiting] = []
+    entries = state.waiting.in_turn(state.now)
+    for entry in entries if is_fair else islice(entries, EXAMINED_MAX):
+        if entry.priority <= rules.lowest:
+            break
+        key = (entry.user, fairness.shape_of(entry.request))
+        alike[key] += 1
+        is_first = not is_fair or alike[key] <= ALIKE_MAX or entry.request.id in always
+        is_current = entry.priority == rules.admission.terms(entry.user).priority
+        if is_first and is_current and not fairness.is_held_back(rules.admission, entry):
+            (chosen if entry.request.id in always else line).append(entry)
+    half = EXAMINED_MAX // 2
+    others = line[2 * half :] and line[half:]
+    if others:
+        start = state.now // TURN_MS * half % len(others)
+        line = line[:half] + (others + others)[start : start + half]
+    return sorted([*chosen, *line], key=fairness.turn)
 
 
 # --- what may be suspended ------------------------------------------------------------------------
@@ -118,6 +155,7 @@ class Rules:
     def __init__(self, state: PoolState) -> None:
         self.state = state
         self.admission = Admission(state)
+        self.is_fair = state.formats() >= ALL_STARVED_SINCE
         terms = self.admission.terms
         self.priorities = {user: terms(user).priority for user in state.usage}
         self.lowest = min(self.priorities.values(), default=0)
@@ -283,10 +321,15 @@ def choose(
             rooms.append((least, number, room))
     rooms.sort(key=lambda each: each[:2])
     best: tuple[Cost, list[Lease], _Room] | None = None
-    for least, _, room in rooms[:SERVERS_MAX]:
-        if best is not None and least > best[0][0]:
+    compared = 0
+    for least, _, room in rooms[: LOOKED_AT_MAX if rules.is_fair else SERVERS_MAX]:
+        if compared >= SERVERS_MAX or (best is not None and least > best[0][0]):
             break  # more must be moved there than is moved here
-        chosen = _cheapest(room, _candidates(room, entry), among)
+        candidates = _candidates(room, entry)
+        if rules.is_fair and not room.fits(candidates):
+            continue
+        compared += 1
+        chosen = _cheapest(room, candidates, among)
         if chosen is not None and (best is None or rules.cost(chosen) < best[0]):
             best = (rules.cost(chosen), chosen, room)
     if best is None:

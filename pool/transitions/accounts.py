@@ -61,7 +61,7 @@ def with_request(state: PoolState, lease: Lease) -> Lease:
 
 def record_part(state: PoolState, lease: Lease, server: ServerId) -> PoolState:
     """Return ``state`` with a record of the part of ``lease`` that ``server`` frees now."""
-    begin = stay_since(lease, server)
+    begin, goes = stay_since(lease, server), lease.relocation
     if not state.accounts_since or begin is None:
         return state
     requested = lease.requested_at if begin == lease.granted_at else begin
@@ -82,7 +82,9 @@ def record_part(state: PoolState, lease: Lease, server: ServerId) -> PoolState:
         granted_at=begin,
         ended_at=max(lease.ended_at if lease.end_reason else state.now, begin),
         freed_at=state.now,
-        reason=lease.end_reason or "it was moved to another server",
+        reason=lease.end_reason
+        or (goes.reason if goes else "")
+        or "it was moved to another server",
         idle_timeout_ms=round(lease.idle_timeout_s * 1000),
         away=_since(times_away(lease.history, state.now), begin),
     )
@@ -93,11 +95,14 @@ def record_part(state: PoolState, lease: Lease, server: ServerId) -> PoolState:
 def stay_since(lease: Lease, server: ServerId) -> Milliseconds | None:
     """Return since when a lease has been on a server: its grant, or its move to it.
 
-    A server may keep memory for a lease that is yet to come, or never came: that is no stay.
+    A server keeps memory for a lease that is yet to come, or never came: in a pool of a former
+    version that is no stay.
     """
     found = lease.relocation
     if found is not None and server == found.source:
         return found.source_since
+    if found is not None and found.billed:
+        return found.since
     if found is not None and found.state is not RelocationState.GONE:
         return None
     return lease.here_since or lease.granted_at

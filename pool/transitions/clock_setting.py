@@ -161,7 +161,8 @@ def _lease(lease: Lease, move: ClockMove) -> Lease:
         lease.here_since,
     )
     suspension, history, goes = lease.suspension, lease.history, lease.relocation
-    if suspension is history is goes is None and not any(move.made_since(at) for at in instants):
+    is_apart = not (suspension is history is goes is None) or lease.moves_from > 0
+    if not is_apart and not any(move.made_since(at) for at in instants):
         return lease
     granted_lately = move.made_since(lease.granted_at)
     changes: dict[str, Any] = {
@@ -169,6 +170,7 @@ def _lease(lease: Lease, move: ClockMove) -> Lease:
         "ended_at": move.past(lease.ended_at),
         "requested_at": move.past(lease.requested_at),
         "here_since": move.past(lease.here_since),
+        "moves_from": Milliseconds(0),
     }
     if goes is not None:
         since, source_since = move.past(goes.since), move.past(goes.source_since)

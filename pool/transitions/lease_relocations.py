@@ -9,6 +9,7 @@ What ends the lease ends both parts. What ends the new part alone has the lease 
 
 from dataclasses import replace
 
+from gpupool.pool.model.formats import ALL_STARVED_SINCE
 from gpupool.pool.model.ids import Incarnation, LeaseId, ServerId, lease_name
 from gpupool.pool.model.relocation import (
     RELOCATION_MS,
@@ -27,6 +28,7 @@ from gpupool.pool.model.state import (
     with_changes,
 )
 from gpupool.pool.model.suspension import SuspensionHistory
+from gpupool.pool.policy.admission import duration_text
 from gpupool.pool.scheduling.relocations import plan_relocation
 from gpupool.pool.transitions.audit import emit_event, record
 from gpupool.pool.transitions.lease_suspensions import order_refusal, recount, with_order
@@ -46,6 +48,9 @@ def relocate_lease(state: PoolState, command: RelocateLease) -> Step:
         return state, refuse(RefusalKind.NEVER, f"the pool has no server {command.target[:64]}")
     if refusal := _unsuitable(state, lease, target.id):
         return state, refusal
+    if not command.operator and (wait_ms := lease.moves_from - state.now) > 0:
+        why = f"its last move took long and came to nothing; try again in {duration_text(wait_ms)}"
+        return state, refuse(RefusalKind.BUSY, why)
     there = plan_relocation(state, lease, target)
     if isinstance(there, Result):
         return state, there
@@ -64,6 +69,7 @@ def relocate_lease(state: PoolState, command: RelocateLease) -> Step:
             by=command.by,
             since=state.now,
             source_since=lease.here_since or lease.granted_at,
+            billed=state.formats() >= ALL_STARVED_SINCE,
         ),
         history=with_order(lease.history or SuspensionHistory(), command.order),
     )
@@ -110,7 +116,7 @@ def confirm_relocated(state: PoolState, command: ConfirmRelocated) -> Step:
         parts=lease.parts | {found.source: PartStatus.ENDING},
         relocation=replace(found, state=R.GONE),
         idle_on=tuple(each for each in lease.idle_on if each != found.source),
-        here_since=state.now,
+        here_since=found.since if found.billed else state.now,
     )
     state = recount(with_changes(state, leases=state.leases.set(lease.id, changed)), lease, changed)
     where = f"from {_name(state, found.source)} to {_name(state, found.target)}"

@@ -8,6 +8,7 @@ as any other does; freeing its parts gives nothing back a second time.
 
 from dataclasses import replace
 
+from gpupool.pool.model.formats import ALL_STARVED_SINCE
 from gpupool.pool.model.ids import Milliseconds, ServerId, lease_name
 from gpupool.pool.model.relocation import RelocateLease
 from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
@@ -289,9 +290,9 @@ def resume_refusal(state: PoolState, lease: Lease) -> Result | None:
         if gpu.unfit:
             what = f"GPU {gpu.index} of {server.name}"
             return refuse(RefusalKind.BUSY, f"{what} grants nothing now: {gpu.unfit}")
-    parts = lease.partitions
+    parts, goes_on = lease.partitions, state.formats() >= ALL_STARVED_SINCE
     return (
-        space_refusal(state, parts)
+        space_refusal(state, parts, goes_on=goes_on)
         or policy_refusal(state, lease.user, parts, lease_count=0)
         or fairness_refusal(state, lease.request, lease.user, parts)
     )

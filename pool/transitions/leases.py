@@ -8,9 +8,9 @@ grant, is its fencing token.
 from dataclasses import replace
 
 from gpupool.pool.model.commands import CancelRequest, EndLease, FreeLease, Grant, NoteIdle, Wait
-from gpupool.pool.model.ids import GpuId, LeaseId, RequestId, ServerId, lease_name
+from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds, RequestId, ServerId, lease_name
 from gpupool.pool.model.policy import Usage
-from gpupool.pool.model.relocation import RelocationState
+from gpupool.pool.model.relocation import BEGIN_MS, RELOCATION_MS, RelocationState
 from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
 from gpupool.pool.model.served import why_over
 from gpupool.pool.model.state import (
@@ -23,6 +23,7 @@ from gpupool.pool.model.state import (
     Partition,
     PartStatus,
     PoolState,
+    ServerStatus,
     TokenKind,
     Waiting,
     with_changes,
@@ -178,12 +179,18 @@ def units_by_server(state: PoolState, partitions: tuple[Partition, ...]) -> dict
     return units
 
 
-def space_refusal(state: PoolState, partitions: tuple[Partition, ...]) -> Result | None:
-    """Check that there is room for ``partitions``, whose GPUs the pool has."""
+def space_refusal(
+    state: PoolState, partitions: tuple[Partition, ...], *, goes_on: bool = False
+) -> Result | None:
+    """Check that there is room for ``partitions``, whose GPUs the pool has.
+
+    A drain of a server does not keep away what ``goes_on`` there.
+    """
     for partition in partitions:
         server = state.servers[partition.server]
         gpu = server.gpus[partition.gpu]
-        if not server.grantable:
+        is_drained_only = server.status is ServerStatus.UP and not server.freeing
+        if not server.grantable and not (goes_on and is_drained_only):
             ending = "leases of before are being ended" if server.freeing else ""
             why = server.drain_reason or ending or server.status.value
             return refuse(RefusalKind.BUSY, f"server {server.name} grants nothing now: {why}")
@@ -399,10 +406,12 @@ def stay(state: PoolState, lease: Lease, reason: str) -> PoolState:
     """Return ``state`` with a lease that was to leave its server and stays on it."""
     found = lease.relocation
     assert found is not None, "it is leaving"
+    took_long = found.billed and state.now >= found.since + BEGIN_MS
     changed = with_changes(
         lease,
         parts=lease.parts | {found.target: PartStatus.ENDING},
         relocation=replace(found, state=RelocationState.STAYS, reason=reason),
+        moves_from=Milliseconds(state.now + RELOCATION_MS) if took_long else lease.moves_from,
     )
     state = with_changes(state, leases=state.leases.set(lease.id, changed))
     return emit_event(state, "not-moved", lease_name(lease.id), reason)

@@ -105,11 +105,11 @@ class AccountsClose:
             self._fail(f"the store does not say what {sorted(apart)} have had")
 
     def _note_gone(self, lease: Lease, left: Lease | None, after: PoolState) -> None:
-        """Begin to count for the server where a lease is from now on."""
+        """Begin to count for the server where a lease is from now on, or has memory already."""
         was, now = lease.relocation, left.relocation if left is not None else None
-        if now is None or now.state is not RelocationState.GONE:
+        if now is None or (now.state is not RelocationState.GONE and not now.billed):
             return
-        if was is None or was.state is not RelocationState.GONE:
+        if was is None or (was.state is not RelocationState.GONE and not was.billed):
             self._began[lease.id, now.target] = self._passed
             self._granted[lease.id, now.target] = after.now
 

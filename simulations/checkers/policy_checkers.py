@@ -10,7 +10,6 @@ from gpupool.pool.model.state import (
     PoolState,
     Request,
     Waiting,
-    with_changes,
 )
 from gpupool.simulations.checkers.policy_oracle import (
     HOLDERS,
@@ -19,7 +18,6 @@ from gpupool.simulations.checkers.policy_oracle import (
     RulesInForce,
     has_label,
     passes,
-    served,
 )
 from gpupool.simulations.kernel.failure_reporter import FailureReporter
 from gpupool.simulations.kernel.machines import Machine
@@ -119,101 +117,6 @@ class GrantedAsAsked:
 
     def _fail(self, lease: Lease, text: str) -> None:
         self._failures.fail("granted-as-asked", f"lease {lease.id} of {lease.client}: {text}")
-
-
-class NobodyStarves:
-    """No grant makes the wait longer of a request that has waited long enough, and goes first.
-
-    What it needs is on that server where the most of its GPUs are free enough, and of the others
-    the least is missing; for a request over several servers, on all servers together. A grant to
-    anybody else may not make that worse. Leases end, and what they give back makes it better; so
-    the request waits for one generation of leases after the other at most, as many as it takes
-    until all its GPUs are free: and then ``everything-granted`` says that it gets them within
-    seconds.
-    """
-
-    def __init__(self, failures: FailureReporter, in_force: RulesInForce) -> None:
-        self._failures = failures
-        self._in_force = in_force
-        self._before = PoolState()
-
-    def applied(self, lease: Lease | None, state: PoolState) -> None:
-        """Look at the table after a command was applied, and at the lease that it granted."""
-        before, self._before = self._before, state
-        if lease is None or not before.waiting:
-            return
-        # What was possible before is judged by the rules of now: a window may have opened.
-        before = with_changes(before, now=state.now)
-        rules = self._in_force.of(state)
-        # A reservation moves as others come and go, which may take from anybody.
-        first = self._first(before, rules)
-        if first is None or rules.reservation(state.now) is not None:
-            return
-        if first.request.id == lease.request or rules.priority(lease.user) > first.priority:
-            return
-        if _keeps_for_others(before, first, rules):
-            return
-        was, is_now = (nearness(each, first, rules) for each in (before, state))
-        if is_now < was:
-            waited_s = (state.now - first.since) / 1000
-            text = f"took what {first.user} needs after {waited_s:.0f} s ({was} to {is_now})"
-            self._failures.fail("nobody-starves", f"lease {lease.id} {text}")
-
-    @staticmethod
-    def _first(state: PoolState, rules: Rules) -> Waiting | None:
-        starved = [
-            entry
-            for entry in state.waiting.values()
-            if entry.since <= state.now - state.starved_after_ms
-            and entry.renewed >= state.now - WAITING_LAPSE_MS
-        ]
-        starved.sort(key=lambda w: (-w.priority, w.since, w.request.id))
-        free = (each for each in starved if not rules.holds_back(state, each.user, each.request))
-        return next(free, None)
-
-
-def _keeps_for_others(state: PoolState, first: Waiting, rules: Rules) -> bool:
-    """Return whether others have GPUs kept, so that the nearest may be elsewhere for ``first``.
-
-    They are suspended leases that want to go on, and requests for which leases were suspended. If
-    that is ``first`` itself, it keeps the GPUs on which they were, whatever else is nearer.
-    """
-    turn = (-first.priority, first.since)
-    for lease in state.leases.suspended().values():
-        found = lease.suspension
-        if found is None or not lease.held:
-            continue
-        if found.resume_since and (-rules.priority(lease.user), found.resume_since) < turn:
-            return True
-        entry = state.waiting.get(found.for_request) if found.for_request else None
-        if entry is not None and (-entry.priority, entry.since) <= turn:
-            return True
-    return False
-
-
-def nearness(state: PoolState, entry: Waiting, rules: Rules) -> tuple[int, int]:
-    """Return how near a request is to being served: the higher the nearer.
-
-    The number of GPUs that are free enough, and less than nothing: the bytes missing on others; of
-    the server where that is best, or of all servers together if the request may have several.
-    """
-    places = [
-        [
-            max(0, size - gpu.memory_free)
-            for gpu in server.gpus.values()
-            if (size := served(state, entry.request, server, gpu, rules, entry.user)) is not None
-        ]
-        for server in state.servers.values()
-        if server.grantable
-    ]
-    if entry.request.across:
-        places = [[missing for each in places for missing in each]]
-    best = (-1, 0)
-    for each in places:
-        chosen = sorted(each)[: entry.request.count]
-        if len(chosen) == entry.request.count:
-            best = max(best, (chosen.count(0), -sum(chosen)))
-    return best
 
 
 class PlacesInLine:

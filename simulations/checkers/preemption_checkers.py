@@ -5,7 +5,7 @@ They follow the log, count anew what each request lacks, and read the policy by 
 
 from gpupool.pool.model.commands import Envelope
 from gpupool.pool.model.ids import LeaseId, RequestId
-from gpupool.pool.model.state import Lease, PoolState, Waiting, with_changes
+from gpupool.pool.model.state import Lease, PoolState, ServerStatus, Waiting, with_changes
 from gpupool.pool.model.suspension import SuspendLease, SuspensionState
 from gpupool.simulations.checkers.policy_oracle import Rules, RulesInForce, served
 from gpupool.simulations.kernel.failure_reporter import FailureReporter
@@ -227,6 +227,11 @@ def _suspended_for(state: PoolState, request: RequestId) -> list[Lease]:
         and each.suspension is not None
         and each.suspension.for_request == request
         and each.suspension.state is SuspensionState.SUSPENDING
+        and all(
+            server in each.suspension.confirmed
+            or ((known := state.servers.get(server)) and known.status is ServerStatus.UP)
+            for server in each.parts
+        )
     ]
 
 

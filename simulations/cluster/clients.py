@@ -31,6 +31,7 @@ from gpupool.simulations.cluster.run_context import Environment
 from gpupool.simulations.kernel.drifting_clock import DriftingClock
 from gpupool.simulations.kernel.process import Process
 from gpupool.simulations.workload.drawn_requests import draw_request
+from gpupool.simulations.workload.long_lines import NEVER_ENDING, draw_in_line
 
 SESSION_TIMEOUT_S = 5.0
 RELEASE_TIMEOUT_S = 3.0
@@ -73,6 +74,8 @@ class ClientProcess(Process):
         credentials: Callable[[], Credentials],
         targets: Callable[[], list[str]],
         counters: Counters,
+        part: str = "",
+        drained: str = "",
     ) -> None:
         """Make a client that does nothing yet.
 
@@ -84,6 +87,8 @@ class ClientProcess(Process):
             credentials: of its user, as they are now.
             targets: the machines of all servers.
             counters: shared with other clients.
+            part: in a long line, if the run has one.
+            drained: the name of a server that grants nothing, in such a run.
         """
         super().__init__(environment.scheduler, name)
         self._environment = environment
@@ -91,6 +96,7 @@ class ClientProcess(Process):
         self._random = random
         self._credentials = credentials
         self._counters = counters
+        self._part, self._drained = part, drained
         self._connections = ClientConnections(
             environment,
             self,
@@ -160,13 +166,16 @@ class ClientProcess(Process):
         if self.retired:
             return
         random = self._random
-        request = draw_request(random, self._environment.options, self.machine)
+        options = self._environment.options
+        request = draw_request(random, options, self.machine)
+        if self._part:
+            request = draw_in_line(random, options, self.machine, self._part, self._drained)
         self._ticket = random.randbytes(32)
         self._began_at = self.scheduler.now
         self._allocation = Negotiation(
             request,
             ticket_hash=sha256(self._ticket).digest(),
-            wait_s=random.choice((None, None, 5.0, 15.0)),
+            wait_s=None if self._part else random.choice((None, None, 5.0, 15.0)),
             clock=self._clock,
             rng=random,
         )
@@ -270,7 +279,11 @@ class ClientProcess(Process):
         lease.waiting.discard(server)
         if not lease.waiting and not lease.ready:
             lease.ready = True
+            if self._part in NEVER_ENDING:
+                return
             hold_s = self._random.expovariate(1.0) * self._environment.options.hold_s
+            if self._part:
+                hold_s = min(hold_s, 2 * self._environment.options.hold_s)
             self.after(hold_s, partial(self._release, lease, "done"))
 
     def _release(self, lease: _Lease, reason: str) -> None:

@@ -28,6 +28,7 @@ from gpupool.simulations.kernel.simulated_network import Network
 from gpupool.simulations.kernel.swarm_options import Options
 from gpupool.simulations.kernel.trace import Trace
 from gpupool.simulations.workload.drawn_policies import USERS, draw_bulk, draw_policy
+from gpupool.simulations.workload.long_lines import line_policy, part_in_line
 
 PEER_TIMEOUT_S = 10.0
 CLIENT_TIMEOUT_S = 10.0
@@ -183,6 +184,11 @@ class Cluster:
         """Let the clients come."""
         if self.options.policy_s:
             self._policy_later()
+        if policy := line_policy(self.options):
+            self.operator.put_policy(policy, 0, lambda: None)
+        if "drained" in self.options.line:
+            last = self.environment.machines[self.server_names()[-1]]
+            self.operator.drain(last.server, self.options.fault_s + self.options.heal_s)
         for _ in range(self.options.clients):
             self.spawn_client()
 
@@ -371,9 +377,14 @@ class Cluster:
 
     def spawn_client(self) -> None:
         """Let one more client come."""
-        name = f"c{next(self._client_numbers)}"
+        number = next(self._client_numbers)
+        name = f"c{number}"
         random = self.scheduler.random(f"client/{name}")
-        user = random.choice(USERS)
+        user, part, drained = random.choice(USERS), "", ""
+        if self.options.line:
+            user, part = part_in_line(self.options, number)
+            last = self.environment.machines[self.server_names()[-1]]
+            drained = last.server
         clock = DriftingClock(
             self.scheduler,
             origin_s=random.random() * 1e6,
@@ -388,6 +399,8 @@ class Cluster:
             credentials=lambda: self._users[user],
             targets=self.server_names,
             counters=self.counters,
+            part=part,
+            drained=drained,
         )
         self.clients[name] = client
         client.start()

@@ -19,7 +19,6 @@ from gpupool.simulations.checkers.order_checkers import ForgottenStay, SilencesE
 from gpupool.simulations.checkers.policy_checkers import (
     GrantedAsAsked,
     LeasesEnd,
-    NobodyStarves,
     PlacesInLine,
     PolicyHolds,
 )
@@ -45,6 +44,7 @@ from gpupool.simulations.checkers.safety_checkers import (
 from gpupool.simulations.checkers.service_checkers import MessageSizes, OneServes, RevokedUnserved
 from gpupool.simulations.checkers.time_checker import TableTime
 from gpupool.simulations.checkers.version_checker import VersionsAgree
+from gpupool.simulations.checkers.waiting_checker import NobodyStarves
 from gpupool.simulations.cluster import simulated_alerts
 from gpupool.simulations.cluster.shared_tables import SharedTables
 from gpupool.simulations.cluster.simulated_alerts import Drawn
@@ -141,7 +141,7 @@ class Environment:
         self._judge_command(index, command, result, before, state)
         self.history.pool_holds(state.leases.values(), self.scheduler.now)
         lease = state.leases.get(LeaseId(index))
-        checkers.fairness.applied(lease, state)
+        checkers.fairness.applied(state)
         checkers.places.applied(state)
         if lease is not None:
             request = self.requests.get(lease.request)

@@ -87,6 +87,11 @@ NEWEST_FROM = 10_000_000
 """The same of these: recorded seeds go up to 7,000,002."""
 
 
+LINE_KINDS = ("limit", "drained", "endless", "sleepers", "across")
+LINE_FROM = 200_000_000
+"""The first seed of which one in eight has a long line, and no fault."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """One run. Durations are virtual seconds."""
@@ -119,6 +124,7 @@ class Options:
     policy_s: float = 0.0  # mean time until operators put another policy in force; 0 for none
     policy: tuple[str, ...] = ()  # kinds of rules in policies; see ``drawn_policies``
     starved_s: float = 60.0  # after so long a wait, others may not overtake
+    line: tuple[str, ...] = ()  # who waits in it; see ``long_lines``
     small_messages: bool = False  # between servers: batches of 4 KiB, snapshots by 2 KiB
     bulk_kib: int = 0  # of each policy, in bytes that cannot be deflated
     ends_at_once: int = ENDED_AT_ONCE_MAX  # leases that one command ends
@@ -189,9 +195,33 @@ def swarm(seed: int, *, servers: int | None = None, clients: int | None = None) 
         hash_s=_pick(seed, "hash_s", 0.0, 2.0, 2.0, 5.0),
         faults=tuple(faults),
     )
+    if seed >= LINE_FROM and _pick(seed, "has_line", *[False] * 7, True):
+        kinds = tuple(each for each in LINE_KINDS if _pick(seed, f"line/{each}", False, True))
+        drawn = with_line(drawn, kinds)
     if servers is not None:
         drawn = replace(drawn, servers=servers)
     return replace(drawn, clients=clients) if clients is not None else drawn
+
+
+def with_line(options: Options, kinds: tuple[str, ...]) -> Options:
+    """Return a run in which a line forms: requests go first soon, and leases are short."""
+    return replace(
+        options,
+        line=("large", *kinds),
+        servers=3 + ("drained" in kinds),
+        clients=40 if "limit" in kinds else 20,
+        gpus=4,
+        gpu_gib=(16,),
+        fault_s=60.0,
+        hold_s=1.0,
+        think_s=0.1,
+        idle=0.0,
+        starved_s=1.0,
+        policy=(),
+        policy_s=0.0,
+        bulk_kib=0,
+        faults=(),
+    )
 
 
 def _pick(seed: int, name: str, *values: T) -> T:

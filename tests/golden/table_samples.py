@@ -40,7 +40,7 @@ from gpupool.pool.model.state import (
     TokenKind,
 )
 from gpupool.pool.policy.policy_document import parse_policy
-from gpupool.pool.transitions import backup, batches, clock_setting, policy_versions
+from gpupool.pool.transitions import backup, batches, clock_setting, leases, policy_versions
 from gpupool.pool.transitions.backup import make_backup, to_file
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.pool.transitions.uploads import parts_of
@@ -396,7 +396,7 @@ def scripts() -> list[Script]:
     heir.run(restoring(parts_of(packed), "root"))
     heir.keep("restored")
     others = [accounts(), suspensions(), preemption(), shares(), weights(), moves(), batch()]
-    others += [relocations(), time_set(), keys()]
+    others += [relocations(), time_set(), keys(), late_move()]
     return [pool, short, heir, *others]
 
 
@@ -581,6 +581,30 @@ def relocations() -> Script:
     number = script.state.index
     script.run([commands.RefuseRelocation(lease, number, "it will not", B, ONE)])
     script.keep("with a lease that stays on its server")
+    return script
+
+
+def late_move() -> Script:
+    """Return a pool in which a lease should go to another server, and does not within a minute."""
+    script = Script("late move")
+    script.run(founding())
+    for server in (A, B, C):
+        gpu = Gpu(GpuId(f"EMU-{server[0]}"), 0, "Emulated GPU", 8 * GIB, emulated=True)
+        address = f"{server[0]}:1"
+        up = commands.ServerUp(server, ONE, address, "0.1.0", "580.1", "13.0", (gpu,), formats=12)
+        script.run([dataclasses.replace(up, accounts=True)])
+    script.run([grant(request(1), "ada", Partition(A, GpuId("EMU-a"), GIB))])
+    assert script.state.formats() == 12
+    [lease] = script.state.leases
+    script.run([commands.RelocateLease(lease, B, "ada", order=bytes(16))])
+    number = script.state.index
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(leases, "BEGIN_MS", 100)
+        script.run([commands.RefuseRelocation(lease, number, "it has not begun to go", B, ONE)])
+    script.keep("with a lease whose move was given up late")
+    script.run([commands.FreeLease(lease, B, ONE, number)])
+    script.run([commands.RelocateLease(lease, B, "ada", order=bytes([1]) * 16)])
+    script.keep("with a lease that may not move for a while")
     return script
 
 

@@ -98,6 +98,7 @@ def test_the_script_uses_every_field_of_the_table() -> None:
         "table with a server whose former leases are being ended",
         "table with a lease that has gone to another server",
         "table with a lease that stays on its server",
+        "table with a lease whose move was given up late",
         "table whose time was set, with leases that are not moved",
         "table with a server that has the keys of both CAs",
         SOON,

@@ -35,10 +35,11 @@ BOUNDS: dict[ModuleType, dict[str, float]] = {
         "FORGOTTEN_MS": 90 * DAY_MS,
     },
     formats: {
-        "VERSION": 11,
+        "VERSION": 12,
         "REFUSES_OLDER_SINCE": 7,
         "KEYS_SINCE": 10,
         "AWAY_ENDS_SINCE": 11,
+        "ALL_STARVED_SINCE": 12,
         "BEFORE_VERSIONS": 5,
     },
     policy: {
@@ -50,7 +51,7 @@ BOUNDS: dict[ModuleType, dict[str, float]] = {
         "TEXT_SIZE_MAX": 262_144,
         "PACKED_SIZE_MAX": 49_152,
     },
-    relocation: {"RELOCATION_MS": 900_000},
+    relocation: {"RELOCATION_MS": 900_000, "BEGIN_MS": 60_000},
     silences: {
         "SILENCE_COUNT_MAX": 256,
         "SILENCE_MAX_MS": 90 * DAY_MS,

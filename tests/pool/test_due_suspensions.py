@@ -43,8 +43,8 @@ def test_leases_go_on_one_after_the_other_once_their_request_is_gone() -> None:
 @pytest.mark.parametrize("is_new", [False, True])
 def test_what_was_suspended_for_the_longest_time_ends(is_new: bool) -> None:
     pool, first, second, request = two_away()
-    if is_new:
-        upgraded(pool.machine)
+    if not is_new:
+        upgraded(pool.machine, 10)
     ends = tuple(c.EndLease(each, WHY, away=is_new) for each in (first, second))
     end_ms = pool.now + 4 * HOUR_MS
     assert due_resumptions(pool.state, end_ms - 1, {request}) == ()

@@ -3,12 +3,12 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.pool.policy_kit import GIB, MONDAY_MS, ONE, Pool, founding
+from tests.pool.policy_kit import GIB, MONDAY_MS, ONE, Pool, founding, upgraded
 
 from gpupool.pool.invariants import violations
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, Milliseconds, ServerId
-from gpupool.pool.model.relocation import RELOCATION_MS, Relocation, RelocationState
+from gpupool.pool.model.relocation import BEGIN_MS, RELOCATION_MS, Relocation, RelocationState
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import Lease, PartStatus, PoolState
 from gpupool.pool.ports import RaftHealth, Role
@@ -489,3 +489,100 @@ def test_what_the_old_server_said_of_its_use_does_not_go_along() -> None:
     assert pool.lease(lease).idle_on == (C, D)
     assert pool.confirm(lease).ok
     assert pool.lease(lease).idle_on == (D,)
+
+
+# --- memory on two servers ------------------------------------------------------------------------
+
+
+def newest(policy: str = POLICY) -> tuple[Going, LeaseId]:
+    """Return a pool of servers of this version, and a lease of a whole GPU."""
+    pool = Going(policy)
+    upgraded(pool.machine)
+    return pool, pool.hold((gpu(0), 80))
+
+
+def test_the_accounts_have_what_is_held_on_both_servers_since_the_order() -> None:
+    pool, lease = newest()
+    pool.now_ms += 5000
+    assert pool.go(lease).ok
+    pool.now_ms += 30_000
+    assert pool.refuse(lease).ok
+    pool.now_ms += 1000
+    assert pool.do(pool.freed(lease, D)).ok
+    [record] = pool.state.records
+    assert (record.server, record.granted_at, record.freed_at) == (
+        D,
+        MONDAY_MS + 5000,
+        MONDAY_MS + 36_000,
+    )
+    assert record.reason == "it will not"
+    assert pool.go(lease, E).ok, "it did not take long"
+    pool.now_ms += 2000
+    assert pool.confirm(lease).ok
+    assert pool.do(pool.freed(lease, C)).ok
+    pool.now_ms += 2000
+    pool.end(lease)
+    spans = [(each.server, each.freed_at - each.granted_at) for each in pool.state.records[1:]]
+    assert spans == [(C, 38_000), (E, 4000)]
+
+
+@pytest.mark.parametrize("by_leader", [False, True])
+def test_after_a_move_that_came_to_nothing_late_there_is_none_for_a_while(by_leader: bool) -> None:
+    pool, lease = newest()
+    assert pool.go(lease).ok
+    pool.now_ms += RELOCATION_MS if by_leader else BEGIN_MS
+    assert pool.refuse(lease, None if by_leader else C).ok
+    assert pool.do(pool.freed(lease, D)).ok
+    pool.now_ms += RELOCATION_MS - 1000
+    again = pool.go(lease)
+    why = "its last move took long and came to nothing; try again in 1s"
+    assert (again.ok, again.kind, again.why) == (False, "busy", why)
+    operator = c.RelocateLease(lease, D, "root", operator=True)
+    assert pool.do(operator).ok, "an operator empties a server when that has to be"
+    assert pool.refuse(lease).ok
+    assert pool.do(pool.freed(lease, D)).ok
+    pool.now_ms += 1000
+    assert pool.go(lease).ok
+
+
+def test_a_pool_with_an_older_server_counts_and_waits_as_that_does() -> None:
+    pool, lease = newest()
+    upgraded(pool.machine, 11)
+    assert pool.go(lease).ok
+    pool.now_ms += RELOCATION_MS
+    assert pool.refuse(lease, None).ok
+    assert pool.do(pool.freed(lease, D)).ok
+    assert pool.state.records == ()
+    assert pool.go(lease).ok
+
+
+@pytest.mark.parametrize(
+    ("passed_ms", "workers", "late"),
+    [
+        (BEGIN_MS - 1, 0, False),
+        (BEGIN_MS, 1, False),
+        (BEGIN_MS, 0, True),
+    ],
+)
+def test_the_new_server_waits_a_minute_for_the_program_to_begin(
+    passed_ms: int, workers: int, late: bool
+) -> None:
+    pool, lease = newest()
+    assert pool.go(lease).ok
+    pool.now_ms += passed_ms
+    pool.do(c.Tick())
+    plan = plan_host(pool.state, D, ONE, {lease: workers}, {}, {})
+    why = "its program has not begun to go within 60 s"
+    refusal = c.RefuseRelocation(lease, pool.goes(lease).number, why, D, ONE)
+    assert plan.propose == ((refusal,) if late else ())
+
+
+def test_a_pause_between_moves_does_not_outlive_an_operator_who_sets_the_time() -> None:
+    pool, lease = newest()
+    assert pool.go(lease).ok
+    pool.now_ms += RELOCATION_MS
+    assert pool.refuse(lease, None).ok
+    assert pool.do(pool.freed(lease, D)).ok
+    to = Milliseconds(pool.now_ms - 24 * 3_600_000)
+    assert pool.do(c.SetClock(to, pool.state.era, "root")).ok
+    assert pool.lease(lease).moves_from == 0

@@ -3,7 +3,18 @@
 from dataclasses import replace
 
 import pytest
-from tests.pool.policy_kit import GIB, MONDAY_MS, A, B, Pool, at, parse, policy_commands, zone
+from tests.pool.policy_kit import (
+    GIB,
+    MONDAY_MS,
+    A,
+    B,
+    Pool,
+    at,
+    parse,
+    policy_commands,
+    upgraded,
+    zone,
+)
 
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.ids import GpuId, LeaseId, ServerId
@@ -506,24 +517,22 @@ def test_the_table_says_after_how_long_a_wait_a_request_goes_first() -> None:
     entry = wait(pool, "ada", 4, 1)
     pool.now_ms += 5000
     pool.do(c.Wait(entry.request, "ada", TokenId("ada"), "busy"))
-    assert fairness.oldest_starved(pool.state) is None
+    assert not [*fairness.starved(pool.state)]
     soon = replace(pool.state, starved_after_ms=4000)
-    assert fairness.oldest_starved(soon) == pool.state.waiting[entry.request.id]
+    assert next(fairness.starved(soon)) == pool.state.waiting[entry.request.id]
 
 
 def test_of_the_starved_the_one_with_the_highest_priority_goes_first() -> None:
-    pool = Pool("")
+    pool = Pool("[class.high]\nusers = ['bob']\npriority = 7")
     pool.grant("dee", 4)
-    first, second = wait(pool, "ada", 4, 1), wait(pool, "bob", 4, 2)
-    later = pool.state.waiting[second.request.id]
-    urgent = replace(later, priority=7)
-    soon = replace(
-        pool.state,
-        starved_after_ms=0,
-        waiting=WaitingTable({each.request.id: each for each in (first, urgent)}),
-    )
-    assert fairness.oldest_starved(soon) == urgent
-    assert fairness.oldest_starved(replace(soon, waiting=pool.state.waiting)) == first
+    first, urgent = wait(pool, "ada", 4, 1), wait(pool, "bob", 4, 2)
+    soon = replace(pool.state, starved_after_ms=0)
+    assert [*fairness.starved(soon)] == [urgent, first]
+    upgraded(pool.machine)
+    stale = replace(urgent, priority=9)
+    waiting = WaitingTable({each.request.id: each for each in (first, stale)})
+    now = replace(pool.state, starved_after_ms=0, waiting=waiting)
+    assert [*fairness.starved(now)] == [first], "it is renewed first"
 
 
 def test_the_class_gives_the_priority() -> None:
@@ -607,7 +616,7 @@ def test_a_reservation_takes_what_is_kept_for_who_waits_but_not_their_place() ->
     assert len(kept.gpus) == 4
     # It begins: its class has them, whoever waits.
     entry = renew(pool, entry, 2)
-    assert reserved_for_others(pool.state, on_a.id, "cy") == (entry, frozenset())
+    assert reserved_for_others(pool.state, on_a.id, "cy") is None
     assert pool.do(pool.claim("cy", replace(pool.request(3), servers=("a",)))).ok
     # Who waits is told why, keeps the place, and once it is over goes first again.
     why = [answer.why for answer in pool.ask("ada", request) if isinstance(answer, NoOffer)]

@@ -3,14 +3,15 @@
 # pyright: reportPrivateUsage=false
 # A broken build replaces private functions.
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from itertools import islice
 
 from tests.simulations.mutations.patching import patched, patched_handler
 
 from gpupool.pool.model.commands import ApplyPolicy, Wait
-from gpupool.pool.model.ids import GpuId, ServerId
+from gpupool.pool.model.ids import GpuId, RequestId, ServerId
 from gpupool.pool.model.policy import Usage
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import Filter, Gpu, Lease, PoolState, Server, Waiting
@@ -19,7 +20,9 @@ from gpupool.pool.policy.admission import Admission
 from gpupool.pool.policy.lease_ends import IdlePlan
 from gpupool.pool.policy.policy_calendar import FOREVER
 from gpupool.pool.policy.rulebook import Moment, Rulebook, Terms
-from gpupool.pool.scheduling import capacity, fairness, filters
+from gpupool.pool.scheduling import capacity, fairness, filters, preemption
+from gpupool.pool.scheduling.fairness import _Line, starved
+from gpupool.pool.scheduling.soonest import Span
 from gpupool.pool.transitions import leases, policy_versions
 from gpupool.remoting.client.negotiation import Negotiation
 from gpupool.remoting.server import reconciler
@@ -105,8 +108,13 @@ def keeps_what_is_free() -> AbstractContextManager[None]:
     """Keep GPUs for a waiting request only once it could have all of them at once."""
     original = fairness.needed_by
 
-    def needed_by(state: PoolState, entry: Waiting) -> frozenset[tuple[ServerId, GpuId]]:
-        found = original(state, entry)
+    def needed_by(
+        state: PoolState,
+        entry: Waiting,
+        taken: frozenset[tuple[ServerId, GpuId]] = fairness.NO_PLACE,
+        servers: fairness.Servers | None = None,
+    ) -> frozenset[tuple[ServerId, GpuId]]:
+        found = original(state, entry, taken, servers)
         request = entry.request
         for server, gpu_id in found:
             gpu = state.servers[server].gpus[gpu_id]
@@ -122,9 +130,14 @@ def keeps_one_server() -> AbstractContextManager[None]:
     """Keep for a request over several servers what one of them could serve it with, or nothing."""
     original = fairness.needed_by
 
-    def needed_by(state: PoolState, entry: Waiting) -> frozenset[tuple[ServerId, GpuId]]:
+    def needed_by(
+        state: PoolState,
+        entry: Waiting,
+        taken: frozenset[tuple[ServerId, GpuId]] = fairness.NO_PLACE,
+        servers: fairness.Servers | None = None,
+    ) -> frozenset[tuple[ServerId, GpuId]]:
         alone = replace(entry, request=replace(entry.request, across=False))
-        return original(state, alone)
+        return original(state, alone, taken, servers)
 
     return patched(fairness, "needed_by", needed_by)
 
@@ -175,3 +188,33 @@ def has_no_place() -> AbstractContextManager[None]:
         del self, now
 
     return patched(Negotiation, "_keep_place", keep_place)
+
+
+def head_alone() -> AbstractContextManager[None]:
+    """Keep GPUs for the first starved request alone, even if nothing can serve it."""
+
+    def line(self: _Line) -> Iterator[Waiting]:
+        yield from islice(starved(self._state), 1)
+
+    return patched(_Line, "__iter__", line)
+
+
+def first_sixteen() -> AbstractContextManager[None]:
+    """Look at the first sixteen requests of the line for leases that may give way, and no other."""
+    original = preemption._examined
+
+    def examined(rules: preemption.Rules, also: RequestId | None) -> list[Waiting]:
+        first = {each.request.id for each in islice(rules.state.waiting.in_turn(2**62), 16)}
+        return [each for each in original(rules, also) if each.request.id in first]
+
+    return patched(preemption, "_examined", examined)
+
+
+def nothing_lasts() -> AbstractContextManager[None]:
+    """Keep the GPUs of the nearest server, whatever holds the rest of it."""
+
+    def span_for(state: PoolState, since: int) -> Span:
+        del state, since
+        return Span(0, 0)
+
+    return patched(fairness, "span_for", span_for)

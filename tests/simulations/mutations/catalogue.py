@@ -17,7 +17,13 @@ from tests.simulations.mutations import (
     broken_suspensions,
 )
 from tests.simulations.mutations.audited_builds import CONSENSUS, LEASES
-from tests.simulations.mutations.mutation import Mutation, short, two_gpus, with_policy
+from tests.simulations.mutations.mutation import (
+    Mutation,
+    short,
+    two_gpus,
+    with_long_line,
+    with_policy,
+)
 from tests.simulations.mutations.newer_builds import NEWER
 
 from gpupool.simulations.kernel.swarm_options import Options
@@ -188,23 +194,42 @@ MUTATIONS = (
         "nobody-starves",
         "nothing is kept for a large request before all that it needs is free at once",
         broken_policy.keeps_what_is_free,
-        tune=lambda options: replace(options, starved_s=1.0, think_s=0.3, gpus=2, wide=0.3),
+        tune=with_long_line(),
     ),
     Mutation(
         "keeps-one-server",
         "nobody-starves",
         "for a request over several servers only what one of them has is kept",
         broken_policy.keeps_one_server,
-        tune=lambda options: replace(
-            options, starved_s=1.0, think_s=0.3, gpus=2, servers=3, across=0.5
-        ),
+        tune=with_long_line("across"),
     ),
     Mutation(
         "overtakes",
         "nobody-starves",
         "small requests take what one that has waited for long needs",
         broken_policy.overtakes,
-        tune=lambda options: replace(options, starved_s=1.0, think_s=0.3, gpus=2, servers=3),
+        tune=with_long_line(),
+    ),
+    Mutation(
+        "head-alone",
+        "nobody-starves",
+        "GPUs are kept for the first request of the line alone, even if nothing can serve that",
+        broken_policy.head_alone,
+        tune=with_long_line("drained"),
+    ),
+    Mutation(
+        "first-sixteen",
+        "nobody-starves",
+        "leases give way to the first sixteen requests of the line alone",
+        broken_policy.first_sixteen,
+        tune=with_long_line("limit", "sleepers"),
+    ),
+    Mutation(
+        "nothing-lasts",
+        "nobody-starves",
+        "GPUs are kept beside a lease that never ends",
+        broken_policy.nothing_lasts,
+        tune=with_long_line("endless"),
     ),
     Mutation(
         "waits-anew",

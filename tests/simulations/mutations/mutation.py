@@ -5,7 +5,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 from gpupool.pool.transitions.batches import ENDED_AT_ONCE_MAX
-from gpupool.simulations.kernel.swarm_options import NEWER_KINDS, NEWEST_KINDS, Options, swarm
+from gpupool.simulations.kernel.swarm_options import (
+    NEWER_KINDS,
+    NEWEST_KINDS,
+    Options,
+    swarm,
+    with_line,
+)
 
 ONLY_WHERE_MEANT = (
     *("rotate-ca", "retire-ca", "drain-gpu", "sign", "bit", "suspend", "move"),
@@ -50,6 +56,11 @@ def short(fault_s: float, heal_s: float) -> Callable[[Options], Options]:
 def two_gpus(options: Options) -> Options:
     """Return a run in which leases have somewhere to go."""
     return replace(options, gpus=max(2, options.gpus), think_s=0.3)
+
+
+def with_long_line(*kinds: str) -> Callable[[Options], Options]:
+    """Return what gives runs a long line with these in it."""
+    return lambda options: with_line(options, kinds)
 
 
 def with_policy(*kinds: str) -> Callable[[Options], Options]:
