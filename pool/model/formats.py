@@ -24,7 +24,7 @@ from collections.abc import Mapping
 
 from gpupool.pool.errors import GpupoolError
 
-VERSION = 11
+VERSION = 12
 """Of this program. It grows by one with a release that changes any of the above."""
 
 REFUSES_OLDER_SINCE = 7
@@ -36,6 +36,9 @@ KEYS_SINCE = 10
 AWAY_ENDS_SINCE = 11
 """The version of a pool from which on a lease that was suspended for too long, and came back before
 the command that ends it for that, goes on."""
+
+ADDRESSES_SINCE = 12
+"""The version from which on servers tell each other addresses, over links and in the table."""
 
 BEFORE_VERSIONS = 5
 """Of a server whose program does not say: it links to its own version alone."""

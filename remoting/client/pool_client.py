@@ -358,7 +358,8 @@ class Pool:
         """Return the addresses of the pool for the credentials, voters first."""
         members = sorted(self.connections.members.values(), key=lambda each: not each.voter)
         known = [parse_address(member.address) for member in members]
-        return tuple(dict.fromkeys((*known, *self.credentials.addresses)))[:64]
+        named = [parse_address(name) for member in members for name in member.names]
+        return tuple(dict.fromkeys((*known, *named, *self.credentials.addresses)))[:64]
 
     def _addresses_for_tokens(self) -> tuple[Address, ...]:
         """Return the addresses of the pool, those first of which a token should name a few."""

@@ -255,7 +255,7 @@ class ServiceContext:
     def members(self) -> tuple[m.Member, ...]:
         """Return the address of every server."""
         return tuple(
-            m.Member(server.id, server.name, server.address, server.voter)
+            m.Member(server.id, server.name, server.address, server.voter, server.names)
             for server in self.state.servers.values()
         )
 

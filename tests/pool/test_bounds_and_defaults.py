@@ -35,10 +35,11 @@ BOUNDS: dict[ModuleType, dict[str, float]] = {
         "FORGOTTEN_MS": 90 * DAY_MS,
     },
     formats: {
-        "VERSION": 11,
+        "VERSION": 12,
         "REFUSES_OLDER_SINCE": 7,
         "KEYS_SINCE": 10,
         "AWAY_ENDS_SINCE": 11,
+        "ADDRESSES_SINCE": 12,
         "BEFORE_VERSIONS": 5,
     },
     policy: {

@@ -31,7 +31,7 @@ WELCOME = m.Welcome(m.PROTOCOL, "1", ServerId("s"), "name", "c", "pool", "ada", 
 
 SHAPES = {
     "calls": (9, "bde9d5964e99"),
-    "table": (11, "851f4eaa4c6c"),
+    "table": (12, "ac32bd42da7f"),
 }
 """The versions, and what they were recorded for."""
 MODULE = re.compile(r"gpupool(\.[a-z_]+)+\.")
