@@ -148,7 +148,7 @@ class _Server:
 
     def _server_name(self, server: str) -> str | None:
         found = self.machine.state.servers.get(ServerId(server))
-        return found.name if found is not None else None
+        return found.name if found is not None else self._state.name_of(ServerId(server))
 
     def _on_violation(self, text: str) -> None:
         self._log.error(

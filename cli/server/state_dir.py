@@ -141,6 +141,11 @@ class StateDir:
         kept = [text for each in members if each.server == server for text in each.addresses]
         return [*((known.address, *known.names) if known is not None else ()), *kept]
 
+    def name_of(self, server: ServerId) -> str | None:
+        """Return the name of a server, as it was kept."""
+        members = self.identity.members if self.identity is not None else ()
+        return next((each.name for each in members if each.server == server and each.name), None)
+
     def next_incarnation(self) -> Incarnation:
         """Count this start, and return the number; it is on disk before it is used.
 
