@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from random import Random
-from typing import TypedDict
+from typing import Any
 
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import PoolState
@@ -14,18 +14,10 @@ from gpupool.simulations.kernel.machines import Machine
 KIND = "readdress"
 
 
-class Addresses(TypedDict, total=False):
-    """What ``SimulatedTransport`` takes of addresses."""
-
-    book: AddressBook
-    at: Callable[[str], str | None]
-    places: tuple[str, ...]
-
-
 def links_of(
     environment: Environment, machine: Machine, table: Callable[[], PoolState], *, create: bool
-) -> Addresses:
-    """Return what a server's links know, in a run in which addresses change; else nothing."""
+) -> dict[str, Any]:
+    """Return what a server's links take, in a run in which addresses change; else nothing."""
     if all(kind != KIND for kind, _ in environment.options.faults):
         return {}
     if create:  # It was told by those who let it in.
