@@ -176,6 +176,7 @@ class RaftNode:
             "refused": self._promises.on_refused,
             "promised": self._promises.on_promised,
             "refusal": self._hearsay.on_refusal,
+            "reach": self._voter_changes.reach.on_reach,
         }
 
     # --- what the driver reports -------------------------------------------------------------

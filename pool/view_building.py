@@ -34,6 +34,7 @@ from gpupool.pool.transitions.silencing import silences_now
 from gpupool.pool.view import (
     ALARM,
     LONG_AGO_S,
+    MAJORITY_FRESH_S,
     NO_KEY,
     ONE_KEY,
     SCHEMA,
@@ -137,12 +138,19 @@ def raft_view(state: PoolState, health: RaftHealth) -> RaftView:
         commit_index=health.commit_index,
         applied_index=health.applied_index,
         voters=health.voters,
-        # What cannot be counted on is no part of a quorum, connected or not.
-        connected=tuple(peer for peer in health.connected if peer not in health.unfit),
+        connected=tuple(peer for peer in health.connected if _in_touch(state, health, peer)),
         quorum=has_quorum(health),
         majority_age_s=health.majority_age_s,
         elections=health.elections,
     )
+
+
+def _in_touch(state: PoolState, health: RaftHealth, peer: ServerId) -> bool:
+    """Return whether a connected server is part of a quorum: it answers, and is counted on."""
+    known, age_s = state.servers.get(peer), health.contact_age_s.get(peer, 0.0)
+    if known is not None and known.status is ServerStatus.UNREACHABLE:
+        return False
+    return peer not in health.unfit and (health.role is not Role.LEADER or age_s < MAJORITY_FRESH_S)
 
 
 def _silence_views(state: PoolState, now_ms: int) -> tuple[SilenceView, ...]:

@@ -352,7 +352,8 @@ def _quorum(view: "PoolView") -> Finding:
     reached, voters = quorum_counts(view)
     if view.raft.quorum:
         return Finding("quorum", GOOD, f"{reached} of {voters} voters, leader {view.raft.leader}")
-    hint = "start the missing servers; if most are lost for good: gpupool recover on one"
+    hint = "start the missing servers; if they have moved, by docs/moved-servers.md; if most are "
+    hint += "lost for good: gpupool recover on one"
     return Finding("quorum", FAIL, f"{reached} of {voters} voters: nothing can be granted", hint)
 
 

@@ -208,19 +208,18 @@ def command(
       echo TOKEN | gpupool join --token -   join the pool that TOKEN is for
       gpupool join --token-file FILE        the same; --witness: vote without offering a GPU
       gpupool join                          after a restart: the same server again
+      gpupool join HOST:PORT                the same, where all servers have moved
 
     Runs until SIGTERM or Ctrl-C: then it takes no new leases, gives running
     programs --drain-timeout, and ends. A second signal ends it at once.
     """
     warning = token_warning(token, at_once=log_format == "text")
-    token = given_token(token, token_file, address)
-    if ca and token:
-        raise UsageError("--ca is for a new pool", hint="leave out --ca or --token")
+    token = given_token(token, token_file)
     check_gpus(gpus, emulate_faults, witness=witness, emulates=emulate is not None)
     from gpupool.cli.server.join_options import JoinOptions, history_settings, read_faults
     from gpupool.cli.server.state_dir import may_be_new
 
-    folder = Path(state_dir) if state_dir else paths.state_dir()
+    folder = _folder(state_dir, address, token, ca)
     options = JoinOptions(
         token=token or "",
         address=address,
@@ -247,6 +246,24 @@ def command(
         drain_for=drain_for,
     )
     _run(options, log_format, warning)
+
+
+def _folder(
+    state_dir: str | None, address: Address | None, token: str | None, ca: str | None
+) -> Path:
+    """Return the state directory; raises ``UsageError`` for options that do not fit it."""
+    from gpupool.cli.server.state_dir import may_be_new
+
+    folder = Path(state_dir) if state_dir else paths.state_dir()
+    if ca and token:
+        raise UsageError("--ca is for a new pool", hint="leave out --ca or --token")
+    if address is not None and not token and may_be_new(folder):
+        raise UsageError(
+            "joining a pool needs a token",
+            why=f"no server lives in {folder} yet",
+            hint='"gpupool token create --server" makes one',
+        )
+    return folder
 
 
 def _checked_timeout(client_timeout: float) -> float:
@@ -329,7 +346,7 @@ def token_warning(token: str | None, *, at_once: bool) -> str:
     return "" if at_once else warning
 
 
-def given_token(token: str | None, token_file: str | None, address: Address | None) -> str | None:
+def given_token(token: str | None, token_file: str | None) -> str | None:
     """Return the token of either option; raises ``UsageError`` when they do not fit."""
     forget_variable(f"{click.get_current_context().auto_envvar_prefix}_TOKEN")
     if token and token_file:
@@ -338,11 +355,6 @@ def given_token(token: str | None, token_file: str | None, address: Address | No
         token = _read_token(Path(token_file))
     elif token == STDIN:
         token = read_token(token)
-    if address is not None and not token:
-        raise UsageError(
-            "joining a pool needs a token",
-            hint='"gpupool token create --server" makes one',
-        )
     return token
 
 

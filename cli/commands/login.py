@@ -6,9 +6,16 @@ import click
 
 from gpupool import __version__
 from gpupool.cli.lib.common_options import pool_options
-from gpupool.cli.lib.connect import client_name, credentials_file, run_async
+from gpupool.cli.lib.connect import (
+    client_name,
+    credentials_file,
+    run_async,
+    stored_credentials,
+)
 from gpupool.cli.lib.output import say
+from gpupool.cli.lib.values import ADDRESS
 from gpupool.pool.errors import UsageError
+from gpupool.remoting.protocol.addresses import Address
 
 TOKEN_LENGTH_MAX = 8192
 STDIN = "-"
@@ -50,22 +57,54 @@ def argument_warning(name: str, instead: str) -> str:
     )
 
 
+def _find_again(credentials: str | None, at: Address) -> None:
+    """Keep where the servers of the pool are now, as the one ``at`` this address tells it."""
+    from gpupool.remoting.client.credentials import Credentials, save_credentials
+    from gpupool.remoting.client.pool_client import connect_pool
+
+    stored = stored_credentials(credentials)
+
+    async def ask() -> Credentials:
+        async with connect_pool(stored, (at,), version=__version__, client=client_name()) as pool:
+            return stored.at(pool.addresses()).trusting(pool.ca_pem())
+
+    found = run_async(ask)
+    save_credentials(credentials_file(credentials), found)
+    shown = ", ".join(map(str, found.addresses[:4]))
+    say(f"gpupool: the servers of pool {found.pool} are at {shown}")
+
+
 @click.command()
 @click.argument("token", required=False)
 @click.option("--name", help="Name of this login, for --pool; by default that of the pool.")
+@click.option(
+    "--at",
+    type=ADDRESS,
+    metavar="HOST:PORT",
+    help="Where a server of the pool is now; without TOKEN, of the pool that you use.",
+)
 @pool_options
 @click.pass_context
 def command(
-    ctx: click.Context, credentials: str | None, token: str | None, name: str | None
+    ctx: click.Context,
+    credentials: str | None,
+    token: str | None,
+    name: str | None,
+    at: Address | None,
 ) -> None:
     """Check TOKEN with the pool and store it, so that this user can use the pool.
 
     Without TOKEN it is asked for, or with "-" read from stdin, so that it shows in no history. A
     login to another pool stays: "gpupool use" shows all, and changes between them.
+
+    Where all servers have moved, --at HOST:PORT finds them again, and needs no token.
     """
     from gpupool.cli.lib import logins
     from gpupool.remoting.client.enrolment import login
 
+    if at is not None and token is None:
+        _find_again(credentials, at)
+        return
     if name:
         logins.check_login_name(name)
     if token and token != STDIN:
@@ -73,7 +112,7 @@ def command(
         if warning := argument_warning("token", instead):
             say(f"gpupool: {warning}")
     text = read_token(token)
-    found = run_async(lambda: login(text, version=__version__, client=client_name()))
+    found = run_async(lambda: login(text, version=__version__, client=client_name(), at=at))
     given = ctx.get_parameter_source("credentials") is not click.core.ParameterSource.DEFAULT
     if given and credentials:
         path = credentials_file(credentials)

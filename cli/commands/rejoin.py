@@ -58,7 +58,7 @@ def command(
     from gpupool.cli.server.state_dir import open_stopped
 
     token_warning(token, at_once=True)
-    text = given_token(token, token_file, None)
+    text = given_token(token, token_file)
     if not text:
         raise UsageError(
             "coming back to a pool needs a token",

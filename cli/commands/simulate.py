@@ -23,6 +23,7 @@ SCENARIOS = (
     "flapping-network",
     "disk-trouble",
     "mass-client-death",
+    "moved-addresses",
 )
 """The names in ``gpupool.simulations.tools.scenarios``, repeated here to keep ``--help`` fast."""
 

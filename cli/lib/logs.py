@@ -11,6 +11,8 @@ from typing import Any, cast
 from gpupool.pool.errors import UsageError
 
 FORMATS = ("text", "json")
+MINUTE_S = 60.0
+DURATION = re.compile(r"(?<![\w.])[\d.]+ (s|ms|min|h)\b")
 
 
 class TextFormatter(logging.Formatter):
@@ -37,6 +39,55 @@ class JsonFormatter(logging.Formatter):
         if isinstance(fields, dict):
             body |= {k: v for k, v in cast("dict[str, Any]", fields).items() if k not in body}
         return json.dumps(body)
+
+
+class OncePerMinute(logging.Handler):
+    """Passes on a line at once, and what repeats it once a minute: conditions last for days.
+
+    What a minute has held back is one line with the next record after it: the latest, and how many.
+    Lines that differ in durations alone are the same: these grow while the condition lasts.
+    """
+
+    HELD_MAX = 1000
+
+    def __init__(self, targets: list[logging.Handler]) -> None:
+        super().__init__()
+        self._targets = targets
+        self._said: dict[str, tuple[float, int, logging.LogRecord]] = {}  # in the order of time
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Pass on a record, or hold it back."""
+        try:
+            text = f"{record.name} {record.levelno} {DURATION.sub('', _message(record))}"
+        except Exception:  # noqa: BLE001 - a bad call of ours must not end a server
+            self.handleError(record)
+            return
+        self._release(record.created)
+        until, count, _ = self._said.get(text, (0.0, 0, record))
+        if until:
+            self._said[text] = until, count + 1, record
+        else:
+            self._pass_on(text, record)
+
+    def _release(self, now: float) -> None:
+        """Pass on what was held back long enough, in the order in which it was said last."""
+        held: list[tuple[float, str, int, logging.LogRecord]] = []
+        while self._said:
+            text, (until, count, record) = next(iter(self._said.items()))
+            if until > now and len(self._said) < self.HELD_MAX:
+                break
+            del self._said[text]
+            if count:
+                held.append((record.created, text, count, record))
+        for _, text, count, record in sorted(held, key=lambda each: each[0]):
+            more = f"{_message(record)} ({count} more within a minute)"
+            fields = record.__dict__ | {"msg": more, "args": (), "exc_info": None}
+            self._pass_on(text, logging.makeLogRecord(fields), now)
+
+    def _pass_on(self, text: str, record: logging.LogRecord, now: float | None = None) -> None:
+        self._said[text] = (now or record.created) + MINUTE_S, 0, record
+        for target in self._targets:
+            target.handle(record)
 
 
 def _time(record: logging.LogRecord) -> str:
@@ -135,6 +186,8 @@ def set_up(kind: str, *, verbose: int, log_file: str | None = None) -> logging.L
         log_to_file(log_file)
         handlers.append(logging.getLogger("gpupool").handlers[-1])
         handlers[-1].setFormatter(handler.formatter)
+    if not verbose:
+        handlers = [OncePerMinute(handlers)]
     root = logging.getLogger("gpupool")
     root.handlers[:] = handlers
     root.propagate = False

@@ -38,7 +38,6 @@ from gpupool.cli.server.self_description import describe
 from gpupool.cli.server.separate import Separated
 from gpupool.cli.server.state_dir import (
     CA_KEY,
-    Member,
     StateDir,
     may_be_new,
     open_state_dir,
@@ -66,6 +65,7 @@ from gpupool.remoting.host.supervisor import HostSupervisor
 from gpupool.remoting.server.committer import Committer
 from gpupool.remoting.server.control_server import ControlServer
 from gpupool.remoting.server.server_settings import ServerSettings
+from gpupool.remoting.transport.address_book import AddressBook
 from gpupool.remoting.transport.authority.certificate_renewal import ServerCertificates
 from gpupool.remoting.transport.freed_memory import give_back_memory
 from gpupool.remoting.transport.peer_transport import PeerTransport
@@ -122,9 +122,8 @@ class _Server:
         self._address = address
         self._log = log
         self._identity = state.identity
-        self._clock = SystemClock()
-        self._rng = SystemRng()
-        self._members = {m.server: m.address for m in state.identity.members}
+        self._clock, self._rng = SystemClock(), SystemRng()
+        self._members = [each.server for each in state.identity.members]
         self.audit = AuditLog(state.path, log)
         self.web = WebParts(separated.options.web, lambda: self.machine.state)
         self.observer = ObserverLink(
@@ -145,12 +144,11 @@ class _Server:
             sampler=InvariantSampler(self._on_violation),
         )
         self.measures, self._began_ms = Measures(), self._clock.wall_ms()
-        self._stops = 0
         name_servers(self._server_name)
 
     def _server_name(self, server: str) -> str | None:
         found = self.machine.state.servers.get(ServerId(server))
-        return found.name if found is not None else None
+        return found.name if found is not None else self._state.name_of(ServerId(server))
 
     def _on_violation(self, text: str) -> None:
         self._log.error(
@@ -166,15 +164,17 @@ class _Server:
         self._incarnation = self._state.next_incarnation()
         inventory = await find_gpus(self._options, self._identity, self._log)
         contexts = TlsContexts(*self._state.tls_identities())
-        storage = open_storage(self._state.path)
-        self._refuse_lone_loss(storage)
+        software = await describe(self._address, inventory, self._options)
+        storage = self._open_storage()
+        me, own = self._identity.server, (self._address, *software.names)
         links = PeerTransport(
             contexts.identity,
             clock=self._clock,
             rng=self._rng,
-            address_of=self._address_of,
             log=logging.getLogger("gpupool.links"),
             contexts=contexts,
+            book=AddressBook(me, (self._incarnation, own), self._addresses_of),
+            places=[str(each) for each in (self._options.address,) if each],
         )
         self._table_clock = TableClock(
             lambda: self.machine.state,
@@ -206,7 +206,7 @@ class _Server:
             authority=self._authority(contexts.identity.ca_pem),
             links=links,
             incarnation=self._incarnation,
-            software=await describe(self._address, inventory, self._options),
+            software=software,
             clock=self._clock,
             rng=self._rng,
             log=self._log,
@@ -324,15 +324,16 @@ class _Server:
             raise GpupoolError("this server cannot lead the pool of which it is the only voter")
         return not self.machine.state.cluster_id
 
-    def _refuse_lone_loss(self, storage: Storage) -> None:
-        """Leave it to a person to go on without lost entries when no other server has them.
+    def _open_storage(self) -> Storage:
+        """Open it; a person decides about lost entries when no other server has them.
 
         Raises:
             StorageError: when the journal lost its end, and there is no other server.
         """
+        storage = open_storage(self._state.path)
         floor = storage.superblock.floor
-        if floor is None or self._members.keys() - {self._identity.server}:
-            return
+        if floor is None or {*self._members} - {self._identity.server}:
+            return storage
         storage.close()
         raise StorageError(
             "the end of this server's journal is missing or damaged",
@@ -387,12 +388,14 @@ class _Server:
             clock_refusal=self._table_clock.refusal,
             measures=self.measures,
         )
-        replicated_log.set_servers(tuple(self.machine.state.servers) or tuple(self._members))
+        replicated_log.set_servers(tuple(self.machine.state.servers) or self._members)
         return replicated_log
 
     def _address_of(self, server: ServerId) -> str | None:
-        known = self.machine.state.servers.get(server)
-        return known.address if known is not None else self._members.get(server)
+        return next(iter(self._addresses_of(server)), None)
+
+    def _addresses_of(self, server: ServerId) -> list[str]:
+        return self._state.addresses_of(server, self.machine.state.servers.get(server))
 
     def _follow(
         self, replicated_log: RaftDriver, servers: Sequence[ServerId], voters: Sequence[ServerId]
@@ -405,8 +408,7 @@ class _Server:
         replicated_log.reconcile_voters(voters, stopgaps=self.machine.state.witnesses())
         if self._identity.server in servers:
             # The server that let this one in may be gone at the next start, or have moved.
-            known = self.machine.state.servers.values()
-            self._state.remember_members(tuple(Member(each.id, each.address) for each in known))
+            self._state.remember_members(self.machine.state.servers.values())
 
     # --- stopping ------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ import trio
 
 from gpupool import __version__
 from gpupool.cli.server.join_options import JoinOptions
+from gpupool.cli.server.listen_address import hosts_of
 from gpupool.cli.server.state_dir import (
     CA_CERTIFICATE,
     CA_KEY,
@@ -54,12 +55,24 @@ async def check_options(options: JoinOptions) -> None:
             "this token lets a user log in, and no server join",
             hint='"gpupool token create --server" makes one for a server',
         )
+    await _check_names(options)
     if options.web is not None and options.web.site is not None:
         await trio.to_thread.run_sync(options.web.site.check)
     if options.suspend_spill is not None:
         await trio.to_thread.run_sync(Room(0, lambda: (0, 0), options.suspend_spill).check)
     if not options.witness and options.emulate is None:
         await trio.to_thread.run_sync(require_gpu, options.gpus)
+
+
+async def _check_names(options: JoinOptions) -> None:
+    """Raise ``UsageError`` for a name among the addresses that stands for none."""
+    for given, use in (
+        (options.address, "name a server of the pool by an address, or by a name that is known"),
+        (options.advertise, "--advertise takes a name or an address by which all find this server"),
+    ):
+        if given is not None and not await trio.to_thread.run_sync(hosts_of, given.host):
+            why = "neither DNS nor the hosts file of this machine has an address for it"
+            raise UsageError(f"{given.host} is not known here", why=why, hint=use)
 
 
 def require_gpu(only: tuple[str, ...]) -> None:
@@ -93,6 +106,10 @@ async def enter_pool(
     if not state.is_new:
         assert state.identity is not None
         _check_resumed(state.identity, options, log)
+        try:
+            await _check_names(options)
+        except UsageError as error:  # DNS may start later than this server
+            log.warning("%s; %s", error, error.hint)
         return
     name = options.name or os.uname().nodename.split(".")[0][:63] or "server"
     if options.token:

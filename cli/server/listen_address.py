@@ -4,6 +4,7 @@ import socket
 import sys
 from contextlib import suppress
 from dataclasses import replace
+from ipaddress import ip_address
 
 import trio
 
@@ -74,11 +75,29 @@ def own_address(options: JoinOptions) -> str:
         return "127.0.0.1"  # no network at all
 
 
+def own_names(address: str) -> tuple[str, ...]:
+    """Return addresses by the names of this machine that stand for its numeric ``address``.
+
+    Where DHCP gives it another one, the name goes with it.
+    """
+    own, name = parse_address(address), socket.getfqdn()
+    if "." not in name or not own.is_numeric or ip_address(own.host).is_loopback:
+        return ()
+    named = replace(own, host=name)
+    return () if named.is_numeric or own.host not in hosts_of(name) else (str(named),)
+
+
+def hosts_of(name: str) -> set[str]:
+    """Return the numeric addresses that a name stands for here; none when it is not known."""
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return set()
+    return {str(each[4][0]) for each in found}
+
+
 def advertised_speed(address: str) -> int:
     """Return the Mbit/s of the interface behind an advertised address; 0 when not known."""
     host = parse_address(address).host
-    try:
-        host = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
-    except OSError:
-        return 0
-    return link_speed(host)
+    found = hosts_of(host)
+    return link_speed(min(found)) if found else 0

@@ -4,7 +4,7 @@ import trio
 
 from gpupool import __version__
 from gpupool.cli.server.join_options import JoinOptions
-from gpupool.cli.server.listen_address import advertised_speed
+from gpupool.cli.server.listen_address import advertised_speed, own_names
 from gpupool.monitoring.health.alert_settings import find_settings
 from gpupool.remoting.host.inventory import Inventory
 from gpupool.remoting.host.measuring.network_speed import has_rdma
@@ -22,4 +22,5 @@ async def describe(address: str, inventory: Inventory, options: JoinOptions) -> 
         link_speed=await trio.to_thread.run_sync(advertised_speed, address),
         rdma=has_rdma(),
         alerts=find_settings(options.state_dir) is not None,
+        names=await trio.to_thread.run_sync(own_names, address),
     )

@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -19,6 +19,7 @@ from gpupool.cli.lib.files import replace_file
 from gpupool.monitoring.health.alert_settings import FILE as ALERTS
 from gpupool.pool.errors import StorageError, UsageError
 from gpupool.pool.model.ids import Incarnation, ServerId
+from gpupool.pool.model.state import Server
 from gpupool.remoting.privileges.ownership import KEEPER
 from gpupool.remoting.privileges.signer_process import RECORD, SECRET
 from gpupool.remoting.transport.authority.ca_bundle import certificates_of, issuer_of, keys_of
@@ -53,6 +54,13 @@ class Member:
 
     server: ServerId
     address: str
+    name: str = ""
+    more: tuple[str, ...] = ()  # addresses
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Return all addresses."""
+        return (self.address, *self.more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +128,23 @@ class StateDir:
         if self.identity.listen != listen:
             self._write_identity(replace(self.identity, listen=listen))
 
-    def remember_members(self, members: tuple[Member, ...]) -> None:
+    def remember_members(self, servers: Iterable[Server]) -> None:
         """Keep the addresses of the pool's servers, for a start without a token or an option."""
         assert self.identity is not None
+        members = tuple(Member(each.id, each.address, each.name, each.names) for each in servers)
         if self.identity.members != members:
             self._write_identity(replace(self.identity, members=members))
+
+    def addresses_of(self, server: ServerId, known: Server | None) -> list[str]:
+        """Return the addresses of a server by the table, and by what was kept of it."""
+        members = self.identity.members if self.identity is not None else ()
+        kept = [text for each in members if each.server == server for text in each.addresses]
+        return [*((known.address, *known.names) if known is not None else ()), *kept]
+
+    def name_of(self, server: ServerId) -> str | None:
+        """Return the name of a server, as it was kept."""
+        members = self.identity.members if self.identity is not None else ()
+        return next((each.name for each in members if each.server == server and each.name), None)
 
     def next_incarnation(self) -> Incarnation:
         """Count this start, and return the number; it is on disk before it is used.
@@ -270,6 +290,9 @@ class StateDir:
             "complete": identity.complete,
             "listen": identity.listen,
         }
+        more = {each.server: [each.name, *each.more] for each in identity.members if each.name}
+        if more:
+            body["more"] = more  # older programs pass it over
         if identity.former is not None:
             body["former"] = identity.former
         self.write(IDENTITY, json.dumps(body, indent=2).encode() + b"\n")
@@ -432,7 +455,9 @@ def _identity_of(body: object) -> ServerIdentity:
         raise TypeError("a name is no text")
     flags = [fields[name] for name in ("witness", "founder", "complete")]
     members = cast("Mapping[str, Any]", fields["members"])
-    if not all(isinstance(text, str) for text in (*texts, *members, *members.values())):
+    more: dict[str, list[str]] = {each: [""] for each in members} | fields.get("more", {})
+    names = (text for each in members for text in more[each])
+    if not all(isinstance(text, str) for text in (*texts, *members, *members.values(), *names)):
         raise TypeError("a name is no text")
     if not all(isinstance(flag, bool) for flag in flags):
         raise TypeError("a flag is neither true nor false")
@@ -443,7 +468,10 @@ def _identity_of(body: object) -> ServerIdentity:
         name=texts[3],
         witness=flags[0],
         founder=flags[1],
-        members=tuple(Member(ServerId(k), v) for k, v in members.items()),
+        members=tuple(
+            Member(ServerId(each), address, "".join(more[each][:1]), tuple(more[each][1:]))
+            for each, address in members.items()
+        ),
         complete=flags[2],
         listen=texts[4],
         former=None if former is None else ServerId(former),

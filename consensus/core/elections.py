@@ -9,6 +9,9 @@ from gpupool.pool.model.ids import ServerId
 _log = logging.getLogger(__name__)
 
 
+ASKED_OFTEN = 16
+"""Calls for votes in some 5 s, since a leader was heard of or a connection began."""
+
 VOTE_LOST = "?"
 """A vote for a candidate that is not known any more; no server has this id."""
 
@@ -91,12 +94,15 @@ class Elections(LibraryCore):
     def _ask_again_soon(self) -> None:
         """Ask again before the next timeout: the others may have heard the leader a little later.
 
-        Ever more seldom, for the sake of a server that alone cannot hear the leader.
+        Ever more seldom, for the sake of a server that alone cannot hear the leader; one that has
+        asked ``ASKED_OFTEN`` times for nothing does so every 1 to 2 s.
         """
         wait_s = self._settings.heartbeat_s * (1 + self._active.randomness.random())
         soon = self._active.now + wait_s * (1 << min(self._asked_count, 4))
         self._asked_count += 1
-        self._SyncObj__raftElectionDeadline = min(self._SyncObj__raftElectionDeadline, soon)
+        if self._asked_count <= ASKED_OFTEN:
+            soon = min(self._SyncObj__raftElectionDeadline, soon)
+        self._SyncObj__raftElectionDeadline = soon
 
     def _on_request_prevote(self, node: Peer, message: Message) -> None:
         granted = (

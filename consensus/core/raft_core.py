@@ -197,6 +197,7 @@ class RaftCore(Replication):
     def connected_to(self, peer: ServerId) -> None:
         """Begin a connection: nothing that was sent before can be relied on."""
         node = self._peer(peer)
+        self._asked_count = 0
         if not self._SyncObj__connectedNodes:
             self._may_be_late = False  # Nobody could be asked; that was not for want of time.
         self._SyncObj__connectedNodes.add(node)

@@ -151,6 +151,8 @@ _KINDS: dict[str, tuple[int, dict[str, tuple[type, ...]]]] = {
             "majority_age_ms": (int,),
         },
     ),
+    # How many servers the sender is connected to; see ``reach.py``. An older build drops it.
+    "reach": (25, {"count": (int,)}),
 }
 _VARYING = {"entries", "data", "command", "clock_ms"}
 _REPEATED = frozenset(kind for kind, (_, fields) in _KINDS.items() if not _VARYING & fields.keys())

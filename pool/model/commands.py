@@ -78,6 +78,7 @@ class ServerUp:
     alerts: bool = field(default=False, metadata=OPTIONAL)  # it can send them
     formats: int = field(default=BEFORE_VERSIONS, metadata=OPTIONAL)  # ``formats.VERSION``
     has_keys: bool = field(default=False, metadata=OPTIONAL)  # of all CAs that are trusted
+    names: tuple[str, ...] = field(default=(), metadata=OPTIONAL)  # more addresses; version 12
 
 
 @dataclass(frozen=True, slots=True)

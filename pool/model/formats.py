@@ -41,6 +41,9 @@ ALL_STARVED_SINCE = 12
 """The version of a pool from which on GPUs are kept for all starved requests in turn, those that
 are free soonest, and limits count both servers of a lease whose move was given up lately."""
 
+ADDRESSES_SINCE = 12
+"""The version from which on servers tell each other addresses, over links and in the table."""
+
 BEFORE_VERSIONS = 5
 """Of a server whose program does not say: it links to its own version alone."""
 

@@ -164,6 +164,7 @@ class Server:
     freeing: bool = field(default=False, metadata=OPTIONAL)  # leases: ``transitions.batches``
     has_keys: bool = field(default=False, metadata=OPTIONAL)
     """It has the keys of all CAs that are trusted; unknown in a pool of a former version."""
+    names: tuple[str, ...] = field(default=(), metadata=OPTIONAL)  # more addresses, by DNS names
 
     @property
     def grantable(self) -> bool:

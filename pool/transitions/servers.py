@@ -251,6 +251,7 @@ def server_up(state: PoolState, command: ServerUp) -> Step:
         alerts=command.alerts,
         formats=command.formats,
         has_keys=command.has_keys,
+        names=command.names,
         freeing=is_left,
         changed_at=state.now,
     )

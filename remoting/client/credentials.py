@@ -42,6 +42,11 @@ class Credentials:
         """Leave the secret out, so that no log or traceback shows it."""
         return f"Credentials({self.user} of {self.pool}, token {self.token})"
 
+    @property
+    def likely(self) -> tuple[Address, ...]:
+        """Return the addresses to try first: names, which servers may have too, come later."""
+        return tuple(each for each in self.addresses if each.is_numeric) or self.addresses
+
     def trusting(self, ca_pem: str) -> "Credentials":
         """Return these credentials with other CAs."""
         return replace(self, ca_pem=ca_pem)

@@ -27,9 +27,14 @@ from gpupool.remoting.transport.pki import fingerprint
 
 
 async def login(
-    token: str, *, version: str = "", client: str = "", dial: Dial = dial_tls
+    token: str,
+    *,
+    version: str = "",
+    client: str = "",
+    at: Address | None = None,
+    dial: Dial = dial_tls,
 ) -> Credentials:
-    """Return the credentials of a pasted token, after a test connection.
+    """Return the credentials of a pasted token, after a test connection, ``at`` first.
 
     Raises:
         UsageError: the token is a server's.
@@ -42,6 +47,8 @@ async def login(
             "this token lets a server join, and nobody log in",
             hint='on that server: "gpupool join --token"; "gpupool token create" makes one for you',
         )
+    if at is not None:
+        text = replace(text, addresses=(at, *text.addresses))
     greeting = Greeting(text.token, text.secret, version, client)
     connection, welcome, ca_pem = await first_contact(text, greeting, dial=dial)
     await connection.aclose()

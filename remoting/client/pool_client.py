@@ -17,7 +17,7 @@ them: when the connection to a server of its lease is lost, so is the lease. All
 import logging
 import os
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from gpupool.remoting.client.usage_query import UsageAnswer
 
 BACKUP_TIMEOUT_S = 30.0  # the largest backup is tens of megabytes
+LEADER_TIMEOUT_S = 1.0
 ROTATE_TIMEOUT_S = 8.0  # the voters have some seconds to keep the next CA's key
 POLICY_TIMEOUT_S = 6.0  # a large policy takes some commands
 ALL_SERVERS = 4096
@@ -142,10 +143,20 @@ class Pool:
             assert isinstance(answer, m.ViewNow)
             views.append(answer.view)
             if answer.view.raft.quorum:
-                return answer.view
+                return await self._leaders(answer.view)
         if not views:
             raise failures[0] if failures else self.connections.failure()
         return max(views, key=lambda view: view.raft.applied_index)
+
+    async def _leaders(self, view: "PoolView") -> "PoolView":
+        """Return the view of the leader, who alone hears each voter; or ``view``."""
+        for connection in list(self.connections.by_server.values()):
+            if connection.name == view.raft.leader and connection.server != view.answered_by:
+                with suppress(GpupoolError):
+                    answer = await connection.call(m.GetView(), timeout_s=LEADER_TIMEOUT_S)
+                    assert isinstance(answer, m.ViewNow)
+                    return answer.view if answer.view.raft.quorum else view
+        return view
 
     async def telemetry(self) -> "dict[ServerId, Telemetry]":
         """Return the measurements of every server that answers."""
@@ -358,7 +369,8 @@ class Pool:
         """Return the addresses of the pool for the credentials, voters first."""
         members = sorted(self.connections.members.values(), key=lambda each: not each.voter)
         known = [parse_address(member.address) for member in members]
-        return tuple(dict.fromkeys((*known, *self.credentials.addresses)))[:64]
+        named = [parse_address(name) for member in members for name in member.names]
+        return tuple(dict.fromkeys((*known, *named, *self.credentials.addresses)))[:64]
 
     def _addresses_for_tokens(self) -> tuple[Address, ...]:
         """Return the addresses of the pool, those first of which a token should name a few."""

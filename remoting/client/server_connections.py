@@ -242,9 +242,7 @@ class Connections:
     ) -> None:
         self._credentials = credentials
         self._greeting = greeting
-        self._dial = dial
-        self._rng = rng
-        self._log = log
+        self._dial, self._rng, self._log = dial, rng, log
         self.ca_pem = credentials.ca_pem.encode()
         self._context = client_context(self.ca_pem)
         self._nursery: trio.Nursery | None = None
@@ -259,7 +257,7 @@ class Connections:
         """Keep connections up until cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            for address in self._credentials.addresses:
+            for address in self._credentials.likely:
                 self._add(address, given=True)
             task_status.started()
             await trio.sleep_forever()
@@ -304,9 +302,12 @@ class Connections:
         Raises:
             GpupoolError: when no address leads to one.
         """
-        with trio.move_on_after(timeout_s):
-            while not self.by_server and not all(t.tried for t in self._targets.values()):
-                await self._changed.wait()
+        for more in ((), self._credentials.addresses):
+            for address in () if self.by_server else more:
+                self._add(address, given=True)
+            with trio.move_on_after(timeout_s):
+                while not self.by_server and not all(t.tried for t in self._targets.values()):
+                    await self._changed.wait()
         if not self.by_server and patience_s > 0 and self._may_come():
             why = self.failure()
             on_wait(f"waiting for a server of the pool to answer: {why.why or why.what}")

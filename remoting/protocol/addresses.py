@@ -20,6 +20,11 @@ class Address:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
 
+    @property
+    def is_numeric(self) -> bool:
+        """Return whether the host is an address of IPv4 or IPv6, and no name."""
+        return ":" in self.host or self.host.replace(".", "").isdigit()
+
 
 def parse_address(text: str) -> Address:
     """Return the address that ``text`` names; the port may be left out.

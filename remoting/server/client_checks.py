@@ -20,6 +20,7 @@ from gpupool.remoting.protocol.token_text import hash_secret, parse_token
 from gpupool.remoting.server.service_context import NO_QUORUM_HINT, Client, ServiceContext
 
 TEXT_LENGTH_MAX = 200
+SINCE_START = "it has not been in touch with a majority since"
 PREEMPTIBLE_SINCE = 7
 """The version of the formats that has ``Request.preemptible``."""
 
@@ -74,7 +75,7 @@ def check_token(context: ServiceContext, token_id: TokenId, secret: bytes) -> To
         # This table may be old: a token that is not in it may have been created since.
         raise NoQuorumError(
             "this server has just started and does not know the pool's table yet",
-            why="it has not been in touch with a majority since",
+            why="; ".join((SINCE_START, *context.silent_voters()[:3])),
             hint=NO_QUORUM_HINT,
         )
     # The refusal does not say whether the id or the secret is wrong.

@@ -207,6 +207,7 @@ class ControlServer:
 
         With no listeners, streams come through ``serve_stream``.
         """
+        self.controller.checks.places_of = self._links.book.places
         router = self._router() if listeners else None
         self._links.give_key = self.ca_key.give
         self._links.key_request = self.ca_key.request

@@ -18,7 +18,7 @@ from gpupool.pool.model.commands import (
     ReportIssuer,
     ServerUp,
 )
-from gpupool.pool.model.formats import KEYS_SINCE
+from gpupool.pool.model.formats import ADDRESSES_SINCE, KEYS_SINCE
 from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId
 from gpupool.pool.model.state import Gpu, PartStatus, PoolState, Server, ServerStatus, with_changes
 from gpupool.pool.policy.lease_ends import idle_notice, idle_plan
@@ -200,15 +200,17 @@ class Reconciler:
         """Propose the inventory when the table has another one, else readings that moved."""
         readings, devices = self._host.readings(), self._host.gpus()
         agreed, has_keys = self._agreed, self._says_keys(state, server)
+        names = self._software.names if state.formats() >= ADDRESSES_SINCE else ()
         if (
             agreed is not None
             and agreed[0] is server
-            and agreed[1:] == (readings, devices, has_keys)
+            and agreed[1:] == (readings, devices, has_keys, names)
         ):
             return  # as most of the time: the table has changed elsewhere
         self._agreed = None
         gpus = tuple(_with_reading(gpu, readings.get(gpu.id)) for gpu in devices)
-        differs = has_keys != server.has_keys or self._inventory_differs(server, gpus)
+        differs = (has_keys, names) != (server.has_keys, server.names)
+        differs = differs or self._inventory_differs(server, gpus)
         if server.freeing or differs:
             software = self._software
             self._once(
@@ -227,6 +229,7 @@ class Reconciler:
                     alerts=software.alerts,
                     formats=software.formats,
                     has_keys=has_keys,
+                    names=names,
                 )
             )
             return
@@ -237,7 +240,7 @@ class Reconciler:
             if (known := server.gpus.get(gpu_id)) is not None and _has_moved(known, reading)
         }
         if not moved:
-            self._agreed = (server, readings, devices, has_keys)
+            self._agreed = (server, readings, devices, has_keys, names)
         elif now - self._reported_at >= REPORT_EVERY_S:
             self._reported_at = now
             self._once(ReportGpus(self._self, self._incarnation, moved))
@@ -276,6 +279,7 @@ class Reconciler:
             rdma=server.rdma,
             alerts=server.alerts,
             formats=server.formats,
+            names=software.names,  # which ``_report`` compares
         )
         if said != replace(software, labels=tuple(sorted(dict(software.labels).items()))):
             return True

@@ -23,7 +23,7 @@ from gpupool.pool.table_clock import TableClock
 from gpupool.pool.telemetry import Finding
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.pool.user_bound import Holder, UserBound
-from gpupool.pool.view import LONG_AGO_S, MAJORITY_FRESH_S, visible
+from gpupool.pool.view import LONG_AGO_S, MAJORITY_FRESH_S, has_quorum, visible
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.sessions import SessionHost
 from gpupool.remoting.server.actions import Action, Hangup, KillLease, Send
@@ -34,7 +34,10 @@ from gpupool.remoting.server.wait_queue import WaitQueue
 
 LOG = logging.getLogger("gpupool.leases")
 
-NO_QUORUM_HINT = "it refuses until it is; ask another server, or start the missing ones"
+NO_QUORUM_HINT = (
+    "it refuses until it is; ask another server, or start the missing ones; if servers have moved, "
+    'start each with the address of another: "gpupool join HOST:PORT"'
+)
 
 
 class Signer(Protocol):
@@ -203,6 +206,8 @@ class SelfChecks:
     findings: tuple[Finding, ...] = ()
     signs: Signs = field(default_factory=dict[tuple[GpuId, str], str])
     """Of failing GPUs, for which they are drained."""
+    places_of: Callable[[ServerId], list[str]] = lambda _server: []
+    """Returns where a server is looked for, the likeliest address first."""
 
 
 Handler = Callable[[Client, int, Any], None]
@@ -255,7 +260,7 @@ class ServiceContext:
     def members(self) -> tuple[m.Member, ...]:
         """Return the address of every server."""
         return tuple(
-            m.Member(server.id, server.name, server.address, server.voter)
+            m.Member(server.id, server.name, server.address, server.voter, server.names)
             for server in self.state.servers.values()
         )
 
@@ -300,13 +305,24 @@ class ServiceContext:
             since = f"last contact {age_s:.0f} s ago" if age_s < LONG_AGO_S else ""
             raise self.no_quorum(since)
 
+    def silent_voters(self) -> tuple[str, ...]:
+        """Say which voters do not answer, and where they were, if a majority is missing."""
+        health, found = self.health(), list[str]()
+        for voter in () if has_quorum(health) else health.voters:
+            if voter not in (self.self_id, *health.connected):
+                known, places = self.state.servers.get(voter), self.checks.places_of(voter)
+                where = f" at {places[0]}, its last known address" if places else ""
+                name = visible(known.name) if known is not None else f"server {voter}"
+                found.append(f"{name} does not answer{where}")
+        return tuple(found)
+
     def no_quorum(self, why: str) -> NoQuorumError:
         """Return the error of a server that cannot act."""
         server = self.state.servers.get(self.self_id)
         name = server.name if server else self.self_id
         return NoQuorumError(
             f"server {name} is not in touch with a majority of the pool's servers",
-            why=why,
+            why="; ".join((*filter(None, (why,)), *self.silent_voters()[:3])),
             hint=NO_QUORUM_HINT,
         )
 

@@ -18,3 +18,4 @@ class Software:
     rdma: bool = False
     alerts: bool = False  # it can send them
     formats: int = VERSION
+    names: tuple[str, ...] = ()  # more addresses, by DNS names

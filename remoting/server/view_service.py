@@ -37,6 +37,7 @@ VIEW_COUNT_MAX, VIEW_BOUND, VIEW_TOTAL_MAX = 8, UserBound(user=64, token=48), 51
 VIEW_TIMEOUT_S = 2.5
 """A question is refused after that: its client waits for 3 s, and can ask another server then."""
 BUSY_HINT = "ask again soon"
+MOVED = '; if it moved: "gpupool join HOST:PORT" there, with the address of another server'
 
 
 def next_beat(now: float, every_s: float) -> float:
@@ -196,7 +197,7 @@ class ViewService:
             context.now_ms(),
             context.machine.violations,
             clock_view(context.state, context.table_clock.reading()),
-            context.certificate_problems(),
+            (*context.certificate_problems(), *(f"{s}{MOVED}" for s in context.silent_voters())),
         )
 
     def _confinement(self) -> list[str]:

@@ -242,5 +242,7 @@ def worst(failures: list[GpupoolError], addresses: tuple[Address, ...]) -> Gpupo
     more = f" and {len(addresses) - 4} more" if len(addresses) > 4 else ""
     why = f"{failures[0].why}; tried {tried}{more}" if failures else "no address is known"
     return UnreachableError(
-        "cannot reach the pool", why=why, hint='is "gpupool join" running there?'
+        "cannot reach the pool",
+        why=why,
+        hint='is "gpupool join" running there? If all servers moved: gpupool login --at HOST:PORT',
     )

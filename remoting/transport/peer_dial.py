@@ -2,19 +2,27 @@
 
 import logging
 import ssl
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import trio
 
+from gpupool.pool.errors import GpupoolError, UsageError
 from gpupool.pool.model.ids import ServerId
-from gpupool.remoting.protocol.addresses import Address
+from gpupool.remoting.protocol.addresses import Address, parse_address
+from gpupool.remoting.transport.address_book import AddressBook
 from gpupool.remoting.transport.authority.ca_bundle import newest_of, number_of
-from gpupool.remoting.transport.client_tls import server_of
-from gpupool.remoting.transport.failures import OTHER_CA
+from gpupool.remoting.transport.client_tls import client_context, server_of
+from gpupool.remoting.transport.dial import dial_tls
+from gpupool.remoting.transport.failures import GONE, OTHER_CA, explain
 from gpupool.remoting.transport.link_stream import LinkStream
 from gpupool.remoting.transport.pki import TlsContexts, newest_server_name, server_name
 from gpupool.remoting.transport.socket_options import tune
 
 PEER_TIMEOUT_S = 10.0
+DIAL_TIMEOUT_S = 3.0
+
+Dial = Callable[[ServerId, Address], Awaitable[trio.abc.Stream]]
 
 _TURNS = ((False, False), (True, True), (True, False), (False, True))
 
@@ -29,13 +37,22 @@ class TlsDialler:
 
     def __init__(self, contexts: TlsContexts) -> None:
         self._contexts = contexts
-        self._attempts: dict[ServerId, int] = {}
+        self._attempts: dict[tuple[ServerId, Address], int] = {}
+
+    async def who(self, address: Address) -> ServerId | None:
+        """Return the server of the pool that answers there, as its certificate proves it."""
+        with suppress(*GONE, GpupoolError):
+            context = client_context(self._contexts.identity.ca_pem)
+            stream = await dial_tls(address, context)
+            await trio.aclose_forcefully(stream)
+            return server_of(stream.getpeercert()) if isinstance(stream, trio.SSLStream) else None
+        return None
 
     async def __call__(self, peer: ServerId, address: Address) -> trio.abc.Stream:
         """Return a handshaken connection to ``peer``."""
-        shows_newest, newest = self._turn(peer)
+        shows_newest, newest = self._turn(peer, address)
         tcp = await trio.open_tcp_stream(address.host, address.port)
-        self._attempts[peer] = self._attempts.get(peer, 0) + 1
+        self._attempts[peer, address] = self._attempts.get((peer, address), 0) + 1
         tune(tcp.socket, timeout_s=PEER_TIMEOUT_S)
         context: ssl.SSLContext = self._contexts.peer_client(newest=shows_newest)
         name = newest_server_name(peer) if newest else server_name(peer)
@@ -47,11 +64,57 @@ class TlsDialler:
             raise
         return stream
 
-    def _turn(self, peer: ServerId) -> tuple[bool, bool]:
+    def _turn(self, peer: ServerId, address: Address) -> tuple[bool, bool]:
         """Return whether to show the newest certificate, and whether to ask for it."""
         if number_of(newest_of(self._contexts.identity.ca_pem)) == 1:
             return False, False
-        return _TURNS[self._attempts.get(peer, 0) % len(_TURNS)]
+        return _TURNS[self._attempts.get((peer, address), 0) % len(_TURNS)]
+
+
+class Finder:
+    """Dials servers at the addresses of a book, and notes there whom it meets."""
+
+    def __init__(
+        self,
+        book: AddressBook,
+        dial: Dial,
+        who: Callable[[Address], Awaitable[ServerId | None]] | None,
+        log: logging.Logger,
+    ) -> None:
+        self.book = book
+        self.failures = DialFailures(log)
+        self._dial = dial
+        self.who = who
+
+    async def dial(
+        self, peer: ServerId, peer_count: int
+    ) -> tuple[trio.abc.Stream | None, ServerId | None]:
+        """Return a connection with ``peer``, or else who is where it was thought to be."""
+        text = self.book.address(peer)
+        if text is None:
+            return None, None
+        try:
+            with trio.fail_after(DIAL_TIMEOUT_S):
+                stream = await self._dial(peer, parse_address(text))
+        except (*GONE, GpupoolError) as error:
+            self.book.failed(peer)
+            self.failures.note(peer, text, explain(error), peer_count)
+            is_nobody = isinstance(error, OSError | trio.TooSlowError | UsageError)
+            return None, None if is_nobody else await self.look(text)
+        self.failures.forget(peer)
+        self.book.met(peer, text)
+        return stream, None
+
+    async def look(self, place: str) -> ServerId | None:
+        """Return the other server of the pool that is at a place, if one is."""
+        found: ServerId | None = None
+        if self.who is not None:
+            with trio.move_on_after(DIAL_TIMEOUT_S):
+                found = await self.who(parse_address(place))
+        if found is None or found == self.book.server:
+            return None
+        self.book.met(found, place)
+        return found
 
 
 class DialFailures:
@@ -59,21 +122,24 @@ class DialFailures:
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
-        self._failures: dict[ServerId, tuple[str, int]] = {}  # why, and how often in a row
+        self._failures: dict[tuple[ServerId, str], tuple[str, int]] = {}
+        """By peer and address: why, and how often in a row."""
         self._has_advised = False
 
     def note(self, peer: ServerId, address: str, failure: str, peer_count: int) -> None:
         """Take note that one of so many peers could not be dialled."""
-        known, times = self._failures.get(peer, ("", 0))
+        known, times = self._failures.get((peer, address), ("", 0))
         if known != failure:
             times = 0
             self._log.info("no link to server %s at %s: %s", peer, address, failure)
-        self._failures[peer] = failure, times + 1
+        self._failures[peer, address] = failure, times + 1
         # One alone may be the one that was shut out. Most of them are the pool. Each is asked for
         # both of its certificates before that is said.
-        others = [
-            f for f, times in self._failures.values() if f == OTHER_CA and times >= len(_TURNS)
-        ]
+        others = {
+            of
+            for (of, _), (why, times) in self._failures.items()
+            if why == OTHER_CA and times >= len(_TURNS)
+        }
         if 2 * len(others) > peer_count and not self._has_advised:
             self._has_advised = True
             self._log.warning(
@@ -85,8 +151,9 @@ class DialFailures:
 
     def forget(self, peer: ServerId) -> None:
         """Take note that a peer was dialled, or is none any more."""
-        if self._failures.pop(peer, ("", 0))[0] == OTHER_CA:
-            self._has_advised = False
+        for known in [each for each in self._failures if each[0] == peer]:
+            if self._failures.pop(known)[0] == OTHER_CA:
+                self._has_advised = False
 
 
 def proven_peer(stream: LinkStream) -> ServerId | None:

@@ -7,6 +7,7 @@ answer says that they have arrived. Answers come in the order of the questions.
 import socket
 import struct
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -48,6 +49,32 @@ class Kind(IntEnum):
     NEXT_KEY_KEPT = 10  # the SHA-256 of that certificate: its key is on the disk
     WEB_ASK = 11  # a request for the certificate of its observer
     WEB_GIVE = 12  # empty when the asked server does not sign it
+    ADDRESSES = 13  # of servers, as ``address_book`` has them
+
+
+class LinkQuestions:
+    """What the links ask the rest of the server, and tell it; each is set by who knows."""
+
+    def __init__(self) -> None:
+        self.key_request: Callable[[], bytes] = lambda: b""
+        """Returns what asks a peer for the CA's key."""
+        self.give_key: Callable[[ServerId, bytes], bytes] = lambda _peer, _request: b""
+        """Returns the CA's key for a peer that may have it, else nothing."""
+        self.take_key: Callable[[ServerId, bytes], None] = lambda _peer, _key: None
+        """Takes the CA's key that a peer sent."""
+        self.sign_certificate: Callable[[ServerId, bytes], bytes] = lambda _peer, _csr: b""
+        """Returns a certificate for a peer's request, or nothing."""
+        self.sign_web: Callable[[ServerId, bytes], bytes] = lambda _peer, _csr: b""
+        """As ``sign_certificate``, of what a peer's observer shows."""
+        self.take_web: Callable[[ServerId, bytes], None] = lambda _peer, _pem: None
+        self.take_certificate: Callable[[ServerId, bytes], None] = lambda _peer, _pem: None
+        """Takes the answer of a peer that was asked for a certificate; it may be empty."""
+        self.take_next: Callable[[ServerId, bytes], bytes] = lambda _peer, _ca: b""
+        """Keeps the next CA that a peer sent, and returns its SHA-256, or nothing."""
+        self.next_kept: Callable[[ServerId, bytes], None] = lambda _peer, _sha256: None
+        """Takes note that a peer keeps the next CA."""
+        self.agreed: Callable[[], int] = lambda: 0
+        """Returns the version that the pool has agreed on (``PoolState.formats``)."""
 
 
 @dataclass(eq=False, slots=True)

@@ -6,31 +6,29 @@ firewall which is open in one direction is enough. A newer connection always rep
 because the side that opened it evidently has none.
 
 A frame has a kind: Raft's own, opaque here; the greeting with the sender's wall clock; a question
-for the wall clock, asked every ``CLOCK_EVERY_S``, with its answer; the CA's key, which a newly
-promoted voter asks another voter for; the key of a CA that is to be the next, which every voter
-gets before anybody trusts it; and a new certificate, which a server without the key asks a voter
-for. A server whose wall clock is set greets again at once, and a
-greeting makes its receiver ask: only a question measures a clock, because it has bounds.
-
-Public: ``PeerTransport(identity, ...)``, ``await run(events)``, ``await accept(stream, peer)``,
-``send``, ``set_peers``, ``clock_sample(peer)``, ``ask_key(peer)``, ``ask_certificate(peer, csr)``.
+for the wall clock, asked every ``CLOCK_EVERY_S``, with its answer; addresses of servers; the CA's
+key, which a newly promoted voter asks another voter for; the key of a CA that is to be the next,
+which every voter gets before anybody trusts it; and a new certificate, which a server without the
+key asks a voter for. A server whose wall clock is set greets again at once, and a greeting makes
+its receiver ask: only a question measures a clock, because it has bounds.
 """
 
 import contextlib
 import logging
 import struct
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import trio
 
-from gpupool.pool.errors import GpupoolError, NotNowError, RemoteProtocolError
-from gpupool.pool.model.formats import VERSION, can_link
+from gpupool.pool.errors import NotNowError, RemoteProtocolError
+from gpupool.pool.model.formats import ADDRESSES_SINCE, VERSION, can_link
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.ports import Clock, PeerEvents, Randomness
 from gpupool.pool.table_clock import ClockSample
-from gpupool.remoting.protocol.addresses import Address, parse_address
+from gpupool.remoting.protocol.addresses import parse_address
 from gpupool.remoting.protocol.framing import Frame, FrameReader, frame_bytes
+from gpupool.remoting.transport.address_book import BODY_SIZE_MAX, AddressBook
 from gpupool.remoting.transport.authority.ca_bundle import shows_one_of
 from gpupool.remoting.transport.bandwidth import BandwidthMeter, Speeds
 from gpupool.remoting.transport.failures import GONE, explain
@@ -41,15 +39,14 @@ from gpupool.remoting.transport.link_clock import (
     LinkClock,
     WallSteps,
 )
-from gpupool.remoting.transport.peer_dial import DialFailures, TlsDialler
-from gpupool.remoting.transport.peer_link import Kind, PeerLink
+from gpupool.remoting.transport.peer_dial import Dial, Finder, TlsDialler
+from gpupool.remoting.transport.peer_link import Kind, LinkQuestions, PeerLink
 from gpupool.remoting.transport.pki import CSR_SIZE_MAX, Identity, TlsContexts
 
 FRAME_SIZE_MAX = 16 * 1024 * 1024
 """Of Raft's own frames; the same as consensus allows."""
 
 READ_SIZE = 64 * 1024
-DIAL_TIMEOUT_S = 3.0
 GREETING_TIMEOUT_S = 3.0
 BACKOFF_BASE_S = 0.05
 BACKOFF_MAX_S = 2.0
@@ -64,8 +61,6 @@ CERTIFICATE_SIZE_MAX = 8192
 LONG_S = 3600.0
 CLOSED = "closed by the peer"
 
-Dial = Callable[[ServerId, Address], Awaitable[trio.abc.Stream]]
-
 
 @dataclass(eq=False, slots=True)
 class _Peer:
@@ -77,7 +72,7 @@ class _Peer:
     newer: int = VERSION  # the version with which it has hung up on this server, if that was logged
 
 
-class PeerTransport:
+class PeerTransport(LinkQuestions):
     """Connections to all peers; see the module."""
 
     def __init__(
@@ -86,10 +81,12 @@ class PeerTransport:
         *,
         clock: Clock,
         rng: Randomness,
-        address_of: Callable[[ServerId], str | None],
         log: logging.Logger,
+        address_of: Callable[[ServerId], str | None] = lambda _peer: None,
         dial: Dial | None = None,
         contexts: TlsContexts | None = None,
+        book: AddressBook | None = None,
+        places: Sequence[str] = (),
     ) -> None:
         """Make links that are all down.
 
@@ -97,43 +94,30 @@ class PeerTransport:
             identity: of this server.
             clock: both clocks; the wall clock is told to peers.
             rng: for the jitter of the back-off.
-            address_of: ``host:port`` of a peer, or None when it is not known yet.
             log: where connections and their failures are reported.
+            address_of: ``host:port`` of a peer, or None when it is not known yet.
             dial: how to connect; tests and simulations replace it.
             contexts: the TLS settings, when others share them.
+            book: of addresses, in the place of ``address_of``; it is told to peers.
+            places: where a person says that servers of the pool are.
         """
+        super().__init__()
         self._self = identity.server
         self._clock = clock
         self._rng = rng
-        self._address_of = address_of
         self._log = log
         contexts = contexts or TlsContexts(identity)
-        self._dial: Dial = dial or TlsDialler(contexts)
-        self._failures = DialFailures(log)
+        self.book = book or AddressBook(
+            self._self, (0, ()), lambda peer: [text for text in (address_of(peer),) if text]
+        )
+        tls = TlsDialler(contexts)
+        self.finder = Finder(self.book, dial or tls, None if dial else tls.who, log)
+        self._places = places
         self.meter = BandwidthMeter(contexts)
         self._events: PeerEvents | None = None
         self._nursery: trio.Nursery | None = None
         self._peers: dict[ServerId, _Peer] = {}
         self._links: dict[ServerId, PeerLink] = {}
-        self.key_request: Callable[[], bytes] = lambda: b""
-        """Returns what asks a peer for the CA's key."""
-        self.give_key: Callable[[ServerId, bytes], bytes] = lambda _peer, _request: b""
-        """Returns the CA's key for a peer that may have it, else nothing."""
-        self.take_key: Callable[[ServerId, bytes], None] = lambda _peer, _key: None
-        """Takes the CA's key that a peer sent."""
-        self.sign_certificate: Callable[[ServerId, bytes], bytes] = lambda _peer, _csr: b""
-        """Returns a certificate for a peer's request, or nothing."""
-        self.sign_web: Callable[[ServerId, bytes], bytes] = lambda _peer, _csr: b""
-        """As ``sign_certificate``, of what a peer's observer shows."""
-        self.take_web: Callable[[ServerId, bytes], None] = lambda _peer, _pem: None
-        self.take_certificate: Callable[[ServerId, bytes], None] = lambda _peer, _pem: None
-        """Takes the answer of a peer that was asked for a certificate; it may be empty."""
-        self.take_next: Callable[[ServerId, bytes], bytes] = lambda _peer, _ca: b""
-        """Keeps the next CA that a peer sent, and returns its SHA-256, or nothing."""
-        self.next_kept: Callable[[ServerId, bytes], None] = lambda _peer, _sha256: None
-        """Takes note that a peer keeps the next CA."""
-        self.agreed: Callable[[], int] = lambda: 0
-        """Returns the version that the pool has agreed on (``PoolState.formats``)."""
         self.removed_by: set[ServerId] = set()
         """Servers that hung up on this one because it was removed from the pool."""
 
@@ -148,7 +132,7 @@ class PeerTransport:
         wanted = set(peers) - {self._self}
         for peer in [p for p in self._peers if p not in wanted]:
             self._peers.pop(peer).scope.cancel()
-            self._failures.forget(peer)
+            self.finder.failures.forget(peer)
             if (link := self._links.get(peer)) is not None:
                 self._drop(link)
         for peer in sorted(wanted - self._peers.keys()):
@@ -176,6 +160,8 @@ class PeerTransport:
                 self._nursery = nursery
                 for peer, state in self._peers.items():
                     nursery.start_soon(self._keep, peer, state)
+                for place in self._places:
+                    nursery.start_soon(self._ask_place, place)
                 nursery.start_soon(self._ask_clocks)
                 nursery.start_soon(self._tell_steps)
                 task_status.started()
@@ -226,7 +212,7 @@ class PeerTransport:
             NotNowError: when no link is up, or one of both is busy.
             GpupoolError: as ``BandwidthMeter.measure``.
         """
-        link, text = self._links.get(peer), self._address_of(peer)
+        link, text = self._links.get(peer), self.book.address(peer)
         if link is None or not link.greeted or text is None:
             raise NotNowError("there is no link between these servers")
         return await self.meter.measure(peer, parse_address(text))
@@ -314,17 +300,25 @@ class PeerTransport:
             await state.changed.wait()
 
     async def _try_dial(self, peer: ServerId) -> trio.abc.Stream | None:
-        text = self._address_of(peer)
-        if text is None:
-            return None
-        try:
-            with trio.fail_after(DIAL_TIMEOUT_S):
-                stream = await self._dial(peer, parse_address(text))
-        except (*GONE, GpupoolError) as error:
-            self._failures.note(peer, text, explain(error), len(self._peers))
-            return None
-        self._failures.forget(peer)
+        stream, other = await self.finder.dial(peer, len(self._peers))
+        if other is not None and other not in self._links:
+            self._tell_change(other)
         return stream
+
+    async def _ask_place(self, place: str) -> None:
+        """Look again and again who is where a person says that a server is, and link to it."""
+        peer: ServerId | None = None
+        while True:
+            if peer is None or peer not in self._links:
+                peer = await self.finder.look(place)
+                if peer is None:
+                    self._log.warning("no server of this pool answers at %s", place)
+                elif peer in self._peers:
+                    self._tell_change(peer)
+                elif (stream := await self._try_dial(peer)) is not None:
+                    # It has joined while this server was away.
+                    await self._converse(PeerLink(peer, stream, LinkClock(self._clock)))
+            await trio.sleep(BACKOFF_MAX_S)
 
     async def _converse(self, link: PeerLink) -> None:
         """Greet, then carry frames both ways until the connection ends or is replaced."""
@@ -363,6 +357,7 @@ class PeerTransport:
         self._log.info("link to server %s is up", link.peer)
         self._tell_change(link.peer)
         self._ask_clock(link)
+        self._tell_addresses(link, self.book.whole())
         self._events.connected(link.peer)
 
     def _drop(self, link: PeerLink) -> None:
@@ -445,6 +440,9 @@ class PeerTransport:
                     self._put(link.peer, Kind.NEXT_KEY_KEPT, kept)
             case Kind.NEXT_KEY_KEPT:
                 self.next_kept(link.peer, body)
+            case Kind.ADDRESSES if len(body) <= BODY_SIZE_MAX:
+                for server in self.book.heard(link.peer, body, self._peers):
+                    self._tell_change(server)
             case Kind.REMOVED:
                 self._log.warning("server %s says that this one was removed", link.peer)
                 self.removed_by.add(link.peer)
@@ -470,6 +468,10 @@ class PeerTransport:
                 self._log.warning("%s: %s; upgrade the older one", what, why)
             raise RemoteProtocolError(what, why=why)
 
+    def _tell_addresses(self, link: PeerLink, body: bytes) -> None:
+        if body and link.version >= ADDRESSES_SINCE:
+            link.put(frame_bytes(Kind.ADDRESSES, body, size_max=BODY_SIZE_MAX))
+
     # --- clocks --------------------------------------------------------------------------------
 
     def _ask_clock(self, link: PeerLink) -> None:
@@ -488,6 +490,9 @@ class PeerTransport:
         steps = WallSteps(self._clock)
         while True:
             await trio.sleep(STEP_EVERY_S)
+            news = self.book.news()
+            for link in list(self._links.values()):
+                self._tell_addresses(link, news)
             if step_s := steps.step_s():
                 self._log.warning("this machine's wall clock was set by %+.1f s", step_s)
                 body = GREETING.pack(VERSION, self._clock.wall_ms())

@@ -7,6 +7,7 @@ from gpupool.consensus.storage.journal import JOURNAL
 from gpupool.consensus.storage.superblock import SUPERBLOCK
 from gpupool.pool.model.ids import GpuId, ServerId
 from gpupool.simulations.cluster.cluster import Cluster
+from gpupool.simulations.cluster.moved_addresses import Moves
 from gpupool.simulations.cluster.pool_recovery import Recovery
 from gpupool.simulations.cluster.server_process import ServerProcess
 from gpupool.simulations.kernel.machines import RACKS, Machine
@@ -46,6 +47,7 @@ class ClusterFaults:
         self._wrong_by_ms = 0
         self._forgotten_at = -FORGET_PAUSE_S
         self._recovery = Recovery(cluster)
+        self._moves = Moves(cluster.environment)
         self._episodes = 0
 
     # --- targets ----------------------------------------------------------------------------------
@@ -117,6 +119,10 @@ class ClusterFaults:
         self._trace.note("nemesis", "kill", f"{server} for {down_s:.2f} s")
         self._cluster.end_process(process)
         self._cluster.restart_later(server, down_s)
+
+    def readdress(self, random: Random) -> None:
+        """Let servers come back with other addresses: all of them, some, or with one another's."""
+        self._moves.readdress(sorted(self.server_names()), random, self.kill)
 
     def power_off(self, server: str, down_s: float) -> None:
         """Cut the power of a server's machine."""

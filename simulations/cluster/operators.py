@@ -264,7 +264,9 @@ class Joiner:
         )
         self._caller = caller
         name = f"{machine}-{server[:4]}"
-        self._order = m.JoinPool(server, name, f"{machine}:7470", witness=False, csr_pem=b"csr")
+        self._order = m.JoinPool(
+            server, name, self._environment.machines[machine].address, witness=False, csr_pem=b"csr"
+        )
         self._ask()
 
     def _ask(self) -> None:

@@ -37,6 +37,7 @@ from gpupool.remoting.server.controller import Controller
 from gpupool.remoting.server.proposer import Propose
 from gpupool.remoting.server.reconciler import LaterStartError
 from gpupool.remoting.server.software import Software
+from gpupool.simulations.cluster.moved_addresses import links_of
 from gpupool.simulations.cluster.run_context import Environment
 from gpupool.simulations.cluster.simulated_alerts import SimulatedSender
 from gpupool.simulations.cluster.simulated_ca import SimulatedCa
@@ -155,6 +156,7 @@ class ServerProcess(Process):
             understands=self._understands,
             clock=machine.clock,
             sends=self._sends,
+            **links_of(environment, machine, lambda: self.table.state, create=self._create),
         )
         self.table_clock = TableClock(
             lambda: self.table.state,
@@ -199,9 +201,7 @@ class ServerProcess(Process):
             self_id=self.server,
             incarnation=machine.incarnation,
             software=Software(
-                address=f"{machine.name}:7470",
-                labels=(("rack", machine.rack),),
-                formats=machine.formats,
+                machine.address, labels=(("rack", machine.rack),), formats=machine.formats
             ),
             ca_pem=lambda: b"".join(self.ca.files.trusted),
             signer=self.ca.signer,
@@ -297,6 +297,7 @@ class ServerProcess(Process):
         known = self.server in state.servers or removed
         if known and self._followed is not state.servers:
             self._followed = state.servers
+            self._host_machine.remember(state)
             replicated_log = self.replicated_log
             assert replicated_log is not None
             servers = tuple(state.servers)

@@ -12,16 +12,17 @@ from random import Random
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.ports import Clock, PeerEvents
 from gpupool.pool.table_clock import ClockSample
+from gpupool.remoting.transport.address_book import AddressBook
 from gpupool.remoting.transport.link_clock import (
     CLOCK_EVERY_S,
     STEP_EVERY_S,
     LinkClock,
     WallSteps,
 )
+from gpupool.remoting.transport.peer_dial import DIAL_TIMEOUT_S
 from gpupool.remoting.transport.peer_transport import (
     BACKOFF_BASE_S,
     BACKOFF_MAX_S,
-    DIAL_TIMEOUT_S,
     FALLBACK_DIAL_S,
 )
 from gpupool.simulations.kernel.process import Process
@@ -35,6 +36,10 @@ class Clocks(Enum):
 
     ASK = "ask"
     STEPPED = "stepped"
+
+
+class Told(bytes):
+    """What a server tells another of addresses."""
 
 
 class SimulatedTransport:
@@ -54,13 +59,26 @@ class SimulatedTransport:
         understands: Callable[[ServerId], bool] = lambda _peer: True,
         clock: Clock,
         sends: Callable[[bytes], None] = lambda _frame: None,
+        book: AddressBook | None = None,
+        at: Callable[[str], str | None] = lambda address: address,
+        places: Sequence[str] = (),
     ) -> None:
+        """Make links; without a ``book`` a server's address is its machine, by ``locate``.
+
+        ``at`` finds the machine at an address, where somebody listens that can be reached.
+        """
         self._server = server
         self._sends = sends
         self._process = process
         self._network = network
         self._random = random
-        self._locate = locate
+        self._book = book or AddressBook(
+            server, (0, ()), lambda peer: [each for each in (locate(peer),) if each]
+        )
+        self._at = at
+        self._places = places
+        if places:
+            process.after(0.0, self._ask_places)
         self._identify = identify
         self._is_removed = is_removed
         self._trusts = trusts
@@ -135,8 +153,7 @@ class SimulatedTransport:
         if self.events is None:
             end.close()
             return
-        machine = self._locate(peer)
-        if machine is None or self._identify(machine) != peer:
+        if self._identify(end.peer) != peer:
             # While the attempt was held up the machine has become another server, which cannot
             # prove that it is the former one.
             end.close()
@@ -154,6 +171,8 @@ class SimulatedTransport:
             self._peers[peer] = 0
         self._link_clocks[peer] = LinkClock(self._clock)
         self._ask_clock(peer)
+        if whole := self._book.whole():
+            end.send(Told(whole))
         self.events.connected(peer)
 
     def received(self, peer: ServerId, end: End, payload: "bytes | Clocks | int") -> None:
@@ -161,6 +180,9 @@ class SimulatedTransport:
         if self._links.get(peer) is not end or self.events is None:
             return
         match payload:
+            case Told():
+                for server in self._book.heard(peer, bytes(payload), self._peers):
+                    self._dial(server)
             case bytes():
                 self.events.received(peer, payload)
             case Clocks.STEPPED:
@@ -182,6 +204,9 @@ class SimulatedTransport:
         self._process.after(CLOCK_EVERY_S, self._ask_clocks)
 
     def _tell_steps(self) -> None:
+        if news := self._book.news():
+            for end in list(self._links.values()):
+                end.send(Told(news))
         if self._steps.step_s():
             for end in list(self._links.values()):
                 end.send(Clocks.STEPPED)
@@ -192,6 +217,8 @@ class SimulatedTransport:
         self._dialling.discard(peer)
         if end is not None:
             self._lost(peer, end)
+        else:
+            self._book.failed(peer)
         if peer in self._peers:
             self._peers[peer] += 1
             self._dial_later(peer)
@@ -213,14 +240,31 @@ class SimulatedTransport:
             delay_s = limit_s * (0.5 + 0.5 * self._random.random()) if failures else 0.0
         self._process.after(delay_s, lambda: self._dial(peer))
 
-    def _dial(self, peer: ServerId) -> None:
-        if peer not in self._peers or peer in self._links or peer in self._dialling:
+    def _ask_places(self) -> None:
+        for place in self._places:
+            self._look(place)
+        self._process.after(BACKOFF_MAX_S, self._ask_places)
+
+    def _look(self, address: str) -> None:
+        """Dial who is at an address, whoever that is."""
+        machine = self._at(address)
+        found = self._identify(machine) if machine is not None else None
+        if found is not None and found not in (self._server, *self._links):
+            self._book.met(found, address)
+            self._dial(found, stranger=True)
+
+    def _dial(self, peer: ServerId, *, stranger: bool = False) -> None:
+        is_wanted = peer in self._peers or stranger
+        if not is_wanted or peer in self._links or peer in self._dialling:
             return
-        machine = self._locate(peer)
+        address = self._book.address(peer)
+        machine = self._at(address) if address is not None else None
         # The process that answers must prove that it is the wanted peer.
         known = machine is not None and self._identify(machine) == peer
         if machine is None or not known or not self._understands(peer):
             self.lost(peer, None)
+            if address is not None and machine is not None and not known:
+                self._look(address)
             return
         self._dialling.add(peer)
         end = _PeerEnd(self, peer)

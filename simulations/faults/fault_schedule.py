@@ -62,6 +62,10 @@ class FaultTarget(Protocol):
         """Kill a server's process, and start the next one after ``down_s``."""
         ...
 
+    def readdress(self, random: Random) -> None:
+        """Let servers come back with other addresses: all, some, or with one another's."""
+        ...
+
     def power_off(self, server: str, down_s: float) -> None:
         """Cut the power of a server's machine."""
         ...
@@ -234,6 +238,15 @@ def _torn(target: FaultTarget, random: Random) -> None:
     target.tear(name, random.randint(1, 40), _span(random, 0.5, 5.0))
 
 
+def _readdress(target: FaultTarget, random: Random) -> None:
+    target.readdress(random)
+
+
+def _cut_pair(target: FaultTarget, random: Random) -> None:
+    one, other = random.sample(target.server_names(), 2)
+    target.cut([(one, other), (other, one)], _span(random, 14.0, 40.0))
+
+
 def _power_all(target: FaultTarget, random: Random) -> None:
     down_s = _span(random, 0.5, 4.0)
     for name in target.server_names():
@@ -352,6 +365,8 @@ EFFECTS: dict[str, Callable[[FaultTarget, Random], None]] = {
     "partition": _partition,
     "deaf": _deaf,
     "cut": _cut,
+    "cut-pair": _cut_pair,
+    "readdress": _readdress,
     "isolate-leader": _isolate_leader,
     "kill": _kill,
     "kill-leader": _kill_leader,

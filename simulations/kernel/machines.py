@@ -13,7 +13,7 @@ from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.commands import GpuReading
 from gpupool.pool.model.formats import VERSION
 from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, ServerId
-from gpupool.pool.model.state import Gpu, Lease, Partition
+from gpupool.pool.model.state import Gpu, Lease, Partition, PoolState
 from gpupool.remoting.protocol.sessions import Departure
 from gpupool.simulations.kernel.ca_files import CaFiles
 from gpupool.simulations.kernel.drifting_clock import DriftingClock
@@ -80,6 +80,11 @@ class Machine:
         self.disk = SimulatedDisk(random)
         self.authorities = CaFiles()
         self.incarnation = Incarnation(0)
+        self.address = f"{name}:7470"
+        self.places: tuple[str, ...] = ()
+        """Where its operator says that other servers are."""
+        self.remembered: dict[ServerId, str] = {}
+        """The addresses of the pool's servers, as its server knew them last."""
         self.formats = VERSION
         """The version of its server's program."""
         self.process: Process | None = None
@@ -113,6 +118,10 @@ class Machine:
     def gpus(self) -> tuple[Gpu, ...]:
         """Return the devices of this machine."""
         return self._gpus
+
+    def remember(self, state: PoolState) -> None:
+        """Keep the addresses of the pool's servers, as a real one does on its disk."""
+        self.remembered = {each.id: each.address for each in state.servers.values()}
 
     def gpu_id(self, index: int) -> GpuId:
         """Return the name of one device."""

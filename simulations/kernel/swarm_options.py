@@ -82,7 +82,11 @@ NEWER_FROM = 100_000
 """The first seed that draws kinds of these. What earlier ones do is recorded, in traces and with
 broken builds, and stays as it is; each night tries later ones."""
 
-NEWEST_KINDS = ("relocate",)  # a lease to another server, by an operator
+NEWEST_KINDS = (
+    "relocate",  # a lease to another server, by an operator
+    "cut-pair",  # both directions of one pair of servers, for long
+    "readdress",  # servers come back with other addresses: all, some, or with one another's
+)
 NEWEST_FROM = 10_000_000
 """The same of these: recorded seeds go up to 7,000,002."""
 

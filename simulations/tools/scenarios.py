@@ -48,6 +48,10 @@ def _mass_client_death(seed: int) -> Options:
     return _drawn(seed, "mass-client-death", faults)
 
 
+def _moved_addresses(seed: int) -> Options:
+    return _drawn(seed, "moved-addresses", (("readdress", 12.0), ("kill", 8.0), ("cut-pair", 40.0)))
+
+
 SCENARIOS: dict[str, Callable[[int], Options]] = {
     "swarm": swarm,
     "rolling-restart": _rolling_restart,
@@ -55,6 +59,7 @@ SCENARIOS: dict[str, Callable[[int], Options]] = {
     "flapping-network": _flapping_network,
     "disk-trouble": _disk_trouble,
     "mass-client-death": _mass_client_death,
+    "moved-addresses": _moved_addresses,
 }
 
 

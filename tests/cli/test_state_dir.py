@@ -26,6 +26,7 @@ from gpupool.cli.server.state_dir import (
 )
 from gpupool.pool.errors import StorageError
 from gpupool.pool.model.ids import ServerId
+from gpupool.pool.model.state import Server
 from gpupool.remoting.transport.authority.ca_bundle import issuer_of
 from gpupool.remoting.transport.pki import (
     control_context,
@@ -69,15 +70,22 @@ def test_a_server_is_the_same_after_a_restart(tmp_path: Path) -> None:
 
 def test_where_the_others_are_is_remembered(tmp_path: Path) -> None:
     state = created(tmp_path)
-    members = (*IDENTITY.members, Member(ServerId("bb"), "10.0.0.5:7470"))
-    state.remember_members(members)
+    here = Server(IDENTITY.server, "gpu-1", IDENTITY.members[0].address, voter=True)
+    other = Server(ServerId("bb"), "gpu-2", "10.0.0.5:7470", True, names=("b.example.org:7470",))
+    state.remember_members((here, other))
     written = (tmp_path / "identity.json").stat().st_ino
-    state.remember_members(members)
+    state.remember_members((here, other))
     assert (tmp_path / "identity.json").stat().st_ino == written, "nothing has changed"
     state.close()
     again = open_state_dir(tmp_path)
     assert again.identity is not None
-    assert again.identity.members == members
+    assert again.identity.members[1:] == (
+        Member(other.id, "10.0.0.5:7470", "gpu-2", ("b.example.org:7470",)),
+    )
+    places = ["10.0.0.5:7470", "b.example.org:7470"]
+    assert again.addresses_of(other.id, None) == places
+    moved = replace(other, address="10.0.0.9:7470", names=())
+    assert again.addresses_of(other.id, moved) == ["10.0.0.9:7470", *places]
     assert not again.is_new
     again.close()
 

@@ -67,6 +67,23 @@ def test_a_heartbeat_lets_a_late_server_wait_again() -> None:
         alone.follow()
 
 
+def test_a_server_that_asks_in_vain_does_so_every_second_or_two() -> None:
+    alone = follower()
+    alone.chance.drawn = 0.0
+    times: list[float] = []
+    while len(times) < 60:
+        if of_kind(alone.ask_around(), "request_prevote"):
+            times.append(alone.now)
+    assert times[16] - times[0] < 5
+    assert times[-1] - times[18] == pytest.approx(41 * 16 * HEARTBEAT_S, rel=0.1)
+    alone.connect("b")
+    assert alone.core.next_step_at() - alone.now < 1
+    before = alone.now
+    for _ in range(2):
+        alone.ask_around()
+    assert alone.now - before < 1 + MIN_S, "somebody who may know a leader"
+
+
 def test_a_server_without_an_answer_asks_ever_more_seldom_down_to_every_16_heartbeats() -> None:
     settings = ConsensusSettings(heartbeat_s=0.01, election_min_s=0.3, election_max_s=0.6)
     alone = Alone(settings=settings)

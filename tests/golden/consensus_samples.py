@@ -17,6 +17,7 @@ from gpupool.consensus.storage.store import DIRECTORY, MEMBERSHIP_TYPE
 from gpupool.pool.model.ids import ServerId
 from gpupool.remoting.protocol.framing import frame_bytes
 from gpupool.remoting.transport import link_clock, peer_transport
+from gpupool.remoting.transport.address_book import AddressBook
 
 # The registry of kinds is private to its module, whose functions are all that others need.
 KINDS: dict[str, tuple[int, dict[str, tuple[type, ...]]]] = getattr(raft_messages, "_KINDS")  # noqa: B009
@@ -79,6 +80,9 @@ def peers() -> dict[str, bytes]:
         peer_transport.Kind.NEXT_KEY_KEPT: bytes(range(32)),
         peer_transport.Kind.WEB_ASK: b"-----BEGIN CERTIFICATE REQUEST",
         peer_transport.Kind.WEB_GIVE: b"-----BEGIN CERTIFICATE",
+        peer_transport.Kind.ADDRESSES: AddressBook(
+            ServerId("a" * 12), (7, ("10.0.0.4:7470", "a.lab.example:7470")), lambda _peer: ()
+        ).whole(),
         peer_transport.Kind.CLOCK_GIVE: link_clock.WALL.pack(1_790_000_000_123),
     }
     size_max = peer_transport.FRAME_SIZE_MAX

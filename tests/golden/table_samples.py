@@ -396,7 +396,7 @@ def scripts() -> list[Script]:
     heir.run(restoring(parts_of(packed), "root"))
     heir.keep("restored")
     others = [accounts(), suspensions(), preemption(), shares(), weights(), moves(), batch()]
-    others += [relocations(), time_set(), keys(), late_move()]
+    others += [relocations(), time_set(), keys(), late_move(), names()]
     return [pool, short, heir, *others]
 
 
@@ -661,6 +661,16 @@ def keys() -> Script:
     return script
 
 
+def names() -> Script:
+    """Return a pool with a server that has a DNS name beside its address."""
+    script = Script("names")
+    script.run(founding())
+    up = commands.ServerUp(A, ONE, "10.0.0.4:1", "1", "2", "3", (), formats=12)
+    script.run([dataclasses.replace(up, names=("a.lab.example:1",))])
+    script.keep("with a server that has a name")
+    return script
+
+
 def shares() -> Script:
     """Return a pool with a lease that asked for a share of a GPU's time."""
     script = Script("shares")
@@ -695,6 +705,8 @@ def everything() -> dict[str, bytes]:
     found["server-up with accounts"] = closed_cbor.encode(wrap(up, at_ms=START_MS, ttl_ms=1000))
     up = dataclasses.replace(up, formats=10, has_keys=True)
     found["server-up with keys"] = closed_cbor.encode(wrap(up, at_ms=START_MS, ttl_ms=1000))
+    up = dataclasses.replace(up, formats=12, names=("a.lab.example:7470",))
+    found["server-up with names"] = closed_cbor.encode(wrap(up, at_ms=START_MS, ttl_ms=1000))
     end = commands.EndLease(LeaseId(9), "it was suspended for 4h, the longest time", away=True)
     found["end-lease while away"] = closed_cbor.encode(wrap(end, at_ms=START_MS, ttl_ms=1000))
     rotate = commands.RotateCa(b"the first CA", b"the second CA", "root", (A, B))

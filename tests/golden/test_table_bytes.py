@@ -101,6 +101,7 @@ def test_the_script_uses_every_field_of_the_table() -> None:
         "table with a lease whose move was given up late",
         "table whose time was set, with leases that are not moved",
         "table with a server that has the keys of both CAs",
+        "table with a server that has a name",
         SOON,
         *RECORDING,
     ):

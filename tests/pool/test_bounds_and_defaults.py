@@ -40,6 +40,7 @@ BOUNDS: dict[ModuleType, dict[str, float]] = {
         "KEYS_SINCE": 10,
         "AWAY_ENDS_SINCE": 11,
         "ALL_STARVED_SINCE": 12,
+        "ADDRESSES_SINCE": 12,
         "BEFORE_VERSIONS": 5,
     },
     policy: {

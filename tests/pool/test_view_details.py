@@ -243,6 +243,24 @@ def test_the_leader_is_shown_by_its_name_once_it_is_known(
     assert (shown.voters, shown.connected, shown.elections) == ((A, B), (B,), 2)
 
 
+@pytest.mark.parametrize(
+    ("role", "age_s", "status", "counts"),
+    [
+        (Role.LEADER, 0.1, ServerStatus.UP, True),
+        (Role.LEADER, 2.1, ServerStatus.UP, False),
+        (Role.FOLLOWER, 900.0, ServerStatus.UP, True),
+        (Role.FOLLOWER, 900.0, ServerStatus.UNREACHABLE, False),
+    ],
+    ids=["answers", "silent", "followers do not talk", "down"],
+)
+def test_a_voter_that_is_not_in_touch_is_no_part_of_a_quorum(
+    role: Role, age_s: float, status: ServerStatus, counts: bool
+) -> None:
+    state = with_server(Moving().state, B, status=status)
+    health = replace(HEALTH, role=role, contact_age_s={B: age_s})
+    assert raft_view(state, health).connected == ((B,) if counts else ())
+
+
 # --- leases ---------------------------------------------------------------------------------------
 
 

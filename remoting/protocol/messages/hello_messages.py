@@ -79,6 +79,7 @@ class Member:
     name: str
     address: str  # host:port
     voter: bool
+    names: tuple[str, ...] = field(default=(), metadata=OPTIONAL)  # more, by DNS names
 
 
 @message(128)

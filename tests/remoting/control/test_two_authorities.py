@@ -162,15 +162,15 @@ def test_a_server_that_dials_tries_each_certificate_with_each(tmp_path: Path) ->
     old, new = make_authority(), second()
     first = make_identity(tmp_path, old, A)
     turn = TlsDialler(TlsContexts(first))._turn  # pyright: ignore[reportPrivateUsage]
-    assert turn(B) == (False, False)
+    assert turn(B, HERE) == (False, False)
     both = old.certificate_pem + new.certificate_pem
     identity = Identity(A, "cluster-1", first.certificate_path, first.key_path, both)
     dialler = TlsDialler(TlsContexts(identity))
     turns: set[tuple[bool, bool]] = set()
     for _ in range(4):
-        turns.add(dialler._turn(B))  # pyright: ignore[reportPrivateUsage]
+        turns.add(dialler._turn(B, HERE))  # pyright: ignore[reportPrivateUsage]
         attempts = dialler._attempts  # pyright: ignore[reportPrivateUsage]
-        attempts[B] = attempts.get(B, 0) + 1
+        attempts[B, HERE] = attempts.get((B, HERE), 0) + 1
     assert len(turns) == 4
 
 

@@ -31,7 +31,7 @@ WELCOME = m.Welcome(m.PROTOCOL, "1", ServerId("s"), "name", "c", "pool", "ada", 
 
 SHAPES = {
     "calls": (9, "bde9d5964e99"),
-    "table": (12, "757770439b5a"),
+    "table": (12, "bef02db33b25"),
 }
 """The versions, and what they were recorded for."""
 MODULE = re.compile(r"gpupool(\.[a-z_]+)+\.")
