@@ -52,6 +52,9 @@ sync does for all. A command is alone if neither it nor the last one met another
 Calls that do not wait for the loop: ``submit``, ``propose`` and ``barrier`` queue at once and
 answer from "letting out"; ``set_servers`` and ``reconcile_voters`` note a wish for the next step.
 
+**A full disk** is one that hangs until it has room (``disk_room.py``). What was proposed gets its
+outcome in time.
+
 What is never true: that two steps overlap; that an outcome is handed out before the sync that
 it rests on; that ``propose`` waits longer than its time and ``GRACE_S``, or ``submit`` longer than
 its time and twice that; that the inbox holds more than ``INBOX_BYTES_MAX`` of frames; that
@@ -62,17 +65,19 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 
 import trio
 
+from gpupool.consensus.attempts import Callback, SharedBarrier, Submitted, Waiter
+from gpupool.consensus.disk_room import ROOM_POLL_S, DiskRoom
 from gpupool.consensus.node import RaftNode
 from gpupool.consensus.protocol.raft_settings import (
     FRAME_BYTES_MAX,
     INBOX_BYTES_MAX,
     ConsensusSettings,
 )
+from gpupool.consensus.storage.disk import NoRoomError
 from gpupool.consensus.storage.store import Storage
 from gpupool.consensus.sync_place import SyncPlace
 from gpupool.consensus.work_thread import WorkThread
@@ -100,7 +105,6 @@ GRACE_S = 0.25
 """How much longer than its time a proposal waits for the driver before it says Unknown."""
 
 STOPPED = NotCommitted("this server is stopping", Refusal.STOPPED)
-Callback = Callable[[Outcome], None]
 
 _log = logging.getLogger(__name__)
 
@@ -130,13 +134,14 @@ class RaftDriver:
         self._inbox_bytes = 0
         self._wake = trio.Event()
         self._peers: tuple[ServerId, ...] | None = None
-        self._barrier: _SharedBarrier | None = None
+        self._barrier: SharedBarrier | None = None
         self._outcomes: deque[tuple[Callback, Outcome]] = deque()
         self._stopped = False
         self._waits_until: float | None = None  # while ``run`` waits; else None
         self._is_half_done = False  # a step that is to be synced on another thread
         self._failure: Exception | None = None  # of a step outside of ``run``
-        self._submitted: dict[_Submitted, None] = {}
+        self._room = DiskRoom()
+        self._submitted: dict[Submitted, None] = {}
         self._is_alone = True  # the newest of them had no other beside it
         self._sync_place = SyncPlace()
         self._measures = measures or Measures()
@@ -175,14 +180,14 @@ class RaftDriver:
             trio.lowlevel.current_trio_token().run_sync_soon(callback, STOPPED)
             return
         began = self._clock.monotonic()
-        submitted = _Submitted(self, callback, began, began + timeout_s + GRACE_S)
+        submitted = Submitted(self.decided, callback, began, began + timeout_s + GRACE_S)
         self._submitted[submitted] = None
         self._node.propose(command, timeout_s, submitted.resolve, began)
         was_alone, self._is_alone = self._is_alone, len(self._submitted) == 1
         if not (was_alone and self._is_alone and self._step_at_once(keep=True)):
             self._wake.set()
 
-    def decided(self, submitted: "_Submitted", outcome: Outcome) -> None:
+    def decided(self, submitted: Submitted, outcome: Outcome) -> None:
         """Hand out the outcome of what was submitted, unless it was given up before."""
         if submitted not in self._submitted:
             return
@@ -202,7 +207,7 @@ class RaftDriver:
         while (remaining := deadline - trio.current_time()) > 0 and not self._stopped:
             shared = self._barrier
             if shared is None:
-                shared = self._barrier = _SharedBarrier()
+                shared = self._barrier = SharedBarrier()
             with trio.move_on_after(remaining):
                 if shared.leader_task:
                     await shared.done.wait()
@@ -217,11 +222,11 @@ class RaftDriver:
 
     def health(self) -> RaftHealth:
         """Return what this server knows of the state of consensus; never blocks."""
-        return self._node.health(self._clock.monotonic())
+        return self._room.shown(self._node.health(self._clock.monotonic()))
 
     def majority_age_s(self) -> float:
         """Return the ``majority_age_s`` of ``health``, which asks nothing else."""
-        return self._node.majority_age_s(self._clock.monotonic())
+        return self._room.age_s(self._node.majority_age_s(self._clock.monotonic()))
 
     def role(self) -> Role:
         """Return the ``role`` of ``health``, which asks nothing else."""
@@ -345,6 +350,9 @@ class RaftDriver:
                 return False
             self._sync_inline()
             self._end_step(keep=keep)
+        except NoRoomError:
+            self._is_half_done = True
+            return False
         except Exception as error:  # noqa: BLE001 - ``run`` raises it
             self._failure = error
             return False
@@ -358,7 +366,7 @@ class RaftDriver:
         if not self._is_half_done:
             self._begin_step()
         self._is_half_done = False
-        await self._sync()
+        await self._sync_with_room()
         self._end_step()
 
     def _begin_step(self) -> None:
@@ -386,6 +394,19 @@ class RaftDriver:
         for peer, frame in frames:
             if not self._links.send(peer, frame):
                 self._links.hang_up(peer)  # What comes after a lost frame must not arrive.
+
+    async def _sync_with_room(self) -> None:
+        """Sync, as soon as there is room on the disk."""
+        while True:
+            try:
+                await self._sync()
+            except NoRoomError as error:
+                self._room.refused(error)
+                with trio.move_on_after(ROOM_POLL_S):
+                    await self._give_up_late()
+            else:
+                self._room.found()
+                return
 
     async def _sync(self) -> None:
         """Sync on this thread or on another, as ``SyncPlace`` says."""
@@ -444,13 +465,13 @@ class RaftDriver:
     async def _attempt(
         self, submit: Callable[[float, Callback], None], timeout_s: float
     ) -> Outcome:
-        waiter = _Waiter()
+        waiter = Waiter()
         submit(timeout_s, waiter.resolve)
         with trio.move_on_after(timeout_s + GRACE_S):
             await waiter.event.wait()
         return waiter.outcome or Unknown("no answer in time")
 
-    async def _run_barrier(self, shared: "_SharedBarrier", timeout_s: float) -> None:
+    async def _run_barrier(self, shared: SharedBarrier, timeout_s: float) -> None:
         """Commit one barrier for all that wait; those who come from now on share the next."""
         try:
             # Let everything that is ready to run join before the entry is appended.
@@ -463,37 +484,3 @@ class RaftDriver:
             if self._barrier is shared:
                 self._barrier = None
             shared.done.set()
-
-
-@dataclass(eq=False, slots=True)
-class _Submitted:
-    """One attempt that has no outcome yet."""
-
-    driver: RaftDriver
-    callback: Callback
-    began: float
-    until: float
-
-    def resolve(self, outcome: Outcome) -> None:
-        self.driver.decided(self, outcome)
-
-
-@dataclass(eq=False, slots=True)
-class _Waiter:
-    """One outcome on its way to one task."""
-
-    event: trio.Event = field(default_factory=trio.Event)
-    outcome: Outcome | None = None
-
-    def resolve(self, outcome: Outcome) -> None:
-        self.outcome = outcome
-        self.event.set()
-
-
-@dataclass(eq=False, slots=True)
-class _SharedBarrier:
-    """One barrier entry and those who wait for it."""
-
-    leader_task: bool = False
-    passed: bool = False
-    done: trio.Event = field(default_factory=trio.Event)

@@ -44,11 +44,13 @@ An older build says no hello and remembers nothing; it is not refused for that.
 """
 
 import logging
+from contextlib import suppress
 from dataclasses import replace
 
 from gpupool.consensus.core.library import LEADER, NEVER
 from gpupool.consensus.node_context import NodeContext
 from gpupool.consensus.protocol.raft_messages import Message
+from gpupool.consensus.storage.disk import NoRoomError
 from gpupool.consensus.storage.journal import REJOIN_HINT
 from gpupool.consensus.storage.peer_memory import Remembered, Start
 from gpupool.consensus.storage.superblock import Floor
@@ -286,7 +288,8 @@ class Promises:
         """Learn what this server promised, which its own superblock may not know."""
         if self._superblock.floor is not None:
             _log.info("%s remembers entry %d of this server", peer, message["index"])
-            self._superblock.lose(Floor(message["term"], message["index"]))
+            with suppress(NoRoomError):  # It holds for now, and after a start it is told again.
+                self._superblock.lose(Floor(message["term"], message["index"]))
             self._context.core.forget_votes_up_to(message["term"])
 
     # --- repair ------------------------------------------------------------------------------
@@ -316,9 +319,10 @@ class Promises:
         if now < self._saved_at + (SAVE_URGENT_S if self._urgent else SAVE_EVERY_S):
             return
         self._note_committed()
-        if self._memory.dirty:
-            self._memory.save()
         self._urgent, self._saved_at = False, now
+        with suppress(NoRoomError):  # The memory may know too little; it is written later.
+            if self._memory.dirty:
+                self._memory.save()
 
     def _note_told(self) -> None:
         over = [p for p, at in self._told_at.items() if self._context.now > at + TOLD_S]

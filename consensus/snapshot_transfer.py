@@ -9,6 +9,9 @@ that the voter has the log up to there. Any other voter answers a pull with it, 
 goes on pulling afterwards. A server that does not know yet that it has a vote gets both at once. It
 keeps the pieces of both, else each would begin the other anew, for ever (seed 10003254).
 
+A snapshot for which the disk has no room is not taken, and one of a peer is written again when its
+last piece comes again.
+
 What is never true: that a snapshot is installed over entries that are committed here beyond it;
 that a piece counts for another snapshot than the one it was cut from.
 """
@@ -23,10 +26,12 @@ from zlib import crc32
 from gpupool.consensus.core.library import LEADER
 from gpupool.consensus.node_context import NodeContext
 from gpupool.consensus.protocol.raft_messages import Message
+from gpupool.consensus.storage.disk import NoRoomError
 from gpupool.consensus.storage.snapshot import (
     Snapshot,
     SnapshotReceiver,
     SnapshotSender,
+    SnapshotStore,
     decode_in_pieces,
     decode_snapshot,
     encode_in_pieces,
@@ -118,11 +123,14 @@ class SnapshotTransfer:
 
         def steps() -> Iterator[None]:
             nonlocal data
-            data = yield from encoding
-            snapshots.write(index, data)
+            encoded = yield from encoding
+            if _written(snapshots, index, encoded):
+                data = encoded
 
         def finish() -> None:
             self._works = False
+            if not data:
+                return  # the next one is due after as many entries
             snapshots.saved(snapshot, data)
             settings = context.settings
             context.storage.taken(
@@ -264,9 +272,10 @@ class SnapshotTransfer:
         peer, index = receiving.peer, receiving.index
         storage, machine = self._context.storage, self._machine
         decoded: tuple[Snapshot, Callable[[], None]] | None = None
+        written = True
 
         def steps() -> Iterator[None]:
-            nonlocal decoded
+            nonlocal decoded, written
             try:
                 decoded = yield from _decoding(data, machine)
             except CodecError:
@@ -275,10 +284,12 @@ class SnapshotTransfer:
                 _log.warning("a snapshot from %s is damaged, and asked for again: %s", peer, error)
                 return
             if decoded[0].index == index:
-                storage.snapshots.write(index, data)
+                written = _written(storage.snapshots, index, data)
 
         def finish() -> None:
             self._works = self._installs = False
+            if not written:
+                return
             self._receiving.pop(peer, None)
             if decoded is None or decoded[0].index != index:
                 self._ask_on(self._received_of(peer, index, receiving.total))
@@ -296,6 +307,15 @@ class SnapshotTransfer:
 
         self._works = self._installs = True
         self._run_work(Work(steps(), finish))
+
+
+def _written(snapshots: SnapshotStore, index: int, data: bytes) -> bool:
+    try:
+        snapshots.write(index, data)
+    except NoRoomError as error:
+        _log.warning("%s: %s", error.what, error.why)
+        return False
+    return True
 
 
 def _encoding(snapshot: Snapshot, machine: StateMachine) -> Generator[None, None, bytes]:

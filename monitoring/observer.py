@@ -266,11 +266,14 @@ def confine(folder: Path, *, connects: bool) -> None:
     It never listens, and connects only for the people who are logged in to its web page. Must be
     called while the process has one thread.
     """
+    sandbox.set_oom_score(0)
     sandbox.limit_resources(own_uid=False)
     # A source tree is reached by links: Landlock asks for where they lead.
     paths = [str(Path(each).resolve()) for each in (*sys.path, sys.prefix, sys.base_prefix) if each]
     package = Path(__file__).resolve().parents[1]
-    sandbox.restrict_files([*paths, str(package)], (str(folder),), (), connects=connects)
+    sandbox.restrict_files(
+        [*paths, str(package)], (str(folder),), (), connects=connects, private=[str(folder.parent)]
+    )
     os.chdir(folder)
 
 

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from gpupool.cli.lib.paths import runtime_dir
+from gpupool.cli.lib.paths import cache_dir, runtime_dir
 from gpupool.cli.run.agent import SOCKET_PATH_LENGTH_MAX
 from gpupool.pool.errors import GpupoolError
 
@@ -63,18 +63,25 @@ def holder_dir() -> Path:
             failures.append(f"{folder}: its path is too long for a socket")
             continue
         try:
-            folder.mkdir(mode=0o700, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if why := _unsafe(folder):
                 raise OSError(why)
         except OSError as error:
             failures.append(f"{folder}: {error.strerror or error}")
         else:
             return folder
-    raise GpupoolError("there is no private folder for sockets", why="; ".join(failures))
+    raise GpupoolError(
+        "there is no private folder for sockets",
+        why="; ".join(failures),
+        hint="set XDG_RUNTIME_DIR to a folder of your own with a short path",
+    )
 
 
 def _candidates() -> tuple[Path, ...]:
-    """Return the folders of holders; ``gpupool alloc`` may have run in another environment."""
+    """Return the folders of holders; ``gpupool alloc`` may have run in another environment.
+
+    The last one is in the home: any user may have made those before it.
+    """
     uid = os.getuid()
     runtime = runtime_dir()
     bases = [runtime] if runtime is not None else []
@@ -82,7 +89,7 @@ def _candidates() -> tuple[Path, ...]:
     found = [base / "gpupool" for base in bases if base.is_dir()]
     temporary = (Path(tempfile.gettempdir()), Path("/tmp"))  # noqa: S108 - checked by _unsafe
     found += [base / f"gpupool-{uid}" for base in temporary]
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys([*found, cache_dir() / "run"]))
 
 
 def _unsafe(folder: Path) -> str:

@@ -42,6 +42,7 @@ from gpupool.remoting.privileges.remote_keeper import RemoteKeeper
 from gpupool.remoting.privileges.remote_vault import RemoteVault
 from gpupool.remoting.privileges.signer_process import RECORD, SECRET, SignerFolders
 from gpupool.remoting.privileges.unprivileged import User
+from gpupool.remoting.worker import sandbox
 
 VARIABLE = "GPUPOOL_KEEPER"
 """Path of a keeper's socket, for a server that has no privileges at any time."""
@@ -102,6 +103,7 @@ def separate(options: JoinOptions, log: logging.Logger) -> Separated:
         pass  # one that is not there is refused before anything is made
     refuse_other_folder(options.state_dir)
     is_new = not options.state_dir.exists()
+    sandbox.set_oom_score(sandbox.OOM_SCORE_OF_SERVERS)  # and of its keeper and its signer
     try:
         if given := os.environ.get(VARIABLE):
             return _with_signer(options, _connect(given), log)

@@ -12,6 +12,12 @@ from typing import Protocol
 
 from gpupool.pool.errors import StorageError
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+
+class NoRoomError(StorageError):
+    """The disk is full. What was to be written may be written again, once there is room."""
+
 
 class Disk(Protocol):
     """One flat directory of files. Every method may raise ``OSError``.
@@ -31,7 +37,11 @@ class Disk(Protocol):
         ...
 
     def append(self, name: str, data: bytes) -> None:
-        """Write at the end of an existing file; not durable before ``sync``."""
+        """Write at the end of an existing file; not durable before ``sync``.
+
+        What a failed call has written is no part of the file for this process: the next one
+        writes over it.
+        """
         ...
 
     def write(self, name: str, data: bytes) -> None:
@@ -64,7 +74,10 @@ class Disk(Protocol):
 
 
 class storage_errors:
-    """Turn ``OSError`` into a ``StorageError`` that says what could not be done."""
+    """Turn ``OSError`` into a ``StorageError`` that says what could not be done.
+
+    It is a ``NoRoomError`` where the disk is full.
+    """
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -75,8 +88,9 @@ class storage_errors:
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         if not isinstance(error, OSError):
             return
-        hint = "free some disk space" if error.errno == errno.ENOSPC else "check the disk"
-        raise StorageError(
+        full = error.errno in NO_ROOM
+        hint = "free some disk space" if full else "check the disk"
+        raise (NoRoomError if full else StorageError)(
             self._what,
             why=error.strerror or str(error),
             hint=f"{hint}, then start the server again",

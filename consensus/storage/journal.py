@@ -19,24 +19,36 @@ that: after a failed sync the kernel takes pages for clean that it could not wri
 that starts again on the same boot reads them from the kernel's memory. So every start writes a new
 file, which holds everything that the server has promised.
 
-A batch is ``magic u32 | length u32 | sequence u64 | payload crc32 u32 | header crc32 u32``, with
-the header's checksum seeded by the batch's offset, so that no payload can pass for a batch. Its
-payload is a run of records, each ``kind u8`` and the fields that ``_Record`` lists. All integers
-are little-endian. The first batch of a file starts with the base: index and term of the entry up
-to which everything lives in a snapshot. Zeros may follow the last one: room for more (``disk.py``).
-Dropping a prefix writes a new file beside the old one and renames it, so that a crash leaves the
-one or the other.
+``journal_batches`` has the layout of a batch. The first one of a file starts with the base: index
+and term of the entry up to which everything lives in a snapshot. Dropping a prefix writes a new
+file beside the old one and renames it, so that a crash leaves the one or the other.
+
+A full disk is no failure: what a refused write has left behind the synced batches was acknowledged
+to nobody, and the next ``sync`` writes the same again. Where the sync itself was refused, nobody
+knows what the disk has, so that all is written to a new file. The reserve is given up before.
 """
 
 import logging
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
 from enum import IntEnum
 from typing import TypeAlias
 
 from gpupool.consensus.protocol.raft_settings import RESERVE_BYTES
-from gpupool.consensus.storage.disk import Disk, storage_errors
+from gpupool.consensus.storage.disk import Disk, NoRoomError, storage_errors
+from gpupool.consensus.storage.journal_batches import (
+    BATCH_HEADER,
+    REJOIN_HINT,
+    check_file_header,
+    damaged,
+    find_batch,
+    pack_batch,
+    pack_file_header,
+    unpack_batch,
+    unpack_batch_header,
+)
 from gpupool.consensus.storage.superblock import Floor, Superblock, Synced
 from gpupool.pool.errors import StorageError
 
@@ -46,16 +58,9 @@ Entry: TypeAlias = tuple[bytes, int, int]
 JOURNAL = "journal"
 JOURNAL_NEW = "journal.new"
 RESERVE = "reserve"
-FORMAT_VERSION = 1
-REJOIN_HINT = '"gpupool rejoin" makes it a new member of the pool, with a new id'
 PLACEHOLDER = b"\x01"
 """The command of the base entry: the library's no-op. Index 1, term 0 in an empty log."""
 
-_FILE_MAGIC = b"gpupoolJ"
-_FILE_HEADER = struct.Struct("<8sII")
-_BATCH_MAGIC = 0xB57C4A1F
-_BATCH_HEADER = struct.Struct("<IIQII")
-_BATCH_BYTES_MAX = 1 << 31
 _ENTRY = struct.Struct("<BIQQ")
 _TRUNCATE = struct.Struct("<BQ")
 _VOTE = struct.Struct("<BQB")
@@ -94,6 +99,7 @@ class Journal:
         self._sequence = 0
         self._offset = 0
         self._sealed = True
+        self._anew = False  # the next sync writes a new file
         self._failure: str | None = None
 
     # --- life --------------------------------------------------------------------------------
@@ -131,11 +137,12 @@ class Journal:
         return journal
 
     def close(self) -> None:
-        """Sync and seal; the journal must not be used afterwards."""
+        """Sync and seal, if there is room; the journal must not be used afterwards."""
         if self._failure is None:
-            self.sync()
-            self.seal()
-            self.sync()
+            with suppress(NoRoomError):
+                self.sync()
+                self.seal()
+                self.sync()
             self._failure = "the journal is closed"
 
     # --- the log -----------------------------------------------------------------------------
@@ -188,22 +195,37 @@ class Journal:
     @property
     def dirty(self) -> bool:
         """True when something waits for ``sync``."""
-        return bool(self._pending)
+        return bool(self._pending) or self._anew
 
     def sync(self) -> bool:
         """Write everything noted since the last call as one batch, and sync it once.
 
         Returns False when there was nothing to do. A failure is final: nobody can know what
         reached the disk, so a second attempt that succeeds would prove nothing.
+
+        Raises:
+            NoRoomError: when the disk is full; all that was noted waits for the next call.
+            StorageError: when it failed.
         """
+        try:
+            return self._sync()
+        except NoRoomError:
+            if not self._drop_reserve():
+                raise
+            return self._sync()
+
+    def _sync(self) -> bool:
         if self._failure is not None:
             raise StorageError("the journal cannot be written", why=self._failure)
-        if not self._pending:
+        if self._anew:
+            self._write_new_file()
+        elif self._pending:
+            payload = b"".join(self._pending)
+            self._append_batch(payload)
+            self._pending.clear()
+            self._sealed = not payload
+        else:
             return False
-        payload = b"".join(self._pending)
-        self._pending.clear()
-        self._append_batch(payload)
-        self._sealed = not payload
         return True
 
     def seal(self) -> None:
@@ -223,25 +245,41 @@ class Journal:
         if keep:
             assert self.term_at(base_index) == base_term, "the new base must be in the log"
             kept = self.entries[base_index - self.base_index + 1 :]
+        before, name = self.entries[:], self._name
         self.entries[:] = [(PLACEHOLDER, base_index, base_term), *kept]
-        self._pending.clear()
-        self._write_new_file()
+        self._anew = True
+        try:
+            self._write_new_file()
+        except NoRoomError:
+            if keep and name == self._name:  # What is due needs less room.
+                self.entries[:], self._anew = before, False
+                self.sync()
 
-    def _append_batch(self, payload: bytes) -> None:
-        if self._failure is not None:
-            raise StorageError("the journal cannot be written", why=self._failure)
+    @contextmanager
+    def _writing(self) -> Generator[None, None, None]:
         self._failure = "an earlier write failed"
-        batch = _pack_batch(payload, self._sequence, self._offset)
         try:
             with storage_errors("the journal cannot be written"):
-                self._disk.append(JOURNAL, batch)
-                self._disk.sync(JOURNAL)
-                self._sequence += 1
-                self._note_synced()
+                yield
+        except NoRoomError:
+            self._failure = None
+            with suppress(OSError):
+                self._disk.remove(JOURNAL_NEW)
+            raise
         except StorageError:
             self._drop_reserve()
             raise
         self._failure = None
+
+    def _append_batch(self, payload: bytes) -> None:
+        batch = pack_batch(payload, self._sequence, self._offset)
+        with self._writing():
+            self._disk.append(JOURNAL, batch)
+            self._anew = True
+            self._disk.sync(JOURNAL)
+            self._anew = False
+            self._sequence += 1
+            self._note_synced()
         self._offset += len(batch)
         self.bytes_since_rewrite += len(batch)
 
@@ -254,26 +292,23 @@ class Journal:
         ]
         for command, index, term in self.entries[1:]:
             records.append(_ENTRY.pack(_Record.ENTRY, len(command), index, term) + command)
-        header = _pack_file_header()
+        header = pack_file_header()
         first = b"".join(records)
-        batch = _pack_batch(first, 0, len(header))
-        seal = _pack_batch(b"", 1, len(header) + len(batch))
+        batch = pack_batch(first, 0, len(header))
+        seal = pack_batch(b"", 1, len(header) + len(batch))
         data = header + batch + seal
-        self._failure = "an earlier write failed"
-        self._name, self._sequence = zlib.crc32(first), 2
-        try:
-            with storage_errors("the journal cannot be written"):
-                self._disk.write(JOURNAL_NEW, data)
-                self._disk.sync(JOURNAL_NEW)
-                self._disk.rename(JOURNAL_NEW, JOURNAL)
-                self._disk.sync_directory()
-                self._note_synced()
-        except StorageError:
-            self._drop_reserve()
-            raise
-        self._failure = None
-        self._offset, self._sealed = len(data), True
+        with self._writing():
+            self._disk.write(JOURNAL_NEW, data)
+            self._disk.sync(JOURNAL_NEW)
+            self._disk.rename(JOURNAL_NEW, JOURNAL)
+            self._name, self._sequence = zlib.crc32(first), 2
+            self._disk.sync_directory()
+            self._note_synced()
+        self._pending.clear()
+        self._offset, self._sealed, self._anew = len(data), True, False
         self.bytes_since_rewrite = 0
+        with suppress(StorageError):  # It may have been given up, and there is room again.
+            self._keep_reserve()
 
     def _note_synced(self) -> None:
         self.synced_vote = (self.term, self.vote)
@@ -285,22 +320,30 @@ class Journal:
     # --- the reserve -------------------------------------------------------------------------
 
     def _keep_reserve(self) -> None:
-        with storage_errors(f"{RESERVE_BYTES >> 20} MiB of disk cannot be reserved"):
-            self._disk.reserve(RESERVE, RESERVE_BYTES)
+        try:
+            with storage_errors(f"{RESERVE_BYTES >> 20} MiB of disk cannot be reserved"):
+                self._disk.reserve(RESERVE, RESERVE_BYTES)
+        except NoRoomError:
+            self._drop_reserve()
+            raise
 
-    def _drop_reserve(self) -> None:
-        """Give the reserve back, so that the server can still write its logs while it stops."""
+    def _drop_reserve(self) -> bool:
+        """Give the reserve back, so that the server can still write; False if there is none."""
+        if RESERVE not in self._disk.names():
+            return False
         try:
             self._disk.remove(RESERVE)
         except OSError as error:
             _log.warning("the reserve file could not be removed: %s", error)
+            return False
+        return True
 
     # --- recovery ----------------------------------------------------------------------------
 
     def _recover(self, data: bytes) -> None:
-        offset, end = _check_file_header(data), len(data.rstrip(b"\0"))
+        offset, end = check_file_header(data), len(data.rstrip(b"\0"))
         while offset < end:
-            payload = _unpack_batch(data, offset, self._sequence)
+            payload = unpack_batch(data, offset, self._sequence)
             if payload is None:
                 self._check_torn(data, offset, end)
                 break
@@ -308,21 +351,21 @@ class Journal:
                 self._name = zlib.crc32(payload)
             self._replay(payload, offset)
             self._sequence += 1
-            offset += _BATCH_HEADER.size + len(payload)
+            offset += BATCH_HEADER.size + len(payload)
         if self._sequence == 0:
-            raise _damaged(offset, "its first batch is missing")
+            raise damaged(offset, "its first batch is missing")
         self._check_lost(offset)
 
     def _check_torn(self, data: bytes, offset: int, end: int) -> None:
         """Tell a batch that a crash tore from one that is damaged."""
-        header = _unpack_batch_header(data, offset)
-        later = _find_batch(data, offset + 1, self._sequence)
+        header = unpack_batch_header(data, offset)
+        later = find_batch(data, offset + 1, self._sequence)
         if later is not None or (
-            header is not None and end > offset + _BATCH_HEADER.size + header[0]
+            header is not None and end > offset + BATCH_HEADER.size + header[0]
         ):
-            raise _damaged(offset, "more was written behind a batch that is broken")
+            raise damaged(offset, "more was written behind a batch that is broken")
         if self._sequence == 0:
-            raise _damaged(offset, "its first batch is broken")
+            raise damaged(offset, "its first batch is broken")
         if self._lost_batches():
             return  # ``_check_lost`` says so.
         _log.warning(
@@ -366,7 +409,7 @@ class Journal:
             try:
                 position = self._replay_record(payload, position)
             except (struct.error, ValueError, AssertionError) as error:
-                raise _damaged(batch_offset, f"a record makes no sense ({error})") from error
+                raise damaged(batch_offset, f"a record makes no sense ({error})") from error
 
     def _replay_record(self, payload: bytes, position: int) -> int:
         kind = payload[position]
@@ -429,72 +472,3 @@ def decode_entries(data: bytes) -> list[Entry]:
 def _pack_vote(term: int, vote: str | None) -> bytes:
     name = (vote or "").encode()
     return _VOTE.pack(_Record.VOTE, term, len(name)) + name
-
-
-def _pack_file_header() -> bytes:
-    checksum = zlib.crc32(_FILE_MAGIC + FORMAT_VERSION.to_bytes(4, "little"))
-    return _FILE_HEADER.pack(_FILE_MAGIC, FORMAT_VERSION, checksum)
-
-
-def _check_file_header(data: bytes) -> int:
-    if len(data) < _FILE_HEADER.size:
-        raise _damaged(0, "it is empty" if not data else "its header is cut short")
-    magic, version, checksum = _FILE_HEADER.unpack_from(data)
-    if magic != _FILE_MAGIC or checksum != zlib.crc32(data[:12]):
-        raise _damaged(0, "its header is broken")
-    if version != FORMAT_VERSION:
-        raise StorageError(
-            f"the journal has format {version}",
-            why=f"this gpupool writes format {FORMAT_VERSION}",
-            hint="start the gpupool version that wrote it",
-        )
-    return _FILE_HEADER.size
-
-
-def _pack_batch(payload: bytes, sequence: int, offset: int) -> bytes:
-    assert len(payload) < _BATCH_BYTES_MAX, "a batch is too long"
-    fields = struct.pack("<IIQI", _BATCH_MAGIC, len(payload), sequence, zlib.crc32(payload))
-    return fields + zlib.crc32(fields, offset & 0xFFFFFFFF).to_bytes(4, "little") + payload
-
-
-def _unpack_batch_header(data: bytes, offset: int) -> tuple[int, int, int] | None:
-    """Return length, sequence and checksum of the batch at ``offset`` if its header is intact."""
-    if len(data) - offset < _BATCH_HEADER.size:
-        return None
-    magic, length, sequence, payload_crc, header_crc = _BATCH_HEADER.unpack_from(data, offset)
-    fields = data[offset : offset + _BATCH_HEADER.size - 4]
-    if magic != _BATCH_MAGIC or header_crc != zlib.crc32(fields, offset & 0xFFFFFFFF):
-        return None
-    return length, sequence, payload_crc
-
-
-def _unpack_batch(data: bytes, offset: int, expected_sequence: int) -> bytes | None:
-    header = _unpack_batch_header(data, offset)
-    if header is None:
-        return None
-    length, sequence, payload_crc = header
-    start = offset + _BATCH_HEADER.size
-    payload = data[start : start + length]
-    if sequence != expected_sequence or len(payload) != length:
-        return None
-    return payload if zlib.crc32(payload) == payload_crc else None
-
-
-def _find_batch(data: bytes, start: int, sequence_min: int) -> int | None:
-    """Return the offset of an intact batch header that is newer than ``sequence_min``."""
-    magic = _BATCH_MAGIC.to_bytes(4, "little")
-    offset = data.find(magic, start)
-    while offset >= 0:
-        header = _unpack_batch_header(data, offset)
-        if header is not None and header[1] > sequence_min:
-            return offset
-        offset = data.find(magic, offset + 1)
-    return None
-
-
-def _damaged(offset: int, why: str) -> StorageError:
-    return StorageError(
-        f"the journal is damaged at byte {offset}",
-        why=why,
-        hint=f"do not delete it: {REJOIN_HINT}",
-    )

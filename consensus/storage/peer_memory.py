@@ -92,7 +92,11 @@ class PeerMemory:
         self.dirty = True
 
     def save(self) -> None:
-        """Write the file anew, whole or not at all."""
+        """Write the file anew, whole or not at all.
+
+        Raises:
+            StorageError: when it cannot be written; it is a ``NoRoomError`` where the disk is full.
+        """
         servers: dict[str, Plain] = {
             server: [*_plain(r.start), *_plain(r.former), *_plain(r.clone), r.term, r.index]
             for server, r in sorted(self.servers.items())

@@ -5,12 +5,13 @@ import logging
 import re
 import struct
 from collections.abc import Generator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from gpupool.consensus.protocol import cbor_pieces, closed_cbor
 from gpupool.consensus.protocol.raft_settings import SNAPSHOT_BYTES_MAX, SNAPSHOT_CHUNK_BYTES
-from gpupool.consensus.storage.disk import Disk, storage_errors
+from gpupool.consensus.storage.disk import Disk, NoRoomError, storage_errors
 from gpupool.pool.errors import RemoteProtocolError, StorageError
 from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.model.pieces import Field, PieceDecoder
@@ -186,11 +187,16 @@ class SnapshotStore:
         """
         if len(data) > SNAPSHOT_BYTES_MAX:
             raise StorageError("the table is too large for a snapshot", why=f"{len(data)} bytes")
-        with storage_errors("a snapshot cannot be written"):
-            self._disk.write(_TEMPORARY, data)
-            self._disk.sync(_TEMPORARY)
-            self._disk.rename(_TEMPORARY, _name(index))
-            self._disk.sync_directory()
+        try:
+            with storage_errors("a snapshot cannot be written"):
+                self._disk.write(_TEMPORARY, data)
+                self._disk.sync(_TEMPORARY)
+                self._disk.rename(_TEMPORARY, _name(index))
+                self._disk.sync_directory()
+        except NoRoomError:
+            with suppress(OSError):
+                self._disk.remove(_TEMPORARY)
+            raise
 
     def saved(self, snapshot: Snapshot, data: bytes) -> None:
         """Take note of a snapshot that is written, and drop all but the newest two."""

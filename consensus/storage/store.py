@@ -1,9 +1,10 @@
 """A server's durable state as a whole: journal and snapshots, brought into agreement."""
 
+from contextlib import suppress
 from pathlib import Path
 
 from gpupool.consensus.protocol import membership
-from gpupool.consensus.storage.disk import Disk, FileDisk, storage_errors
+from gpupool.consensus.storage.disk import Disk, FileDisk, NoRoomError, storage_errors
 from gpupool.consensus.storage.journal import JOURNAL, REJOIN_HINT, Journal
 from gpupool.consensus.storage.peer_memory import PeerMemory
 from gpupool.consensus.storage.snapshot import Snapshot, SnapshotStore
@@ -113,8 +114,12 @@ class Storage:
             self.journal.sync()
 
     def forget(self, why: str) -> None:
-        """Note, durably, that this storage must never be used again."""
-        with storage_errors("the end of this server's membership cannot be written"):
+        """Note, durably, that this storage must never be used again.
+
+        Without room for that, the others say so again after the next start.
+        """
+        what = "the end of this server's membership cannot be written"
+        with suppress(NoRoomError), storage_errors(what):
             self.disk.write(FORGOTTEN, why.encode())
             self.disk.sync(FORGOTTEN)
             self.disk.sync_directory()

@@ -18,7 +18,7 @@ import zlib
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gpupool.consensus.storage.disk import Disk, storage_errors
+from gpupool.consensus.storage.disk import NO_ROOM, Disk, storage_errors
 
 SUPERBLOCK = "superblock"
 REPAIR = "repair"
@@ -89,7 +89,11 @@ class Superblock:
         self._count += 1
         self.known = synced
         data = _pack(self._count, synced)
-        self._disk.overwrite(SUPERBLOCK, self._count % _SLOTS * _SLOT_BYTES, data)
+        try:
+            self._disk.overwrite(SUPERBLOCK, self._count % _SLOTS * _SLOT_BYTES, data)
+        except OSError as error:
+            if error.errno not in NO_ROOM:  # Some file systems write nothing in its old place.
+                raise
 
     def sync(self) -> None:
         """Make the newest note durable, which is done at a start only."""

@@ -190,6 +190,7 @@ def _say(text: str) -> None:
 
 def confine(settings: AlertSettings) -> None:
     """Leave this process the system's files and those that the settings name, by Landlock."""
+    sandbox.set_oom_score(0)
     paths = [str(Path(each).resolve()) for each in (*sys.path, sys.prefix, sys.base_prefix) if each]
     package = Path(__file__).resolve().parents[2]
     wanted = (*paths, str(package), RESOLVER, *settings.files())

@@ -1,5 +1,6 @@
 """Starting worker processes: whether they get uids (``users``), their environment and directory."""
 
+import contextlib
 import importlib.util
 import os
 import socket
@@ -7,7 +8,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,6 +32,11 @@ ENVIRONMENT_PASSED = (
     *("NCCL_DEBUG", "NCCL_SOCKET_FAMILY", "NCCL_IB_HCA", "GPUPOOL_NCCL"),
 )
 """All variables that a worker inherits; any other one of the operator's may be a secret."""
+
+PRIVATE_VARIABLES = (
+    *("XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR", "GPUPOOL_CREDENTIALS"),
+)
+"""Those that name what workers are not to read, beside the home and the state directory."""
 
 BLAS_THREAD_COUNT_MAX = 8
 """Threads of NumPy's BLAS in one worker; by default each idle worker has one for each core."""
@@ -206,21 +212,35 @@ def closed_above(path: Path) -> Path | None:
     return closed[-1] if closed else None
 
 
-def installation_paths() -> tuple[Path, ...]:
+def private_paths(state_dir: Path | None = None) -> tuple[Path, ...]:
+    """Return where a server and its user keep what is theirs; there may be nothing yet."""
+    home = os.path.expanduser("~")
+    with contextlib.suppress(OSError):
+        if os.stat(home).st_uid != os.geteuid():
+            home = ""  # Users of services have some folder of the system, such as /bin.
+    named = (os.environ.get(name, "") for name in PRIVATE_VARIABLES)
+    found = {os.path.realpath(each) for each in (*named, home, state_dir or "") if each}
+    return tuple(map(Path, sorted(found)))
+
+
+def installation_paths(private: Collection[Path] | None = None) -> tuple[Path, ...]:
     """Return the directories that hold Python, its packages and gpupool, as they are named.
 
     Python with ``-m`` has its current folder on its path. A service's is the whole machine, which
-    no worker is to read.
+    no worker is to read. A folder of Python's path is left out if what is private lies in it.
     """
+    hidden = private_paths() if private is None else private
+    above = {each for path in hidden for each in (path, *path.parents)}
     # In a checkout, the packages are links to folders elsewhere.
     packages = (each for part in gpupool.__path__ for each in Path(part).iterdir())
+    own = sys.path if sys.flags.safe_path else sys.path[1:]
+    on_path = (*own, *os.environ.get("PYTHONPATH", "").split(os.pathsep))
     names = [
-        *(sys.prefix, sys.base_prefix, *sys.path),
-        *os.environ.get("PYTHONPATH", "").split(os.pathsep),
-        *gpupool.__path__,
+        *(name for name in on_path if name and Path(name).resolve() not in above),
+        *(sys.prefix, sys.base_prefix, *gpupool.__path__),
         *(str(each) for each in packages if each.name != "__pycache__"),
     ]
-    found = {Path(name).absolute() for name in names if name and Path(name).is_dir()}
+    found = {Path(name).absolute() for name in names if Path(name).is_dir()}
     return tuple(sorted(found - {Path("/")}))
 
 

@@ -433,14 +433,16 @@ class WorkerKeeper:
 
     def _start_message(self, worker: KeptWorker) -> worker_messages.Start:
         own = self._isolation.own_uid
+        private = spawn.private_paths(self._settings.state_dir)
         return worker_messages.Start(
             own_uid=own,
             cuda=self._cuda,
             landlock=self._settings.landlock,
             directory=str(worker.directory),
-            readable=tuple(str(path.resolve()) for path in spawn.installation_paths()),
+            readable=tuple(str(path.resolve()) for path in spawn.installation_paths(private)),
             expose=tuple(str(path) for path in self._isolation.expose) if own else (),
             doors=worker.serves(self._settings.doors),
+            private=tuple(map(str, private)),
         )
 
     def _take_user(self, worker: KeptWorker, lease: LeaseId, *, across: bool) -> None:

@@ -39,6 +39,8 @@ class Start:
     readable: tuple[str, ...]  # paths that it may read beside the operating system
     expose: tuple[str, ...]  # paths that it must make reachable before it changes its uid
     doors: dict[str, str]  # name of a door to "module:function"
+    #: Paths that it may not read, wherever they lie.
+    private: tuple[str, ...] = field(default=(), metadata=codec.OPTIONAL)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,14 +20,14 @@ def refusal(holds: Collection[str], *, cuda: bool, root: bool) -> str:
     """
     if cuda:
         return "its server has real GPUs as well"
-    if "own-uid" not in holds and (root or "landlock" not in holds):
-        return (
-            "its server's workers have neither a user of their own nor Landlock (Linux 5.13) and "
-            "an ordinary user, so that a kernel could read what is not its program's"
-        )
     if "no-new-privileges" not in holds or "system-call-filter" not in holds:
         return "its server's workers have no filter of system calls"
-    return ""
+    if "own-uid" in holds or (not root and {"own-signals", "few-system-calls"} <= set(holds)):
+        return ""
+    return (
+        "its server's workers have its user, and nothing keeps them from its files and from ending "
+        "it: start that server as root, or as an ordinary user on Linux 6.12 or newer with Landlock"
+    )
 
 
 def decide(holds: Collection[str], *, cuda: bool) -> None:

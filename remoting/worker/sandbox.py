@@ -13,7 +13,7 @@ import signal
 import struct
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from gpupool.remoting.protocol import mps_folders
@@ -52,6 +52,10 @@ _TRUNCATE = 1 << 14
 _IOCTL_DEV = 1 << 15
 _BIND_TCP, _CONNECT_TCP = 1 << 0, 1 << 1
 _SCOPE_ABSTRACT_SOCKET, _SCOPE_SIGNAL = 1 << 0, 1 << 1
+_READ = _EXECUTE | _READ_FILE | _READ_DIR
+# CUDA names its threads by opening /proc/self/task/TID/comm with O_TRUNC; without that right
+# cuInit fails with CUDA_ERROR_OPERATING_SYSTEM (seen on an H200, driver 580).
+_USE = _READ | _WRITE_FILE | _TRUNCATE | _IOCTL_DEV
 _FILE_RIGHTS = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 
 _SYSTEM_READABLE = (
@@ -70,7 +74,10 @@ _SYSTEM_READABLE = (
     ),
     *("/run/nvidia-persistenced", "/run/nvidia-topologyd", "/run/opengl-driver"),
 )
-_SYSTEM_WRITABLE = ("/proc/self", "/run/nvidia-mps")
+
+OOM_SCORE = Path("/proc/self/oom_score_adj")
+OOM_SCORE_OF_SERVERS, OOM_SCORE_OF_WORKERS = -900, 500
+"""When memory runs out, the kernel kills a worker, and not its server (proc(5))."""
 
 
 def _libc() -> ctypes.CDLL:
@@ -120,6 +127,12 @@ def lower_priority() -> bool:
     return False
 
 
+def set_oom_score(score: int) -> None:
+    """Say how soon the kernel kills this process, and what it starts, when memory runs out."""
+    with contextlib.suppress(OSError):  # Less than before takes CAP_SYS_RESOURCE.
+        OOM_SCORE.write_text(str(score))
+
+
 def limit_resources(*, own_uid: bool) -> None:
     """Forbid core dumps, which would hold the client's data; bound descriptors and files."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -134,6 +147,10 @@ def limit_resources(*, own_uid: bool) -> None:
     if own_uid:
         # The limit counts every process of the uid, so it only makes sense for a uid of our own.
         resource.setrlimit(resource.RLIMIT_NPROC, (PROCESS_COUNT_MAX, PROCESS_COUNT_MAX))
+        return
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+    if hard != resource.RLIM_INFINITY:  # A quarter is left to whoever has the same uid.
+        resource.setrlimit(resource.RLIMIT_NPROC, (hard * 3 // 4, hard * 3 // 4))
 
 
 def limit_data(partition: int) -> None:
@@ -232,11 +249,12 @@ def restrict_files(
     abstract: bool = True,
     connects: bool = False,
     ports: Sequence[int] = (),
+    private: Iterable[str] = (),
+    cuda: bool = True,
 ) -> tuple[str, ...]:
     """Leave this process the operating system and the given paths only, by Landlock.
 
-    Must be called while the process has one thread: Landlock holds for the calling thread and
-    those that it starts later.
+    Must be called while the process has one thread: it holds for that and those that it starts.
 
     Args:
         readable: directories beside the operating system's.
@@ -246,6 +264,8 @@ def restrict_files(
         connects: whether it may connect all the same.
         ports: first and last of the TCP ports on which it may listen and connect all the same.
         abstract: whether it is to be kept from others' Unix sockets that have no path.
+        private: paths below readable ones that are not to be read.
+        cuda: whether it writes what CUDA does, in ``/dev/shm`` and about itself.
 
     Returns:
         Which restrictions hold; none where the kernel has no Landlock.
@@ -266,16 +286,13 @@ def restrict_files(
     if ruleset < 0:
         return ()
     try:
-        read = _EXECUTE | _READ_FILE | _READ_DIR
-        # CUDA names its threads by opening /proc/self/task/TID/comm with O_TRUNC; without that
-        # right cuInit fails with CUDA_ERROR_OPERATING_SYSTEM (seen on an H200, driver 580).
-        use = read | _WRITE_FILE | _TRUNCATE | _IOCTL_DEV
-        writable_here = (*_SYSTEM_WRITABLE, *mps_folders.default_folder())
+        own = (*writable, "/dev/shm") if cuda else writable  # noqa: S108
         for paths, rights in (
-            ((*_SYSTEM_READABLE, *readable), read),
-            ((*writable_here, *(("/dev",) if devices is None else devices)), use),
+            (without((*_SYSTEM_READABLE, *readable), private), _READ),
+            (("/dev",) if devices is None else devices, _USE),
+            (_written_by_cuda() if cuda else (), _USE),
             (("/dev",), _READ_DIR),
-            (("/dev/shm", *writable), handled),  # noqa: S108
+            (own, handled),
         ):
             for path in paths:
                 _allow(libc, ruleset, path, rights & handled)
@@ -290,8 +307,25 @@ def restrict_files(
         ("no-tcp", network and not connects and not ports),
         ("few-tcp-ports", network and bool(ports)),
         ("no-abstract-sockets", abstract),
+        ("own-signals", version >= 6),
     )
     return tuple(name for name, held in holds if held)
+
+
+def _written_by_cuda() -> tuple[str, ...]:
+    """In the first of them a process could take back its own priority, and its memory's."""
+    return ("/proc/self", "/run/nvidia-mps", *mps_folders.default_folder())
+
+
+def without(paths: Iterable[str], private: Iterable[str]) -> Iterator[str]:
+    """Yield paths, or what lies in them beside what is private; no link there is followed then."""
+    hidden = {os.path.realpath(path) for path in private}
+    for real in map(os.path.realpath, paths):
+        if not any(f"{each}/".startswith(os.path.join(real, "")) for each in hidden):
+            yield real
+        elif real not in hidden:
+            with contextlib.suppress(OSError), os.scandir(real) as entries:
+                yield from without((each.path for each in entries if not each.is_symlink()), hidden)
 
 
 def _handled_rights(version: int) -> int:

@@ -4,6 +4,7 @@ Some of it needs privileges, and one thread: so it comes before the first import
 ``sandbox``, ``namespaces`` and ``syscall_filter`` have the means.
 """
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -16,6 +17,7 @@ def confine_self(
 ) -> list[str]:
     """Give up what can be given up before the lease is known; return what holds then."""
     holds: list[str] = []
+    sandbox.set_oom_score(sandbox.OOM_SCORE_OF_WORKERS)
     if "priority" in confine.properties and sandbox.lower_priority():
         holds.append("low-priority")
     sandbox.keep_descendants()
@@ -28,7 +30,8 @@ def confine_self(
     if no_network:
         holds.append("no-network")
     devices: tuple[str, ...] | None = None
-    own_directories = (start.directory,)
+    # A user's that is nobody else's has files there that are nobody else's.
+    own_directories = (start.directory, *(("/dev/shm",) if own_uid else ()))  # noqa: S108
     if "devices" in confine.properties:
         devices = (*namespaces.STANDARD_DEVICES, *confine.devices)
         staging = Path(start.directory) / "dev"
@@ -49,16 +52,23 @@ def confine_self(
             network=tcp,
             ports=confine.ports,
             abstract=tcp and not no_network,
+            private=start.private,
+            cuda=start.cuda,
         )
         if "landlock" in holds and devices:
             holds.append("listed-devices")
     sandbox.limit_resources(own_uid=own_uid)
     if own_uid:
         holds.append("own-uid")  # once it is assigned: whose it is depends on the lease
-    elif is_root and sandbox.drop_capabilities():
-        holds.append("few-capabilities")  # of this thread, and so of those that it starts
+    elif is_root:
+        with contextlib.suppress(OSError):  # Some containers forbid it.
+            os.setgroups([])
+        if sandbox.drop_capabilities():
+            holds.append("few-capabilities")  # of this thread, and so of those that it starts
     if "system-calls" in confine.properties and syscall_filter.available():
         holds.append("system-call-filter")  # once it is assigned: it needs privileges before
+        if "few-calls" in confine.properties and not start.cuda:
+            holds.append("few-system-calls")
         if "lease-addresses" in confine.properties and syscall_filter.can_ask():
             holds.append("lease-addresses")
     return holds

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpupool.remoting.worker.syscall_table import ALLOWED, CHECKED, FORBIDDEN
+from gpupool.remoting.worker.syscall_table import ALLOWED, CHECKED, FOR_GPUS, FORBIDDEN
 
 # linux/filter.h and linux/bpf_common.h
 AND = 0x54
@@ -36,11 +36,15 @@ _SECOND_ARGUMENT_AT, _THIRD_ARGUMENT_AT, _FOURTH_ARGUMENT_AT = 24, 32, 40
 
 _X32_FIRST = 0x4000_0000
 _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
-_SOCK_STREAM, _SOCK_TYPE_MASK = 1, 0xF
+_SOCK_STREAM, _SOCK_SEQPACKET, _SOCK_TYPE_MASK = 1, 5, 0xF
 _NETLINK_ROUTE, _IPPROTO_TCP = 0, 6
 _MSG_FASTOPEN, _FASTOPEN_OPTIONS = 0x2000_0000, (23, 30, 33, 34)
 """TCP Fast Open (linux/socket.h, linux/tcp.h): bytes would leave before any answer has come, and
 Landlock does not see a connection that sending makes."""
+_F_SETLEASE = 1024
+"""Whoever opens a file with a lease waits, for 45 s by default (fcntl(2))."""
+_OF_A_PROCESS = {"setpriority": 0, "getpriority": 0, "ioprio_set": 1, "ioprio_get": 1}
+"""What the first argument is where the second one is a process, and not a group or a user."""
 _FLAGS_OF_SENDS = {
     "sendto": _FOURTH_ARGUMENT_AT,
     "sendmsg": _THIRD_ARGUMENT_AT,
@@ -87,17 +91,21 @@ Instruction = tuple[int, int, int, int]
 
 
 def program(
-    architecture: Architecture, *, tcp: bool = False, asks: bool = False
+    architecture: Architecture, *, few: bool = False, tcp: bool = False, asks: bool = False
 ) -> list[Instruction]:
     """Return the filter for one architecture; what another one calls ends the process.
 
     Args:
         architecture: that of the calls.
+        few: whether those of ``FOR_GPUS`` are refused, and all that makes a socket but pairs of
+            streams and of packets: a datagram has an address, which no filter can see.
         tcp: whether sockets of TCP may be made, and the machine's addresses be asked for.
         asks: whether the host makes these sockets, whom the filter's listener tells of the call.
     """
     leaves: dict[int, list[Instruction]] = {}
-    for table, action in ((ALLOWED, ALLOW), (FORBIDDEN, _refuse(errno.EPERM))):
+    forbid = _refuse(errno.EPERM)
+    tables = ((ALLOWED, ALLOW), (FOR_GPUS, forbid if few else ALLOW), (FORBIDDEN, forbid))
+    for table, action in tables:
         for numbers in table.values():
             number = numbers[architecture.column]
             if number is not None:
@@ -105,7 +113,7 @@ def program(
     for name, numbers in CHECKED.items():
         number = numbers[architecture.column]
         if number is not None:
-            leaves[number] = _checks(name, _socket_checks(tcp=tcp, asks=asks), sends=tcp)
+            leaves[number] = _checks(name, _socket_checks(tcp=tcp, asks=asks), few=few)
     # A call that a tracer has replaced has the number -1, which is none of x32's.
     last = 0xFFFF_FFFF
     ranges = _ranges(leaves)
@@ -120,19 +128,27 @@ def program(
     ]
 
 
-def _checks(name: str, of_socket: list[Instruction], *, sends: bool) -> list[Instruction]:
+def _checks(name: str, of_socket: list[Instruction], *, few: bool) -> list[Instruction]:
     """Return what decides on one call by the lower half of an argument.
 
     Args:
         name: of the call.
         of_socket: what decides on ``socket``.
-        sends: whether sending is looked at: each look takes time.
+        few: as of ``program``.
     """
     load = (LOAD, 0, 0, _FIRST_ARGUMENT_AT)
     allow = (RETURN, 0, 0, ALLOW)
     forbid = (RETURN, 0, 0, _refuse(errno.EPERM))
-    if name in ("socket", "socketpair"):
-        return of_socket if name == "socket" else _UNIX_ALONE
+    if name == "socket":
+        return [(RETURN, 0, 0, _refuse(errno.EAFNOSUPPORT))] if few else of_socket
+    if name == "socketpair":
+        return _CONNECTED_PAIRS if few else _UNIX_ALONE
+    if name == "prlimit64":
+        return [load, (JUMP_IF_EQUAL, 1, 0, 0), forbid, allow]
+    if name in _OF_A_PROCESS:
+        second = (LOAD, 0, 0, _SECOND_ARGUMENT_AT)
+        is_process = (JUMP_IF_EQUAL, 0, 2, _OF_A_PROCESS[name])
+        return [load, is_process, second, (JUMP_IF_EQUAL, 1, 0, 0), forbid, allow]
     if name == "clone":
         # A child with a copy of the memory is fork's: thousands of copies of copies wait for each
         # other in the kernel, for minutes, and slow down the whole machine (docs/security.md).
@@ -148,9 +164,10 @@ def _checks(name: str, of_socket: list[Instruction], *, sends: bool) -> list[Ins
     if name == "close_range":
         flags = (LOAD, 0, 0, _THIRD_ARGUMENT_AT)
         return [flags, (JUMP_IF_ANY_BIT, 0, 1, _CLOSE_RANGE_UNSHARE), forbid, allow]
+    if name == "fcntl":
+        command = (LOAD, 0, 0, _SECOND_ARGUMENT_AT)
+        return [command, (JUMP_IF_EQUAL, 0, 1, _F_SETLEASE), forbid, allow]
     if name in _FLAGS_OF_SENDS:
-        if not sends:
-            return [allow]
         flags = (LOAD, 0, 0, _FLAGS_OF_SENDS[name])
         return [flags, (JUMP_IF_ANY_BIT, 0, 1, _MSG_FASTOPEN), forbid, allow]
     if name == "setsockopt":
@@ -174,6 +191,15 @@ _UNIX_ALONE: list[Instruction] = [
     (LOAD, 0, 0, _FIRST_ARGUMENT_AT),
     (JUMP_IF_EQUAL, 0, 1, _AF_UNIX),
     (RETURN, 0, 0, ALLOW),
+    (RETURN, 0, 0, _refuse(errno.EAFNOSUPPORT)),
+]
+
+_CONNECTED_PAIRS: list[Instruction] = [
+    (LOAD, 0, 0, _SECOND_ARGUMENT_AT),
+    (AND, 0, 0, _SOCK_TYPE_MASK),
+    (JUMP_IF_EQUAL, 1, 0, _SOCK_STREAM),
+    (JUMP_IF_EQUAL, 0, 4, _SOCK_SEQPACKET),
+    *_UNIX_ALONE,
     (RETURN, 0, 0, _refuse(errno.EAFNOSUPPORT)),
 ]
 
@@ -264,13 +290,16 @@ def can_ask() -> bool:
     return result == 0
 
 
-def install(*, tcp: bool = False, listener_to: socket.socket | None = None) -> None:
+def install(
+    *, few: bool = False, tcp: bool = False, listener_to: socket.socket | None = None
+) -> None:
     """Put the filter on every thread of this process, and on all that it starts, for good.
 
     Needs ``no_new_privs``.
 
     Args:
-        tcp: as of ``program``.
+        few: as of ``program``.
+        tcp: likewise.
         listener_to: over which the filter's listener is sent to the host, which then makes the
             sockets of TCP. This process must not keep it: code of clients could answer itself.
 
@@ -280,7 +309,7 @@ def install(*, tcp: bool = False, listener_to: socket.socket | None = None) -> N
     architecture = here()
     if architecture is None:
         raise OSError(errno.ENOSYS, "no filter of system calls for this machine")
-    wanted = program(architecture, tcp=tcp, asks=listener_to is not None)
+    wanted = program(architecture, few=few, tcp=tcp, asks=listener_to is not None)
     code = b"".join(struct.pack("=HBBI", *each) for each in wanted)
     buffer = ctypes.create_string_buffer(code, len(code))
     length = struct.pack("=H6x", len(code) // 8)

@@ -94,8 +94,7 @@ def main(arguments: Sequence[str]) -> None:
         context, ready = _prepare(start, confine, parent_pid)
         keeper.send(ready)
         channel.send(ready)
-        tcp = bool(confine.ports)
-        Worker(channel, keeper, start, context, parent_pid, ready.confinement, tcp=tcp).run()
+        Worker(channel, keeper, start, context, parent_pid, ready.confinement, confine).run()
     except HostGoneError:
         os._exit(EXIT_HOST_GONE)
     except BaseException as error:  # noqa: BLE001 - the last place where it can be told
@@ -156,10 +155,10 @@ class Worker:
         context: "WorkerContext",
         parent_pid: int,
         confinement: Sequence[str],
-        *,
-        tcp: bool,
+        confine: worker_messages.Confine,
     ) -> None:
-        self._channel, self._may_use_tcp = channel, tcp
+        self._channel, self._may_use_tcp = channel, bool(confine.ports)
+        self._few_calls = "few-calls" in confine.properties
         self._keeper = keeper
         self._own_uid = "own-uid" in confinement
         self._filtered = "system-call-filter" in confinement
@@ -216,7 +215,8 @@ class Worker:
         budget = self._channel.take_descriptor()
         if self._own_uid:
             self._become(assign.uid)
-        if all(device.emulated for device in assign.devices):
+        emulated = all(device.emulated for device in assign.devices)
+        if emulated:
             self._keeper.close()
         else:
             spilled: Any = importlib.import_module("gpupool.remoting.driver_api.executor.spilled")
@@ -225,9 +225,10 @@ class Worker:
             tcp = self._may_use_tcp and assign.servers > 1
             if tcp and self._asks and self._listener_to is None:
                 raise ProtocolError("nobody makes the sockets of this worker")
-            syscall_filter.install(tcp=tcp, listener_to=self._listener_to)
+            few = emulated and self._few_calls
+            syscall_filter.install(few=few, tcp=tcp, listener_to=self._listener_to)
             self._listener_to = None
-        if all(device.emulated for device in assign.devices):
+        if emulated:
             sandbox.limit_data(sum(device.memory for device in assign.devices))
         self._assign = assign
         self._budget = BudgetClient(budget)

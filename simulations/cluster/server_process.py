@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gpupool.consensus.core.raft_log import SafetyError
 from gpupool.consensus.protocol.raft_settings import ConsensusSettings
+from gpupool.consensus.storage.disk import NoRoomError
 from gpupool.consensus.storage.store import Storage, bootstrap
 from gpupool.consensus.table_comparison import DivergedError
 from gpupool.pool.errors import GpupoolError, StorageError
@@ -224,6 +225,8 @@ class ServerProcess(Process):
         try:
             action()
         except (StorageError, OutdatedError) as error:
+            if isinstance(error, NoRoomError) and self.replicated_log is not None:
+                self._environment.checkers.failures.fail("full-disk", f"{self.machine}: {error}")
             self._died(self, f"stops: {error}")
         except DivergedError as error:
             if not self.table.is_flipped:

@@ -5,9 +5,11 @@ from collections.abc import Callable
 from functools import partial
 from random import Random
 
+from gpupool.consensus.disk_room import ROOM_POLL_S, DiskRoom
 from gpupool.consensus.node import RaftNode, Ready
 from gpupool.consensus.protocol.raft_settings import ConsensusSettings
 from gpupool.consensus.snapshot_transfer import Work
+from gpupool.consensus.storage.disk import NoRoomError
 from gpupool.consensus.storage.store import Storage
 from gpupool.pool.model.commands import Command
 from gpupool.pool.model.ids import Plain, ServerId
@@ -79,6 +81,7 @@ class SimulatedDriver:
         self._inbox: list[Callable[[float], None]] = []
         self._step_scheduled = False
         self._busy = False
+        self._room = DiskRoom()
         self._timer_at = math.inf
         self._peers: tuple[ServerId, ...] | None = None
         self.node = RaftNode(
@@ -123,11 +126,11 @@ class SimulatedDriver:
 
     def health(self) -> RaftHealth:
         """Return what this server knows of the state of consensus."""
-        return self.node.health(self._clock.monotonic())
+        return self._room.shown(self.node.health(self._clock.monotonic()))
 
     def majority_age_s(self) -> float:
         """Return the ``majority_age_s`` of ``health``, which asks nothing else."""
-        return self.node.majority_age_s(self._clock.monotonic())
+        return self._room.age_s(self.node.majority_age_s(self._clock.monotonic()))
 
     def role(self) -> Role:
         """Return the ``role`` of ``health``, which asks nothing else."""
@@ -177,8 +180,16 @@ class SimulatedDriver:
 
     def _sync(self, waited_s: float) -> None:
         """Sync, and let the rest out once the disk has taken its time, of which some is over."""
+        try:
+            ready = self.node.ready()
+        except NoRoomError as error:
+            self._room.refused(error)
+            self._busy = True
+            again = partial(self._guard, partial(self._sync, waited_s))
+            self._process.after(ROOM_POLL_S, again)
+            return
+        self._room.found()
         self._busy = False
-        ready = self.node.ready()
         self._after_step(self)
         latency_s = self._disk.take_latency() - waited_s
         if latency_s > 0:

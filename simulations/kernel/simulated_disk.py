@@ -32,6 +32,7 @@ class _File:
     durable: bytearray = field(default_factory=bytearray)
     dirty_from: int | None = None  # the first byte in which the two may differ
     forgotten: bool = False  # they differ, and the kernel believes that they do not
+    torn: int = 0  # bytes of a refused write at the end, over which the next one writes
 
     def touch(self, offset: int) -> None:
         self.dirty_from = offset if self.dirty_from is None else min(self.dirty_from, offset)
@@ -147,13 +148,17 @@ class SimulatedDisk:
         """Write at the end of a file."""
         self._begin("append")
         file = self._file(name)
+        if file.torn:
+            del file.content[-file.torn :]
+            file.torn = 0
         file.touch(len(file.content))
         if self.power_fails_after == 0:
             file.content += data
             self._fail_power()
         if self.full:
             # The kernel takes what fits; the rest is refused.
-            file.content += data[: self._random.randint(0, len(data))]
+            file.torn = self._random.randint(0, len(data))
+            file.content += data[: file.torn]
             raise OSError(errno.ENOSPC, "No space left on device")
         file.content += data
 

@@ -200,6 +200,8 @@ async def run(separated: Separated, secret: Path) -> dict[str, object]:
     assert keeper is not None
     keeper_pid = keeper.pid
     found: dict[str, object] = {**own_status()}
+    scores = [Path(f"/proc/{each}/oom_score_adj") for each in ("self", keeper_pid)]
+    found["scores"] = [int(each.read_text()) for each in scores]
     async with keeper.running():
         await keeper.open(cuda=False, nodes={})
         pid, _pidfd, directory, _control = await start(keeper, 1)

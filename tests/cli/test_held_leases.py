@@ -53,6 +53,28 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
+CANDIDATES = held._candidates  # pyright: ignore[reportPrivateUsage]
+
+
+def test_a_folder_that_somebody_else_has_made_is_not_used(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any user of the machine could keep another one's alloc from working."""
+    monkeypatch.setattr(held, "cache_dir", lambda: runtime / "home" / "gpupool")
+    *others, last = CANDIDATES()
+    assert last == runtime / "home" / "gpupool" / "run"
+    assert not [each for each in others if runtime in each.parents]
+    taken = runtime / "taken"
+    taken.symlink_to(runtime)
+    monkeypatch.setattr(held, "_candidates", lambda: (taken, last))
+    assert holder_dir() == last
+    assert last.stat().st_mode & 0o777 == 0o700
+    monkeypatch.setattr(held, "_candidates", lambda: (taken,))
+    with pytest.raises(GpupoolError, match="it is not a folder") as refused:
+        holder_dir()
+    assert "XDG_RUNTIME_DIR" in refused.value.hint
+
+
 def test_a_record_is_found_while_it_is_held_and_says_why_it_ended() -> None:
     file = RecordFile(holder_dir(), RECORD)
     assert file.path.stat().st_mode & 0o777 == 0o600

@@ -36,6 +36,7 @@ def test_the_server_is_nobody_and_can_become_nobody_else(found: dict[str, Any]) 
     assert found["Groups"] == []
     assert {found[name][0] for name in ("CapEff", "CapPrm", "CapBnd", "CapAmb")} == {"0" * 16}
     assert found["NoNewPrivs"] == ["1"]
+    assert found["scores"] in ([-900] * 2, [0] * 2)  # where root may not set it
 
 
 def test_it_reaches_neither_roots_files_nor_workers_nor_its_keeper(found: dict[str, Any]) -> None:

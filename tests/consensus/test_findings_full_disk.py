@@ -4,6 +4,7 @@ A real disk that is full, or a file that may not grow, needs a process of its ow
 ``full_disk.py`` commits until nothing more is taken.
 """
 
+import contextlib
 import errno
 import json
 import os
@@ -18,8 +19,14 @@ from typing import Any
 import pytest
 from lone_node import Lone, entry
 
-from gpupool.consensus.storage.journal import RESERVE, Journal
+from gpupool.consensus.protocol.raft_settings import ConsensusSettings
+from gpupool.consensus.storage.disk import NoRoomError
+from gpupool.consensus.storage.journal import RESERVE, Entry, Journal
+from gpupool.consensus.storage.peer_memory import PeerMemory
+from gpupool.consensus.storage.snapshot import Snapshot
+from gpupool.consensus.storage.store import Storage
 from gpupool.pool.errors import StorageError
+from gpupool.pool.model.ids import ServerId
 from gpupool.simulations.kernel.simulated_disk import Operation, SimulatedDisk
 
 HERE = Path(__file__).parent
@@ -85,17 +92,100 @@ def test_l4_ours_stops_when_its_file_cannot_grow(tmp_path: Path) -> None:
     assert process("ours", tmp_path, "kept").stdout.split() == acknowledged
 
 
-def test_l4_ours_stops_with_a_clear_error_and_gives_the_reserve_back() -> None:
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("operation", ["append", "sync"])
+def test_l4_ours_says_so_gives_the_reserve_back_and_goes_on_once_there_is_room(
+    operation: Operation, error: int
+) -> None:
     lone = Lone()
     assert RESERVE in lone.disk.names()
-    lone.disk.fail("append", errno.ENOSPC, lasting=True)
-    with pytest.raises(StorageError, match="No space left") as caught:
+    lone.disk.fail(operation, error, lasting=True)
+    with pytest.raises(NoRoomError, match=os.strerror(error)) as caught:
         lone.append(2, 1, [entry("x", 3, 5)])
     assert "free some disk space" in caught.value.hint
     assert RESERVE not in lone.disk.names()
+    with pytest.raises(NoRoomError):
+        lone.node.ready()
     lone.disk.repair()
-    with pytest.raises(StorageError, match="an earlier write failed"):
-        lone.append(2, 1, [entry("x", 3, 5)])
+    [(peer, message)] = [each for each in lone.tick() if each[1]["type"] == "next_node_idx"]
+    assert (peer, message["next_node_idx"]) == ("b", 4)
+    lone.disk.lose_power()
+    lone.restart()
+    assert lone.log()[-1] == entry("x", 3, 5)
+    assert RESERVE in lone.disk.names()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_journal_whose_disk_is_full_now_and_then_keeps_all_that_it_synced(seed: int) -> None:
+    random = Random(seed)
+    disk = SimulatedDisk(random)
+    storage = Storage(disk, create=True)
+    kept: list[Entry] = []
+    for number in range(80):
+        journal = storage.journal
+        disk.full = random.random() < 0.4
+        if random.random() < 0.1:
+            disk.fail("sync", errno.ENOSPC)
+        journal.append(b"\0" + bytes([number]), journal.last_index + 1, 1)
+        with contextlib.suppress(NoRoomError):
+            if random.random() < 0.1 and storage.journal.term_at(journal.last_index - 2):
+                snapshot = Snapshot(journal.last_index - 2, 1, (), None)
+                storage.take(snapshot)  # drops what is before the one before it
+            storage.sync()
+            kept = journal.entries[:]
+        if random.random() < 0.15:
+            disk.repair()
+            disk.lose_power()
+            storage = Storage(disk, create=False)
+            assert storage.superblock.floor is None
+            found = {entry[1]: entry for entry in storage.journal.entries[1:]}
+            missing = [each for each in kept[1:] if found.get(each[1]) != each]
+            assert all(each[1] <= storage.journal.base_index for each in missing)
+            assert storage.journal.last_index >= (kept[-1][1] if kept else 1)
+
+
+def test_what_is_known_of_the_others_waits_for_room() -> None:
+    """It ended the server, with all programs, although it is written now and then only."""
+    lone = Lone()
+    lone.disk.fail("write", errno.ENOSPC, lasting=True)
+    for index in range(3, 6):
+        sent = lone.append(index - 1, 5 if index > 3 else 1, [entry("x", index, 5)])
+        assert "next_node_idx" in [message["type"] for _, message in sent]
+        lone.tick(6.0)
+    assert lone.node.storage.memory.dirty
+    lone.disk.repair()
+    lone.tick(6.0)
+    assert not lone.node.storage.memory.dirty
+    assert PeerMemory(lone.disk).of(ServerId("b")).index == 4
+
+
+def test_a_snapshot_waits_for_room() -> None:
+    lone = Lone(settings=ConsensusSettings(snapshot_entries=4))
+    lone.disk.fail("write", errno.ENOSPC, lasting=True)
+    for index in range(3, 40):
+        if index == 20:
+            assert not [name for name in lone.disk.names() if name.startswith("snapshot")]
+            lone.disk.repair()
+        lone.append(index - 1, 5 if index > 3 else 1, [entry("x", index, 5)], commit=index)
+    assert [name for name in lone.disk.names() if name.startswith("snapshot-")]
+
+
+def test_a_journal_that_cannot_be_written_anew_is_appended_to() -> None:
+    disk = SimulatedDisk(Random(7))
+    storage = Storage(disk, create=True)
+    for index in range(2, 8):
+        storage.journal.append(b"\0x", index, 1)
+    storage.sync()
+    for index in (3, 5):
+        storage.snapshots.save(Snapshot(index, 1, (), None))
+    storage.taken()
+    storage.journal.append(b"\0y", 8, 1)
+    disk.fail("write", errno.ENOSPC, lasting=True)
+    storage.sync()
+    assert storage.journal.base_index == 1
+    disk.repair()
+    disk.lose_power()
+    assert Storage(disk, create=False).journal.last_index == 8
 
 
 @pytest.mark.parametrize("operation", ["append", "sync"])

@@ -35,9 +35,9 @@ def made_of(*payloads: bytes) -> SimulatedDisk:
     """Return a disk whose journal has these batches."""
     disk = new_disk()
     Journal.create(disk)
-    data = INSIDE._pack_file_header()
+    data = INSIDE.pack_file_header()
     for sequence, payload in enumerate(payloads):
-        data += INSIDE._pack_batch(payload, sequence, len(data))
+        data += INSIDE.pack_batch(payload, sequence, len(data))
     disk.put(JOURNAL, data)
     return disk
 
@@ -239,10 +239,10 @@ def test_a_batch_has_less_than_two_gibibytes(size: int, fits: bool) -> None:
     payload = _Long(b"x")
     payload.said = size
     if fits:
-        assert INSIDE._pack_batch(payload, 2, HEADER_BYTES)
+        assert INSIDE.pack_batch(payload, 2, HEADER_BYTES)
     else:
         with pytest.raises(AssertionError, match="a batch is too long"):
-            INSIDE._pack_batch(payload, 2, HEADER_BYTES)
+            INSIDE.pack_batch(payload, 2, HEADER_BYTES)
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2, 3])

@@ -1,6 +1,5 @@
 """The ReplicatedLog on trio: proposals, barriers, joining, handing over, and a disk that fails."""
 
-import errno
 import random
 import threading
 import time
@@ -8,6 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import pytest
 import trio
@@ -15,6 +15,7 @@ import trio.testing
 from raft_world import Register
 from trio.testing import MockClock
 
+from gpupool.consensus.core.library import NEVER
 from gpupool.consensus.driver import RaftDriver
 from gpupool.consensus.protocol.raft_settings import COMMAND_BYTES_MAX
 from gpupool.consensus.storage.store import Storage, bootstrap
@@ -337,7 +338,7 @@ async def test_a_frame_that_needs_a_thread_is_answered_later(
 async def test_run_raises_what_a_frame_has_broken(autojump_clock: MockClock) -> None:
     async def break_a_disk() -> None:
         async with pool_of("a", "b", "c") as pool, held_frames(pool) as held:
-            pool.disks[held.follower.node.server_id].full = True
+            pool.disks[held.follower.node.server_id].broken = True
             held.deliver()
             assert not held.answers
             await trio.sleep(1)
@@ -516,20 +517,47 @@ async def test_a_server_knows_of_connections_that_come_and_go(autojump_clock: Mo
             await trio.sleep(0.001)
 
 
-async def test_a_full_disk_stops_the_server_in_order() -> None:
-    async def fill_the_disk() -> None:
-        async with trio.open_nursery() as nursery:
-            pool = Pool(nursery)
-            replicated_log = await pool.start("a", first=True)
-            await pool.elected()
-            assert isinstance(await replicated_log.propose([1], timeout_s=2), Committed)
-            pool.disks[ServerId("a")].fail("append", errno.ENOSPC, lasting=True)
-            outcome = await replicated_log.propose([2], timeout_s=1)
-            assert not isinstance(outcome, Committed)
+async def test_a_server_whose_disk_is_full_waits_for_room(autojump_clock: MockClock) -> None:
+    """It ended, and with it all programs, which need no commit."""
+    async with pool_of("a") as pool:
+        replicated_log, disk = pool.replicated_logs[ServerId("a")], pool.disks[ServerId("a")]
+        assert isinstance(await replicated_log.propose([1], timeout_s=2), Committed)
+        disk.full = True
+        began = trio.current_time()
+        assert isinstance(await replicated_log.propose([2], timeout_s=1), Unknown)
+        assert trio.current_time() - began < 2
+        health = replicated_log.health()
+        assert health.majority_age_s == replicated_log.majority_age_s() == NEVER
+        assert "is full (No space left on device)" in health.alarm
+        await trio.sleep(3600)
+        assert isinstance(await replicated_log.propose([3], timeout_s=1), Unknown)
+        disk.repair()
+        await trio.sleep(2)
+        assert isinstance(await replicated_log.propose([4], timeout_s=2), Committed)
+        assert (replicated_log.health().alarm, replicated_log.majority_age_s()) == ("", 0.0)
+        log: Any = pool.machines[ServerId("a")].log
+        assert [each for each in log if each != [3]] == [[1], [2], [4]]  # [3]'s time was up
 
-    with pytest.raises(ExceptionGroup) as caught:
-        await fill_the_disk()
-    assert caught.group_contains(StorageError, match="journal cannot be written")
+
+async def test_the_others_go_on_without_a_server_whose_disk_is_full(
+    autojump_clock: MockClock,
+) -> None:
+    async with pool_of("a", "b", "c") as pool:
+        await pool.elected()
+        [leader] = [each for each in pool.replicated_logs.values() if each.node.leads]
+        me = leader.node.server_id
+        pool.disks[me].full = True
+        others = [each for name, each in pool.replicated_logs.items() if name != me]
+        for number in range(50):
+            if isinstance(await others[0].propose([number], timeout_s=2), Committed):
+                break
+            await trio.sleep(0.1)
+        else:
+            pytest.fail("nobody leads")
+        assert me != others[0].health().leader
+        pool.disks[me].repair()
+        await trio.sleep(3)
+        assert isinstance(await leader.propose(["again"], timeout_s=3), Committed)
 
 
 async def test_a_stopped_ledger_answers_at_once(autojump_clock: MockClock) -> None:

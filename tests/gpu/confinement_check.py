@@ -30,7 +30,7 @@ from gpupool.remoting.driver_api import build  # noqa: E402
 
 PROPERTIES = (
     "network,landlock-network,folders,devices,shared-memory,system-calls,cgroup,priority,"
-    "held-connections,lease-addresses"
+    "held-connections,lease-addresses,few-calls"
 )
 LIMIT_S = 150.0
 PROGRAMS = HERE / "cuda_programs"

@@ -25,6 +25,7 @@ PROPERTIES = {
     "devices": "a /dev with the standard device nodes and those of its GPUs alone",
     "shared-memory": "a /dev/shm of its lease's own",
     "system-calls": "a filter of system calls",
+    "few-calls": "fewer system calls where all GPUs are emulated: no sockets of their own",
     HELD: "connections that lead nowhere but to their other end",
     LEASE_ADDRESSES: "TCP with the servers of its lease alone, where NCCL needs it",
     "priority": "less of the processors than the server when both want them",
@@ -238,6 +239,8 @@ class Confinement:
 
         if "landlock" not in holds:
             note("files and signals by Landlock", "the kernel has none, or forbids it")
+        elif "own-signals" not in holds and "own-uid" not in holds:
+            note("signals by Landlock", "its Landlock is older than Linux 6.12")
         if HELD not in holds:
             note(HELD, "the kernel lets root alone attach filters of packets")
         if self.ports and "few-tcp-ports" not in holds:
@@ -278,4 +281,6 @@ class Confinement:
             note("priority", "the kernel does not let workers lower theirs")
         if "system-call-filter" not in holds:
             note("system-calls", "the kernel has no seccomp, or this kind of machine is not known")
+        elif "few-calls" not in self.properties:
+            note("few-calls", "")
         return found

@@ -75,8 +75,6 @@ def run(
             return b""
         case b"o":
             return try_open(body)
-        case b"n":
-            return name_thread(body)
         case b"w":  # leave a file where compiled kernels are kept
             name, _, content = body.partition(b"\0")
             directory = Path(os.environ["CUPY_CACHE_DIR"])

@@ -253,7 +253,10 @@ async def test_a_worker_that_stays_root_compiles_nothing(make_host: MakeHost) ->
     assert b"NotImplementedError: kernels from source are not compiled for this" in done.stderr
 
 
-ALL = ("own-uid", "landlock", "no-new-privileges", "system-call-filter")
+ALL = (
+    *("own-uid", "landlock", "own-signals", "no-new-privileges", "system-call-filter"),
+    "few-system-calls",
+)
 
 
 @pytest.mark.parametrize(
@@ -262,8 +265,10 @@ ALL = ("own-uid", "landlock", "no-new-privileges", "system-call-filter")
         ((), False, True, ""),
         (("landlock",), False, True, ""),
         (("own-uid",), False, False, ""),
-        (("own-uid",), False, True, "neither a user of their own"),
-        (("own-uid", "landlock"), False, False, "neither a user of their own"),
+        (("own-uid",), False, True, "start that server as root, or"),
+        (("own-uid", "landlock", "own-signals"), False, False, "start that server as root, or"),
+        (("own-uid", "own-signals"), False, False, "Linux 6.12 or newer"),
+        (("own-uid", "few-system-calls"), False, False, "its server's workers have its user"),
         (("system-call-filter",), False, False, "no filter of system calls"),
         ((), True, False, "real GPUs"),
     ],

@@ -98,6 +98,23 @@ async def test_a_worker_has_bounds_of_its_own(make_host: MakeHost) -> None:
         assert await attack(client, code.format("NPROC")) == str(sandbox.PROCESS_COUNT_MAX)
 
 
+@pytest.mark.parametrize("own_uids", [True, False])
+async def test_the_kernel_kills_a_worker_before_its_server_when_memory_runs_out(
+    make_host: MakeHost, *, own_uids: bool
+) -> None:
+    kit = await make_host(own_uids=own_uids)
+    client, worker = await kit.connect(kit.lease())
+    score = trio.Path(f"/proc/{worker.process.pid}/oom_score_adj")
+    assert await score.read_text() == "500\n"
+    if "landlock" not in kit.host.confinement():
+        pytest.skip("an ordinary user's worker may take it back without Landlock")
+    back = (
+        "ctypes.CDLL(None).prctl(4, 1)\nfile = os.open('/proc/self/oom_score_adj', os.O_WRONLY)\n"
+        "answer = os.write(file, b'0')"
+    )
+    assert await attack(client, back) == "EACCES"
+
+
 FILL = "os.chdir(os.environ['TMPDIR'])\nwith open('f', 'wb') as out: out.write(bytes({size}))\n"
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from echo_door import name_thread
 from host_kit import EchoClient, MakeHost, nest_directories, unix_address
 from kernel_probes import landlock_version
 
@@ -118,11 +119,52 @@ async def test_worker_of_the_same_user_is_kept_off_files_and_signals(
     assert "landlock" in kit.host.confinement()
 
 
-async def test_confined_worker_may_name_its_threads(make_host: MakeHost) -> None:
-    # The CUDA driver does, and fails to initialise where it may not.
-    kit = await make_host()
-    client, _ = await kit.connect(kit.lease())
-    assert await client.ask(b"n", b"cuda-like") == b"cuda-like"
+@pytest.mark.parametrize("cuda", [True, False])
+@with_landlock
+def test_confined_worker_may_name_its_threads(*, cuda: bool) -> None:
+    """The CUDA driver does, and fails to initialise where it may not."""
+
+    def inside() -> bytes:
+        assert sandbox.forbid_new_privileges()
+        assert "landlock" in sandbox.restrict_files((), (), cuda=cuda)
+        return name_thread(b"cuda-like")
+
+    assert in_child(inside) == (b"cuda-like" if cuda else b"PermissionError")
+
+
+@with_landlock
+def test_a_worker_reads_nothing_of_its_server_wherever_that_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the folder in which "python -m" ran, it read the state directory below it."""
+    home, packages = tmp_path / "home", tmp_path / "home" / "venv" / "lib"
+    state = home / "venv" / "state"
+    for folder in (packages, state, home / ".config"):
+        folder.mkdir(parents=True)
+    for secret in (state / "server.pem", home / ".config" / "secret"):
+        secret.write_text("secret")
+    (packages / "module.py").write_text("x = 1")
+    (home / "venv" / "link").symlink_to(state)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(home / ".config"))
+    monkeypatch.setenv("PYTHONPATH", f"{home}:{tmp_path}:{packages}")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), str(home / ".config"), *sys.path])
+    private = spawn.private_paths(state)
+    readable = spawn.installation_paths(private)
+    assert packages in readable
+    assert not {home, tmp_path, home / ".config"} & set(readable)
+
+    def inside() -> bytes:
+        sandbox.forbid_new_privileges()
+        seen = (*map(str, readable), str(home / "venv"))
+        assert "landlock" in sandbox.restrict_files(seen, (), private=[*map(str, private)])
+        assert (packages / "module.py").read_text() == "x = 1"
+        for path in ("venv/state/server.pem", "venv/link/server.pem", ".config/secret"):
+            with pytest.raises(PermissionError):
+                (home / path).read_text()
+        return b"kept"
+
+    assert in_child(inside) == b"kept"
 
 
 async def test_worker_inherits_no_secret(

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from host_kit import MakeHost
 from test_worker_confinement import as_root, in_child
-from test_worker_reach import ALL, attack, having, with_filter
+from test_worker_reach import ALL, SOCKETS, attack, having, with_filter
 
 from gpupool.remoting.host.isolation import confinement
 from gpupool.remoting.host.limits import HostLimits
@@ -263,7 +263,7 @@ async def test_a_worker_reaches_no_unix_sockets_of_other_programs(
     make_host: MakeHost, open_sockets: list[str]
 ) -> None:
     """It could talk to D-Bus, to the journal, and to all that listens in ``/tmp``."""
-    kit = await make_host()
+    kit = await make_host(confine=SOCKETS)
     client, worker = await kit.connect(kit.lease())
     having(kit, "private-folders")
     for path in open_sockets:
@@ -283,7 +283,7 @@ async def test_a_worker_reaches_no_unix_sockets_of_other_programs(
 async def test_without_the_property_a_worker_reaches_them(
     make_host: MakeHost, open_sockets: list[str]
 ) -> None:
-    kit = await make_host(confine=ALL - {"folders"})
+    kit = await make_host(confine=SOCKETS - {"folders"})
     client, _ = await kit.connect(kit.lease())
     for path in open_sockets:
         assert await attack(client, CONNECT.format(path=path)) == "connected", path
@@ -301,7 +301,7 @@ async def test_a_worker_keeps_the_sockets_of_nvidias_daemons(
     make_host: MakeHost, open_sockets: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(Path(open_sockets[0]).parent))
-    kit = await make_host()
+    kit = await make_host(confine=SOCKETS)
     client, _ = await kit.connect(kit.lease())
     having(kit, "private-folders")
     first, *others = [await attack(client, CONNECT.format(path=each)) for each in open_sockets]

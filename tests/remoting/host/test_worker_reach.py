@@ -9,6 +9,7 @@ import errno
 import os
 import socket
 import stat
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -36,6 +37,7 @@ from gpupool.remoting.host.keepers import OwnKeeper
 from gpupool.remoting.host.suspension import kept_workers
 from gpupool.remoting.protocol import keeper_messages
 from gpupool.remoting.worker import sandbox, syscall_filter
+from gpupool.remoting.worker.syscall_table import ALLOWED, CHECKED, FOR_GPUS, FORBIDDEN
 
 pytestmark = pytest.mark.long  # CI runs these as root
 
@@ -45,6 +47,8 @@ with_filter = pytest.mark.skipif(
     not kernel_probes.filters(), reason="this kernel has no filter of system calls"
 )
 ALL = frozenset(confinement.PROPERTIES)
+SOCKETS = ALL - {"few-calls"}
+"""As workers of real GPUs are confined, which have sockets of their own."""
 
 
 async def attack(client: EchoClient, code: str) -> str:
@@ -123,7 +127,7 @@ async def test_a_worker_has_a_network_of_its_own_that_reaches_nothing(
 @as_root
 async def test_workers_of_a_lease_share_its_network_and_no_others_do(make_host: MakeHost) -> None:
     """CUDA finds the processes of one program by Unix sockets that belong to a network."""
-    kit = await make_host()
+    kit = await make_host(confine=SOCKETS)
     clients = [(await kit.connect(kit.lease(number)))[0] for number in (1, 1, 2)]
     having(kit, "no-network")
     look = "answer = os.readlink('/proc/thread-self/ns/net')"
@@ -171,7 +175,7 @@ async def test_leases_over_several_servers_alone_may_use_tcp_and_few_ports(
 ) -> None:
     """NCCL between servers took workers without any confinement of their network."""
     first, last = 32768, 60999  # as the kernel chooses ports by itself
-    kit = await make_host(ports=(first, last), address_of=at("127.0.0.1"))
+    kit = await make_host(ports=(first, last), confine=SOCKETS, address_of=at("127.0.0.1"))
     one, both = kit.lease(1), over_two_servers(kit)
     with socket.create_server(("127.0.0.1", 0)) as near:
         port = near.getsockname()[1]
@@ -222,6 +226,7 @@ async def test_nccls_sockets_speak_with_the_servers_of_the_lease_alone(make_host
     """Nothing held the addresses, and on Linux 6.18 sending connected past Landlock's ports."""
     kit = await make_host(
         ports=(32768, 60999),
+        confine=SOCKETS,
         address_of=at("127.0.0.2"),
         networks=confinement.nccl_networks({"GPUPOOL_NCCL_NETWORKS": "127.0.3.0/24"}),
     )
@@ -258,7 +263,7 @@ async def test_nccls_sockets_speak_with_the_servers_of_the_lease_alone(make_host
 async def test_sockets_that_the_server_made_have_the_flags_and_limits_of_any(
     make_host: MakeHost,
 ) -> None:
-    kit = await make_host(ports=(32768, 60999), address_of=at("127.0.0.2"))
+    kit = await make_host(ports=(32768, 60999), confine=SOCKETS, address_of=at("127.0.0.2"))
     both = over_two_servers(kit)
     info = await kit.host.open_session(both, both.partitions[:1], door="echo", program="x.py")
     client = await kit.dial(unix_address(info))
@@ -279,7 +284,7 @@ async def test_sockets_that_the_server_made_have_the_flags_and_limits_of_any(
 async def test_without_the_property_nccls_sockets_reach_everybody(make_host: MakeHost) -> None:
     kit = await make_host(
         ports=(32768, 60999),
-        confine=frozenset(ALL - {"lease-addresses"}),
+        confine=SOCKETS - {"lease-addresses"},
         address_of=at("127.0.0.2"),
     )
     both = over_two_servers(kit)
@@ -404,8 +409,6 @@ answer = "done" if result >= 0 else errno.errorcode[ctypes.get_errno()]
 
 @with_filter
 async def test_a_worker_makes_no_calls_that_it_does_not_need(make_host: MakeHost) -> None:
-    from gpupool.remoting.worker.syscall_table import FORBIDDEN
-
     architecture = syscall_filter.here()
     assert architecture is not None
     kit = await make_host()
@@ -423,6 +426,93 @@ async def test_a_worker_makes_no_calls_that_it_does_not_need(make_host: MakeHost
         code = f"libc = ctypes.CDLL(None, use_errno=True)\nr = {clone}\nif r == 0: os._exit(0)\n"
         code += "answer = 'done' if r > 0 else errno.errorcode[ctypes.get_errno()]"
         assert await attack(client, code) == "EPERM"
+
+
+@with_filter
+async def test_a_worker_of_emulated_gpus_makes_fewer_calls(make_host: MakeHost) -> None:
+    """It connected to the session's D-Bus of the server's user, who starts programs by that."""
+    architecture = syscall_filter.here()
+    assert architecture is not None
+    kit = await make_host()
+    client, _ = await kit.connect(kit.lease())
+    assert "few-system-calls" in kit.host.confinement()
+    numbers = [number for each in FOR_GPUS.values() if (number := each[architecture.column])]
+    answers = [await attack(client, CALL.format(number=number)) for number in numbers]
+    assert set(answers) == {"EPERM"}, list(zip(FOR_GPUS, answers, strict=False))
+    for kind in ("SOCK_STREAM", "SOCK_DGRAM"):
+        assert await attack(client, f"socket.socket(1, socket.{kind})") == "EAFNOSUPPORT"
+    pair = "a, b = socket.socketpair(1, socket.{})\na.send(b'x')\nanswer = b.recv(1)"
+    assert await attack(client, pair.format("SOCK_STREAM")) == "b'x'"
+    assert await attack(client, pair.format("SOCK_SEQPACKET")) == "b'x'"
+    assert await attack(client, pair.format("SOCK_DGRAM")) == "EAFNOSUPPORT"
+
+
+WALK = """
+import ctypes, os, signal, sys, threading
+libc = ctypes.CDLL(None)
+number, victim = int(sys.argv[1]), int(sys.argv[2])
+signal.alarm(2)  # for what waits
+ones, zeros = (ctypes.create_string_buffer(each * 256) for each in (b"\\x01" + bytes(7), bytes(8)))
+for first in (victim, 0, 1):
+    for second in (0, 5, 8, 9):
+        for at in (ones, zeros):
+            words = (victim, second) if first == victim else (first, victim)
+            last = ctypes.addressof(at) if first == victim else 19 + second
+            libc.syscall(number, *map(ctypes.c_long, (*words, last, 0)))
+"""
+WALK_ALL = """
+import concurrent.futures
+def one(number):
+    words = [sys.executable, "-ISc", {walk!r}, str(number), str({pid})]
+    null = subprocess.DEVNULL
+    return subprocess.run(words, stdin=null, stdout=null, stderr=null, cwd=os.environ["TMPDIR"])
+with concurrent.futures.ThreadPoolExecutor(4) as threads:
+    answer = len(list(threads.map(one, {numbers!r})))
+"""
+
+
+def facts_of(pid: int) -> list[object]:
+    """Return all that a process of the same user could change of another one."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    kept = [line for line in lines if line.startswith(("TracerPid", "Cpus", "Mems", "Sig", "Shd"))]
+    priorities = os.getpriority(os.PRIO_PROCESS, pid), os.sched_getscheduler(pid)
+    return [*kept, *priorities, Path(f"/proc/{pid}/limits").read_text()]
+
+
+@pytest.fixture
+def victim() -> Iterator["subprocess.Popen[bytes]"]:
+    with subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"x")
+        process.stdin.flush()
+        assert process.stdout.read(1) == b"x"  # it is started, and waits
+        yield process
+        process.kill()
+
+
+@with_filter
+@pytest.mark.parametrize("confined", [True, False])
+async def test_no_call_of_a_worker_changes_a_process_of_the_same_user(
+    make_host: MakeHost, victim: "subprocess.Popen[bytes]", *, confined: bool
+) -> None:
+    """By prlimit(2) a kernel ended its server, and by other calls it took its processors away."""
+    if confined and landlock_version() < 6:
+        pytest.skip("this kernel keeps no worker from signalling the processes of its user")
+    kit = await make_host(
+        own_uids=False, landlock=confined, confine=ALL if confined else frozenset[str]()
+    )
+    client, _ = await kit.connect(kit.lease())
+    architecture = syscall_filter.here()
+    assert architecture is not None
+    tables = (*ALLOWED.items(), *FOR_GPUS.items(), *FORBIDDEN.items(), *CHECKED.items())
+    found = {name: number for name, each in tables if (number := each[architecture.column])}
+    walked = sorted(found.values()) if confined else [found["prlimit64"]]
+    before = facts_of(victim.pid)
+    code = WALK_ALL.format(walk=WALK, pid=victim.pid, numbers=walked)
+    assert await attack(client, "import sys\n" + code) == str(len(walked))
+    assert (facts_of(victim.pid) == before) is confined
+    assert victim.poll() is None
 
 
 async def test_without_the_filter_a_worker_makes_them(make_host: MakeHost) -> None:
