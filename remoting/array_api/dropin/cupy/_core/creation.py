@@ -55,7 +55,7 @@ def _c_or_f(order: Any) -> str:
 def _like(prototype: Any, dtype: Any, order: Any, subok: Any, shape: Any) -> Meta:
     if subok is not None and subok is not False:
         raise TypeError("subok is not supported yet")
-    meta: Meta = need(prototype)._meta
+    meta: Meta = need(prototype)._gp_meta
     kind = meta.dtype if dtype is None else arguments.dtype_of(dtype)
     letter = arguments.normalize_order(order)
     c, f = meta.contiguity
@@ -87,7 +87,7 @@ def _allocate(meta: Meta, name: str) -> Any:
     base = make.forward(name, (plain, meta.dtype, "C"), {}, fresh(meta.dtype, plain))
     back = tuple(axes.index(at) for at in range(meta.ndim))
     made = base.transpose(back)
-    made._base = None
+    made._gp_base = None
     return made
 
 

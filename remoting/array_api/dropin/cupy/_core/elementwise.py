@@ -141,7 +141,7 @@ def nan_to_num(
     if broadcast(array.shape, *shapes) != array.shape:
         raise ValueError("Out shape is mismatched")
     if array is not x:
-        return make.forward("nan_to_num", (array,), keywords, array._meta)
+        return make.forward("nan_to_num", (array,), keywords, array._gp_meta)
     if copy:
         return make.forward("nan_to_num", (x,), keywords, fresh(x.dtype, x.shape))
     x[...] = make.forward("nan_to_num", (x,), keywords, fresh(x.dtype, x.shape))

@@ -43,7 +43,7 @@ def swapaxes(a: Any, axis1: int, axis2: int) -> Any:
 
 def moveaxis(a: Any, source: Any, destination: Any) -> Any:
     """Return axes moved to other places."""
-    meta: Meta = need(a)._meta
+    meta: Meta = need(a)._gp_meta
     sources = arguments.axes_of(source, meta.ndim)
     targets = arguments.axes_of(destination, meta.ndim)
     if len(sources) != len(targets):
@@ -80,7 +80,10 @@ def broadcast_to(array: Any, shape: Any) -> Any:
     source = convert.asarray(array)
     lengths = arguments.shape_of(shape)
     return make.view(
-        source, "broadcast_to", (lengths,), of_view(np.broadcast_to(source._meta.shadow, lengths))
+        source,
+        "broadcast_to",
+        (lengths,),
+        of_view(np.broadcast_to(source._gp_meta.shadow, lengths)),
     )
 
 

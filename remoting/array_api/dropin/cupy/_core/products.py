@@ -49,7 +49,7 @@ def matmul(*args: Any, out: Any = None, **kwargs: Any) -> Any:
     """Return the matrix product, broadcasting over leading axes."""
     short = out is None and not kwargs and len(args) == 2
     if short and type(args[0]) is type(args[1]) is make.classes.ndarray:
-        plan = _matmuls.get((args[0]._known, args[1]._known))
+        plan = _matmuls.get((args[0]._gp_known, args[1]._gp_known))
         if plan is not None:
             return make.send_pair(args[0], args[1], plan, _frame(1))
     if len(args) == 3 and out is None:
@@ -73,7 +73,7 @@ def matmul(*args: Any, out: Any = None, **kwargs: Any) -> Any:
     looks = fresh(kind, shape)
     if short:
         plan = Plan("matmul", ("h", "h"), (), "QQ", (looks,))
-        make.remember(_matmuls, (a._meta, b._meta), plan)
+        make.remember(_matmuls, (a._gp_meta, b._gp_meta), plan)
     return make.forward("matmul", (a, b), keywords, looks)
 
 
@@ -101,7 +101,7 @@ def _matmul_laid_out(
         raise ValueError("`keepdims` can only be used for scalar outputs")
     letter = arguments.normalize_order(order)
     if letter == "A":
-        strict = all(each._meta.contiguity == (False, True) for each in (a, b))
+        strict = all(each._gp_meta.contiguity == (False, True) for each in (a, b))
         letter = "F" if strict else "C"
     turns: list[Any] = [None, None, None]
     if axes is not None:
@@ -146,7 +146,7 @@ def _turned(axes: Any, ndim: int, cores: int | None = None) -> tuple[int, ...] |
 
 def _operator(a: Any, b: Any) -> Any:
     """Return ``a @ b`` of two arrays."""
-    plan = _matmuls.get((a._known, b._known))
+    plan = _matmuls.get((a._gp_known, b._gp_known))
     # From the program by way of the array's own method.
     return matmul(a, b) if plan is None else make.send_pair(a, b, plan, _frame(2))
 
@@ -155,7 +155,7 @@ def dot(a: Any, b: Any, out: Any = None) -> Any:
     """Return the dot product of two arrays."""
     ndarray: Any = make.classes.ndarray
     if out is None and type(a) is type(b) is ndarray:
-        plan = _dots.get((a._known, b._known))
+        plan = _dots.get((a._gp_known, b._gp_known))
         if plan is not None:
             return make.send_pair(a, b, plan, _frame(1))
     if not isinstance(a, ndarray) or not isinstance(b, ndarray):
@@ -177,7 +177,7 @@ def dot(a: Any, b: Any, out: Any = None) -> Any:
         make.in_place("dot", (a, b), {"out": out})
         return out
     plan = Plan("dot", ("h", "h"), (), "QQ", (fresh(kind, shape),))
-    make.remember(_dots, (a._meta, b._meta), plan)
+    make.remember(_dots, (a._gp_meta, b._gp_meta), plan)
     return make.send_pair(a, b, plan, None)
 
 

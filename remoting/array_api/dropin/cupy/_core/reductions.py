@@ -90,14 +90,14 @@ def reduce(
             typed = {} if name in ("max", "min") else {"dtype": dtype}
             return method(axis=axis, out=out, keepdims=keepdims, **typed, **extra)
     array = need(a)
-    meta: Meta = array._meta
+    meta: Meta = array._gp_meta
     if axis is not None and type(axis) is not int:
         axis = arguments.plain_axis(axis)
     if dtype is not None:
         dtype = arguments.dtype_of(dtype)
         if meta.dtype.kind == "c" and dtype.kind not in "bc":
             arguments.warn_of_complex()
-    session = array._session
+    session = array._gp_session
     if out is None:
         key = (name, meta, axis, dtype, keepdims, tuple(extra.items()) if extra else ())
         found = _memo.get(key)
@@ -146,7 +146,7 @@ def _reduction(name: str, rule: Rule, *, typed: bool, empty_ok: bool = True) -> 
         # Of ints alone, because True and 1.0 are the same key as 1.
         plain = axis is None or type(axis) is int
         if plain and out is None and type(a) is make.classes.ndarray:
-            found = _memo.get((name, a._known, axis, dtype, keepdims, ()))
+            found = _memo.get((name, a._gp_known, axis, dtype, keepdims, ()))
             if found is not None:
                 return make.send(a, found[0], found[1], _frame(1))
         return reduce(name, a, rule, axis, dtype, out, keepdims, empty_ok)
@@ -155,7 +155,7 @@ def _reduction(name: str, rule: Rule, *, typed: bool, empty_ok: bool = True) -> 
         # Of ints alone, because True and 1.0 are the same key as 1.
         plain = axis is None or type(axis) is int
         if plain and out is None and type(a) is make.classes.ndarray:
-            found = _memo.get((name, a._known, axis, None, keepdims, ()))
+            found = _memo.get((name, a._gp_known, axis, None, keepdims, ()))
             if found is not None:
                 return make.send(a, found[0], found[1], _frame(1))
         return reduce(name, a, rule, axis, None, out, keepdims, empty_ok)
@@ -193,7 +193,7 @@ def _argument(name: str) -> Any:
 def _scan(name: str) -> Any:
     def function(a: Any, axis: Any = None, dtype: Any = None, out: Any = None) -> Any:
         array = need(a)
-        meta: Meta = array._meta
+        meta: Meta = array._gp_meta
         shape = (meta.size,) if axis is None else meta.shape
         if out is not None and need(out, "out").shape != shape:
             raise ValueError("Provided out is the wrong size for the reduction")
@@ -203,7 +203,7 @@ def _scan(name: str) -> Any:
         if dtype is not None:
             keywords["dtype"] = arguments.dtype_of(dtype)
         if out is not None:
-            array._session.call(name, (array,), {**keywords, "out": out})
+            array._gp_session.call(name, (array,), {**keywords, "out": out})
             return out
         looks = fresh(keywords.get("dtype", wide(meta.dtype)), shape)
         return make.forward(name, (array,), keywords, looks)
@@ -232,14 +232,14 @@ def quantiles(name: str, a: Any, q: Any, axis: Any, out: Any, method: str, keepd
         q = q.tolist()
     if not scalar and not _is_short(q):
         q = convert.asarray(q)
-    shape = reduced_shape(array._meta, axis, keepdims)
+    shape = reduced_shape(array._gp_meta, axis, keepdims)
     keywords: dict[str, Any] = {} if axis is None else {"axis": arguments.plain_axis(axis)}
     if keepdims:
         keywords["keepdims"] = True
     if method != "linear":
         keywords["method"] = method
     if out is not None:
-        array._session.call(name, (array, q), {**keywords, "out": out})
+        array._gp_session.call(name, (array, q), {**keywords, "out": out})
         return out
     if method != "linear" or not scalar:
         # The type depends on that of the points, by rules of the worker's library.

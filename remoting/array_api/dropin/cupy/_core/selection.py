@@ -83,7 +83,7 @@ def place(arr: Any, mask: Any, vals: Any) -> None:
 def copyto(dst: Any, src: Any, casting: str = "same_kind", where: Any = None) -> None:
     """Copy values into an array, broadcasting."""
     target = need(dst, "dst")
-    with state.on(target._device):
+    with state.on(target._gp_device):
         _copy_to(target, src, casting, where)
 
 
@@ -111,7 +111,7 @@ def _copy_to(target: Any, src: Any, casting: str, where: Any) -> None:
     source = _cast_scalar(src, target.dtype, casting)
     if is_array(source) and not np.can_cast(source.dtype, target.dtype, casting):  # type: ignore[arg-type]
         raise TypeError(f"Cannot cast {source.dtype} to {target.dtype} in {casting} casting mode")
-    if is_array(source) and source._session is not target._session:
+    if is_array(source) and source._gp_session is not target._gp_session:
         if where is None and across.fill(target, source):
             return
         source = across.bring(source, target)

@@ -206,7 +206,7 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> A
         if len(axes) > 2:
             raise ValueError("Improper number of dimensions to norm.")
     if ord is None or (not isinstance(ord, str) and axis is not None):
-        shape = _reduced_shape(x._meta, axis, keepdims)
+        shape = _reduced_shape(x._gp_meta, axis, keepdims)
         kind = np.dtype(np.float64) if x.dtype.kind in "biu" else _real(x.dtype)
         return make.forward("linalg.norm", (x, ord, axis, keepdims), {}, fresh(kind, shape))
     return make.lazy("linalg.norm", (x, ord, axis, keepdims), {})

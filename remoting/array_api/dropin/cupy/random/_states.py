@@ -159,7 +159,7 @@ class RandomState(Remote):
 
     def seed(self, seed: Any = None) -> None:
         """Start again from a seed."""
-        self._session.call("random.seed", (self, _seed(seed)), {})
+        self._gp_session.call("random.seed", (self, _seed(seed)), {})
 
     def rand(self, *size: int, dtype: Any = float) -> Any:
         """Draw uniformly from [0, 1)."""
@@ -219,7 +219,7 @@ class RandomState(Remote):
             raise TypeError("The array must be cupy.ndarray")
         if a.ndim == 0:
             raise TypeError("An array whose ndim is 0 is not supported")
-        self._session.call("random.shuffle", (self, a), {})
+        self._gp_session.call("random.shuffle", (self, a), {})
 
     def dirichlet(self, alpha: Any, size: Any = None, dtype: Any = float) -> Any:
         """Draw from the Dirichlet distribution."""
@@ -293,7 +293,7 @@ class BitGenerator:
         self._made: Any = None
 
     def _state(self) -> Any:
-        if self._made is None or self._made._session.failure is not None:
+        if self._made is None or self._made._gp_session.failure is not None:
             args = (type(self).__name__, _entropy(self._seed_seq))
             self._made = remote_object(_Bits, pool.current(), "random.generator", args)
         return self._made

@@ -70,7 +70,7 @@ def operand(value: Any) -> Any:
 def operand_type(value: Any) -> Any:
     """Return an operand's dtype, or int, float, complex for a Python number."""
     if isinstance(value, Remote):
-        return value._meta.dtype  # type: ignore[attr-defined]
+        return value._gp_meta.dtype  # type: ignore[attr-defined]
     if isinstance(value, np.generic):
         return value.dtype
     if isinstance(value, bool):
