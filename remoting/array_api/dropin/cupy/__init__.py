@@ -49,7 +49,7 @@ from cupy._door import dtypes as _dtypes
 from cupy._door import state as _state
 
 __version__ = "14.2.0"
-_LATER = ("testing", "typing")
+_LATER = ("testing", "typing", "_util")
 
 if _TYPE_CHECKING:
 
@@ -62,82 +62,15 @@ else:
 
 
 # What CuPy takes from NumPy as it is.
-_REEXPORTED = [
-    "bool",
-    "bool_",
-    "byte",
-    "cdouble",
-    "clongdouble",
-    "complex128",
-    "complex64",
-    "complexfloating",
-    "csingle",
-    "double",
-    "dtype",
-    "finfo",
-    "flexible",
-    "float16",
-    "float32",
-    "float64",
-    "floating",
-    "generic",
-    "half",
-    "iinfo",
-    "inexact",
-    "int16",
-    "int32",
-    "int64",
-    "int8",
-    "int_",
-    "intc",
-    "integer",
-    "intp",
-    "isdtype",
-    "longlong",
-    "number",
-    "short",
-    "signedinteger",
-    "single",
-    "ubyte",
-    "uint",
-    "uint16",
-    "uint32",
-    "uint64",
-    "uint8",
-    "uintc",
-    "uintp",
-    "ulonglong",
-    "unsignedinteger",
-    "ushort",
-    "broadcast_shapes",
-    "ndindex",
-    "get_printoptions",
-    "set_printoptions",
-    "printoptions",
-    "issubdtype",
-    "iterable",
-    "mintypecode",
-    "promote_types",
-    "typename",
-    "e",
-    "euler_gamma",
-    "inf",
-    "nan",
-    "newaxis",
-    "pi",
-    "float64",
-    "complex128",
-    "long",
-    "ulong",
-    "datetime64",
-    "timedelta64",
-    "object_",
-    "str_",
-    "bytes_",
-    "void",
-    "character",
-    "errstate_",
-]
+_REEXPORTED = """
+    bool bool_ byte cdouble clongdouble complex128 complex64 complexfloating csingle double dtype
+    finfo flexible float16 float32 float64 floating generic half iinfo inexact int16 int32 int64
+    int8 int_ intc integer intp isdtype longlong number short signedinteger single ubyte uint
+    uint16 uint32 uint64 uint8 uintc uintp ulonglong unsignedinteger ushort broadcast_shapes
+    ndindex get_printoptions set_printoptions printoptions issubdtype iterable mintypecode
+    promote_types typename e euler_gamma inf nan newaxis pi long ulong datetime64 timedelta64
+    object_ str_ bytes_ void character
+"""
 _OLD_NAMES = {
     "float_": "float64",
     "complex_": "complex128",
@@ -165,7 +98,7 @@ _ALIASES = {
 def _fill(names: dict[str, _Any]) -> None:
     # NumPy 1.26 has these under other names, and warns when it is asked for them.
     names["bool"], names["long"], names["ulong"] = _numpy.bool_, _numpy.int_, _numpy.uint
-    for name in _REEXPORTED:
+    for name in _REEXPORTED.split():
         if name in vars(_numpy):
             names[name] = vars(_numpy)[name]
     for name, source in _OLD_NAMES.items():
