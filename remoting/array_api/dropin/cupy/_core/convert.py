@@ -10,9 +10,9 @@ import numpy as np
 from cupy._core.dispatch import make
 from cupy._core.dispatch.arguments import (
     dtype_of,
+    integers,
     normalize_order,
     shape_of,
-    steps_of,
     view_dtype_of,
 )
 from cupy._core.dispatch.transfers import upload
@@ -83,7 +83,7 @@ def from_interface(obj: Any) -> Any:
             "and the arrays of this cupy are on a GPU of the pool: copy it through the host (numpy)"
         )
     strides = described.get("strides")
-    steps = contiguous_strides(shape, kind.itemsize) if strides is None else steps_of(strides)
+    steps = contiguous_strides(shape, kind.itemsize) if strides is None else integers(strides)
     if len(steps) != len(shape):
         raise ValueError(f"shape {shape} has not as many dimensions as strides {steps}")
     if not pointer.holds(intern(kind, shape, steps)):

@@ -159,7 +159,8 @@ def arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) -> An
         dtype = np.result_type(*given)
     kind = arguments.dtype_of(dtype)
     first, last, step = (
-        value.item() if arguments.is_array(value) else value for value in (first, last, step)
+        value.item() if arguments.is_array(value) or isinstance(value, np.ndarray) else value
+        for value in (first, last, step)
     )
     length = math.ceil((last - first) / step)
     if length < 0 or length != length:

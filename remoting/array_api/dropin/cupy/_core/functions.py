@@ -114,7 +114,11 @@ def gradient(f: Any, *varargs: Any, axis: Any = None, edge_order: int = 1) -> An
                     "when 1d, distances must match the length of the corresponding dimension"
                 )
     made = make.ask(
-        "gradient", need(f, "f"), *[_arrays(x) for x in varargs], axis=axis, edge_order=edge_order
+        "gradient",
+        need(f, "f"),
+        *[_arrays(x) for x in varargs],
+        axis=axis if axis is None else arguments.plain(axis),
+        edge_order=edge_order,
     )
     return list(made) if isinstance(made, tuple) else made
 

@@ -95,12 +95,7 @@ class Methods:
                 found = None
             if found is not None:
                 return make.send_view(self, found[0], found[1], _frame(1))
-        lengths: Any = shape[0] if len(shape) == 1 else shape
-        lengths = (
-            (lengths.__index__(),)
-            if hasattr(lengths, "__index__")
-            else tuple(length.__index__() for length in lengths)
-        )
+        lengths = arguments.integers(shape[0] if len(shape) == 1 else shape)
         letter = arguments.normalize_order(order)
         if letter == "K":
             raise ValueError(f"order {order!r} is not permitted for reshaping")
@@ -148,8 +143,6 @@ class Methods:
     def transpose(self, *axes: Any) -> Any:
         """Return a view with the axes in another order."""
         order: Any = axes[0] if len(axes) == 1 else axes or None
-        if order is not None and not hasattr(order, "__index__"):
-            order = tuple(order)
         meta = self._gp_meta
         if order is None:
             if meta.ndim <= 1:
@@ -158,8 +151,7 @@ class Methods:
             plan = Plan("ndarray.transpose", ("h",), (), "Q", (looks,))
             plan = TRANSPOSED.get(meta) or make.remember(TRANSPOSED, meta, plan)
             return make.send_view(self, plan, b"", None)
-        if hasattr(order, "__index__"):
-            order = (order,)
+        order = arguments.integers(order)
         if len(order) == 0 and meta.ndim <= 1:
             return self
         return make.view(self, "ndarray.transpose", (order,), of_view(meta.shadow.transpose(order)))
@@ -171,11 +163,8 @@ class Methods:
 
     def squeeze(self, axis: Any = None) -> Any:
         """Return a view without axes of length one."""
-        meta = of_view(
-            self._gp_meta.shadow.squeeze(
-                axis if axis is None else tuple(axis) if isinstance(axis, (list, tuple)) else axis
-            )
-        )
+        axis = axis if axis is None else arguments.plain(axis)
+        meta = of_view(self._gp_meta.shadow.squeeze(axis))
         return (
             make.view(self, "ndarray.squeeze", (axis,), meta) if meta is not self._gp_meta else self
         )
@@ -278,7 +267,9 @@ class Methods:
     def partition(self, kth: Any, axis: int = -1) -> None:
         """Put the ``kth`` element in its sorted place, smaller ones before it, in place."""
         self._gp_session.call(
-            "ndarray.partition", (self, kth, arguments.axis_of(axis, self._gp_meta.ndim)), {}
+            "ndarray.partition",
+            (self, arguments.plain(kth), arguments.axis_of(axis, self._gp_meta.ndim)),
+            {},
         )
 
     def put(self, indices: Any, values: Any, mode: str = "wrap") -> None:

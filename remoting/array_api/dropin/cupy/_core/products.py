@@ -161,7 +161,8 @@ def dot(a: Any, b: Any, out: Any = None) -> Any:
     if not isinstance(a, ndarray) or not isinstance(b, ndarray):
         if arguments.is_scalar(a) or arguments.is_scalar(b):
             return state.hooks["ufuncs"]["multiply"](a, b, out=out)
-        need(a)
+        if not isinstance(a, ndarray):
+            return arguments.by_method(a, "dot", b, out)
         need(b, "b")
     kind = _result(a, b)
     if not a.ndim or not b.ndim:
@@ -210,32 +211,25 @@ def outer(a: Any, b: Any, out: Any = None) -> Any:
 def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
     """Return the product summed over axes."""
     first, second = need(a), need(b, "b")
+    try:
+        count = arguments.integer(axes)
+    except TypeError:
+        over_a = arguments.axes_of(axes[0], first.ndim)
+        over_b = arguments.axes_of(axes[1], second.ndim)
+    else:
+        over_a, over_b = tuple(range(first.ndim - count, first.ndim)), tuple(range(count))
     if not first.ndim or not second.ndim:
-        if axes not in (0, ((), ())):
+        if over_a or over_b:
             raise ValueError("An input is zero-dim while axes has dimensions")
         return state.hooks["ufuncs"]["multiply"](first, second)
-    if isinstance(axes, int):
-        over_a = list(range(first.ndim - axes, first.ndim))
-        over_b = list(range(axes))
-    else:
-        over_a = [
-            arguments.axis_of(x, first.ndim)
-            for x in (axes[0] if isinstance(axes[0], (tuple, list)) else [axes[0]])
-        ]
-        over_b = [
-            arguments.axis_of(x, second.ndim)
-            for x in (axes[1] if isinstance(axes[1], (tuple, list)) else [axes[1]])
-        ]
     if len(over_a) != len(over_b) or any(
         first.shape[x] != second.shape[y] for x, y in zip_strict(over_a, over_b)
     ):
         raise ValueError("Axes dimension mismatch")
     shape = tuple(n for at, n in enumerate(first.shape) if at not in over_a)
     shape += tuple(n for at, n in enumerate(second.shape) if at not in over_b)
-    pair = (tuple(over_a), tuple(over_b))
-    return make.forward(
-        "tensordot", (first, second, pair), {}, fresh(_result(first, second), shape)
-    )
+    looks = fresh(_result(first, second), shape)
+    return make.forward("tensordot", (first, second, (over_a, over_b)), {}, looks)
 
 
 def kron(a: Any, b: Any) -> Any:
@@ -252,7 +246,9 @@ def trace(
     a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None, out: Any = None
 ) -> Any:
     """Return the sum along a diagonal."""
-    return need(a).diagonal(offset, axis1, axis2).sum(-1, dtype, out, False)
+    if not isinstance(a, state.hooks["ndarray"]):
+        return arguments.by_method(a, "trace", offset, axis1, axis2, dtype, out)
+    return a.diagonal(offset, axis1, axis2).sum(-1, dtype, out, False)
 
 
 def cross(

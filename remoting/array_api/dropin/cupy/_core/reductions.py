@@ -21,7 +21,7 @@ _BOOL = np.dtype(np.bool_)
 _POINTS_MAX = 64
 """Of a quantile's list that travels as it is. A longer one is uploaded."""
 
-_BY_METHOD = frozenset(("max", "mean", "min", "prod", "std", "sum", "var"))
+_BY_METHOD = ("argmax", "argmin", "max", "mean", "min", "prod", "ptp", "std", "sum", "var")
 """Functions of which CuPy does not check that they get an array of a device."""
 
 Rule = Callable[[np.dtype[Any]], np.dtype[Any]]
@@ -83,16 +83,14 @@ def reduce(
     **extra: Any,
 ) -> Any:
     """Send one reduction."""
-    if name in _BY_METHOD and not isinstance(a, Remote):
-        # CuPy asks any object for its method of this name, so that one function takes both kinds.
-        method = getattr(a, name, None)
-        if method is not None:
-            typed = {} if name in ("max", "min") else {"dtype": dtype}
-            return method(axis=axis, out=out, keepdims=keepdims, **typed, **extra)
+    if name in _BY_METHOD and hasattr(a, name) and not isinstance(a, Remote):
+        typed = {} if name in ("max", "min", "ptp") else {"dtype": dtype}
+        named = {"axis": axis, "out": out, "keepdims": keepdims, **typed, **extra}
+        return arguments.by_method(a, name, **named)
     array = need(a)
     meta: Meta = array._gp_meta
     if axis is not None and type(axis) is not int:
-        axis = arguments.plain_axis(axis)
+        axis = arguments.plain(axis)
     if dtype is not None:
         dtype = arguments.dtype_of(dtype)
         if meta.dtype.kind == "c" and dtype.kind not in "bc":
@@ -233,7 +231,7 @@ def quantiles(name: str, a: Any, q: Any, axis: Any, out: Any, method: str, keepd
     if not scalar and not _is_short(q):
         q = convert.asarray(q)
     shape = reduced_shape(array._gp_meta, axis, keepdims)
-    keywords: dict[str, Any] = {} if axis is None else {"axis": arguments.plain_axis(axis)}
+    keywords: dict[str, Any] = {} if axis is None else {"axis": arguments.plain(axis)}
     if keepdims:
         keywords["keepdims"] = True
     if method != "linear":
@@ -283,7 +281,7 @@ def average(
 ) -> Any:
     """Return the weighted mean, and with ``returned`` the sum of the weights."""
     array = convert.asarray(a)
-    keywords: dict[str, Any] = {} if axis is None else {"axis": arguments.plain_axis(axis)}
+    keywords: dict[str, Any] = {} if axis is None else {"axis": arguments.plain(axis)}
     if weights is not None:
         keywords["weights"] = convert.asarray(weights)
     if keepdims:

@@ -190,7 +190,10 @@ def _flatten_rest(value: Any, kind: Any, session: Any, values: list[Any], layout
             "m",
             *((str(key), flatten(item, session, values, layout)) for key, item in pairs.items()),
         )
-    if isinstance(value, np.ndarray) or not hasattr(kind, "__index__"):
+    whole = (
+        value.shape == () and value.dtype.kind in "iu" if isinstance(value, np.ndarray) else True
+    )
+    if not whole or not hasattr(kind, "__index__"):
         raise UnsupportedArgumentError(f"Unsupported type {kind}")
     return _integer(value.__index__(), values, layout)
 

@@ -70,6 +70,8 @@ def bytes(length: int) -> Any:  # noqa: A001 - NumPy's name
 
 def default_rng(seed: Any = None) -> Generator:
     """Return a generator with a seed."""
+    if isinstance(seed, Generator):
+        return seed
     return Generator(seed if isinstance(seed, BitGenerator) else XORWOW(seed))
 
 

@@ -110,20 +110,25 @@ def integer(value: Any) -> int:
     return int(_integer(value))
 
 
-def plain_axis(axis: Any) -> int | tuple[int, ...]:
-    """Return an axis or several as ints, without a look at how many dimensions there are."""
-    if isinstance(axis, (tuple, list)):
-        return tuple([int(_integer(item)) for item in axis])
-    return int(_integer(axis))
+def plain(value: Any) -> int | tuple[int, ...]:
+    """Return an integer as an int, and those of any sequence as a tuple: lists, NumPy's arrays."""
+    try:
+        return int(_integer(value))
+    except TypeError:
+        return tuple([int(_integer(item)) for item in value])
+
+
+def integers(value: Any) -> tuple[int, ...]:
+    """Return an integer, or those of any sequence, as a tuple."""
+    made = plain(value)
+    return made if isinstance(made, tuple) else (made,)
 
 
 def axes_of(axis: Any, ndim: int) -> tuple[int, ...]:
     """Return non-negative axes, all of them for None; ValueError for duplicates."""
     if axis is None:
         return tuple(range(ndim))
-    made = tuple(
-        axis_of(item, ndim) for item in (axis if isinstance(axis, (tuple, list)) else (axis,))
-    )
+    made = tuple([axis_of(item, ndim) for item in integers(axis)])
     if len(set(made)) != len(made):
         raise ValueError("duplicate value in 'axis'")
     return made
@@ -137,22 +142,12 @@ def shape_of(shape: Any) -> tuple[int, ...]:
                 break
         else:
             return shape  # as nearly all are
-        made = tuple([int(_integer(length)) for length in shape])
     elif shape is None:
         raise TypeError("Use () not None as shape arguments")
-    else:
-        try:
-            made = (int(_integer(shape)),)
-        except TypeError:
-            made = tuple([int(_integer(length)) for length in shape])
+    made = integers(shape)
     if any(length < 0 for length in made):
         raise ValueError("Negative dimensions are not allowed")
     return made
-
-
-def steps_of(strides: Any) -> tuple[int, ...]:
-    """Return strides as a tuple of ints."""
-    return tuple([int(_integer(step)) for step in strides])
 
 
 def check_strides(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> None:
@@ -193,6 +188,12 @@ def need(a: Any, name: str = "a") -> Any:
     raise TypeError(
         f"Argument {name!r} has incorrect type (expected cupy.ndarray, got {type(a).__name__})"
     )
+
+
+def by_method(a: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+    """Call a method of an array, or of what another library has for one: CuPy asks no more."""
+    method = getattr(a, name, None)
+    return (getattr(need(a), name) if method is None else method)(*args, **kwargs)
 
 
 def weak_result(dtype: np.dtype[Any], kinds: list[Any]) -> np.dtype[Any]:

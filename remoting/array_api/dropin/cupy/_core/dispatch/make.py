@@ -6,7 +6,7 @@ import struct
 from inspect import isfunction
 from typing import Any
 
-from cupy._core.dispatch.arguments import dtype_of, shape_of
+from cupy._core.dispatch.arguments import dtype_of, integers, shape_of
 from cupy._door import dtypes, pool, state
 from cupy._door.calls import Plan, Remote, plan_of
 from cupy._door.meta import Meta, fresh, intern
@@ -294,7 +294,7 @@ def as_strided(x: Any, shape: Any = None, strides: Any = None) -> Any:
     """Return a view with any shape and strides; they are not checked."""
     meta: Meta = x._gp_meta
     lengths = meta.shape if shape is None else shape_of(shape)
-    steps = meta.strides if strides is None else tuple(strides)
+    steps = meta.strides if strides is None else integers(strides)
     return view(x, "ndarray.as_strided", (lengths, steps), intern(meta.dtype, lengths, steps))
 
 
