@@ -71,28 +71,14 @@ _REEXPORTED = """
     promote_types typename e euler_gamma inf nan newaxis pi long ulong datetime64 timedelta64
     object_ str_ bytes_ void character
 """
-_OLD_NAMES = {
-    "float_": "float64",
-    "complex_": "complex128",
-    "cfloat": "complex128",
-    "singlecomplex": "complex64",
-    "NaN": "nan",
-    "NAN": "nan",
-    "Inf": "inf",
-    "Infinity": "inf",
-    "infty": "inf",
-    "PINF": "inf",
-}
-_ALIASES = {
-    "alltrue": "all",
-    "sometrue": "any",
-    "amax": "max",
-    "amin": "min",
-    "cumproduct": "cumprod",
-    "product": "prod",
-    "round_": "around",
-    "trapz": "trapezoid",
-}
+_OLD_NAMES = """
+    float_:float64 complex_:complex128 cfloat:complex128 singlecomplex:complex64 NaN:nan NAN:nan
+    Inf:inf Infinity:inf infty:inf PINF:inf
+"""
+_ALIASES = """
+    alltrue:all sometrue:any amax:max amin:min cumproduct:cumprod product:prod round_:around
+    trapz:trapezoid
+"""
 
 
 def _fill(names: dict[str, _Any]) -> None:
@@ -101,7 +87,7 @@ def _fill(names: dict[str, _Any]) -> None:
     for name in _REEXPORTED.split():
         if name in vars(_numpy):
             names[name] = vars(_numpy)[name]
-    for name, source in _OLD_NAMES.items():
+    for name, _, source in (pair.partition(":") for pair in _OLD_NAMES.split()):
         names[name] = getattr(_numpy, source)
     names["NINF"], names["NZERO"], names["PZERO"] = -_numpy.inf, -0.0, 0.0
     for name in dir(exceptions):
@@ -110,7 +96,7 @@ def _fill(names: dict[str, _Any]) -> None:
     kernels = (_RAW_KERNELS, _TYPED_KERNELS, _FUSION, _VECTORIZE)
     for table in (_FUNCTIONS, _HOST, _POLY, _UFUNCS, *kernels):
         names.update(table)
-    for name, source in _ALIASES.items():
+    for name, _, source in (pair.partition(":") for pair in _ALIASES.split()):
         names[name] = names[source]
     names["array"] = _convert.array
     names["make_aligned_dtype"] = _dtypes.make_aligned_dtype

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import pickle  # noqa: TID251 - arrays of this process, written where the program says
 import sys
 import warnings
@@ -455,6 +456,8 @@ class ndarray(Operators, Methods, Remote):
             operands = (*inputs, kwargs["out"])
         name = function.__name__
         found: Any = UFUNCS.get(name) or getattr(state.hooks["module"], name, None)
+        if found is None:  # it may be one of SciPy's
+            found = getattr(importlib.import_module("cupyx.scipy.special"), name, None)
         if method != "__call__":
             found = getattr(found, method, None)
         if found is None:

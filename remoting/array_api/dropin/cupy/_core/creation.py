@@ -34,12 +34,16 @@ def full(shape: Any, fill_value: Any, dtype: Any = None, order: str = "C") -> An
     if dtype is None:
         ndarray: Any = state.hooks["ndarray"]
         dtype = fill_value.dtype if isinstance(fill_value, ndarray) else np.array(fill_value).dtype
-    made = empty(shape, dtype, order)
-    ndarray = state.hooks["ndarray"]
-    if isinstance(fill_value, ndarray):
-        made[...] = fill_value
+    return _filled(empty(shape, dtype, order), fill_value)
+
+
+def _filled(made: Any, value: Any) -> Any:
+    if isinstance(value, np.ndarray) and value.size == 1:
+        value = value.reshape(())
+    if arguments.is_array(value):
+        made[...] = value
     else:
-        made.fill(fill_value)
+        made.fill(value)
     return made
 
 
@@ -121,13 +125,7 @@ def full_like(
     shape: Any = None,
 ) -> Any:
     """Return an array of one value that looks like another array."""
-    made = empty_like(a, dtype, order, subok, shape)
-    ndarray: Any = state.hooks["ndarray"]
-    if isinstance(fill_value, ndarray):
-        made[...] = fill_value
-    else:
-        made.fill(fill_value)
-    return made
+    return _filled(empty_like(a, dtype, order, subok, shape), fill_value)
 
 
 def eye(N: int, M: Any = None, k: int = 0, dtype: Any = float, order: str = "C") -> Any:

@@ -33,19 +33,10 @@ _WEAK: dict[type, np.dtype[Any]] = {
     complex: np.dtype(np.complex128),
 }
 _BOOL = np.dtype(np.bool_)
-_COMPARE = frozenset(
-    [
-        "equal",
-        "not_equal",
-        "greater",
-        "greater_equal",
-        "less",
-        "less_equal",
-        "logical_and",
-        "logical_or",
-        "logical_xor",
-    ]
-)
+_COMPARES = """
+    equal not_equal greater greater_equal less less_equal logical_and logical_or logical_xor
+"""
+_COMPARE = frozenset(_COMPARES.split())
 
 Operand = Union[np.dtype[Any], type]
 """A dtype, or int, float, complex for a Python number, whose type gives way to the arrays'."""

@@ -27,17 +27,8 @@ def _of_state(name: str) -> Any:
     return function
 
 
-for _name in (
-    *_DISTRIBUTIONS,
-    "choice",
-    "dirichlet",
-    "multivariate_normal",
-    "permutation",
-    "rand",
-    "randint",
-    "randn",
-    "shuffle",
-):
+_OTHERS = "choice dirichlet multivariate_normal permutation rand randint randn shuffle"
+for _name in (*_DISTRIBUTIONS, *_OTHERS.split()):
     globals()[_name] = _of_state(_name)
 random = ranf = sample = globals()["random_sample"]
 

@@ -57,19 +57,9 @@ DISTRIBUTIONS: dict[str, tuple[dict[str, Any], Any]] = {
 }
 
 
-_OF_ANY_TYPE = frozenset(
-    [
-        "beta",
-        "chisquare",
-        "f",
-        "gamma",
-        "noncentral_chisquare",
-        "noncentral_f",
-        "standard_gamma",
-        "standard_t",
-        "vonmises",
-    ]
-)
+_OF_ANY_TYPE = """
+    beta chisquare f gamma noncentral_chisquare noncentral_f standard_gamma standard_t vonmises
+"""
 """CuPy draws these by kernels that write numbers of any type; the others are drawn by cuRAND."""
 
 
@@ -126,7 +116,7 @@ def _distribution(name: str) -> Callable[..., Any]:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         bound = _bind(name, names, args, kwargs)
         size, dtype = bound.pop("size"), arguments.dtype_of(bound.pop("dtype"))
-        if default is float and dtype.char not in "fd" and name not in _OF_ANY_TYPE:
+        if default is float and dtype.char not in "fd" and name not in _OF_ANY_TYPE.split():
             raise TypeError(f"cupy.random only supports float32 and float64, not {dtype}")
         if any(value is None for value in bound.values()):
             raise ValueError(f"{name}() takes numbers and arrays, not None")
@@ -438,21 +428,9 @@ def _generated(name: str) -> Callable[..., Any]:
     return method
 
 
-for _name in (
-    "beta",
-    "binomial",
-    "chisquare",
-    "exponential",
-    "f",
-    "gamma",
-    "geometric",
-    "hypergeometric",
-    "logseries",
-    "poisson",
-    "power",
-    "standard_exponential",
-    "standard_gamma",
-    "standard_normal",
-    "uniform",
-):
+_GENERATED = """
+    beta binomial chisquare exponential f gamma geometric hypergeometric logseries poisson power
+    standard_exponential standard_gamma standard_normal uniform
+"""
+for _name in _GENERATED.split():
     setattr(Generator, _name, _generated(_name))

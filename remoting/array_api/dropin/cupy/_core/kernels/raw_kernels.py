@@ -118,18 +118,11 @@ def _attribute(name: str) -> property:
     return property(read, doc=f"The function's {name.replace('_', ' ')}.")
 
 
-for _name in (
-    "max_threads_per_block",
-    "shared_size_bytes",
-    "const_size_bytes",
-    "local_size_bytes",
-    "num_regs",
-    "ptx_version",
-    "binary_version",
-    "cache_mode_ca",
-    "max_dynamic_shared_size_bytes",
-    "preferred_shared_memory_carveout",
-):
+_ATTRIBUTES = """
+    max_threads_per_block shared_size_bytes const_size_bytes local_size_bytes num_regs ptx_version
+    binary_version cache_mode_ca max_dynamic_shared_size_bytes preferred_shared_memory_carveout
+"""
+for _name in _ATTRIBUTES.split():
     setattr(RawKernel, _name, _attribute(_name))
 
 
