@@ -67,6 +67,13 @@ def test_helpers_of_private_modules_do_what_cupys_do(cp: Any) -> None:
         cp._util.experimental("of a library")
 
 
+def test_libraries_that_cupy_can_do_without_are_not_available(cp: Any) -> None:
+    assert cp.cuda.nccl.available is False
+    assert importlib.import_module("cupy.cuda.cutensor").available is False
+    with pytest.raises(AttributeError, match="CuPy"):
+        cp.cuda.nccl.NcclCommunicator  # noqa: B018
+
+
 def _said(program: str) -> str:
     with pytest.raises((ImportError, AttributeError)) as caught:
         exec(program, {})

@@ -15,24 +15,12 @@ _normalize_axis_index = axis_of
 _broadcast_shapes = np.broadcast_shapes
 prod = prod_sequence = math.prod
 
-TYPENAMES = {
-    "?": "bool",
-    "b": "signed char",
-    "B": "unsigned char",
-    "h": "short",
-    "H": "unsigned short",
-    "i": "int",
-    "I": "unsigned int",
-    "l": "long long",
-    "L": "unsigned long long",
-    "q": "long long",
-    "Q": "unsigned long long",
-    "e": "float16",
-    "f": "float",
-    "d": "double",
-    "F": "thrust::complex<float>",
-    "D": "thrust::complex<double>",
-}
+_NAMES = (
+    "? bool, b signed char, B unsigned char, h short, H unsigned short, i int, I unsigned int, "
+    "l long long, L unsigned long long, q long long, Q unsigned long long, e float16, f float, "
+    "d double, F thrust::complex<float>, D thrust::complex<double>"
+)
+TYPENAMES = {pair[0]: pair[2:] for pair in _NAMES.split(", ")}
 """By the characters of NumPy."""
 
 

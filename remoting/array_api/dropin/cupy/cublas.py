@@ -7,8 +7,6 @@ import numpy as np
 import cupy
 from cupy._door.absent import lookup
 
-_gesv_limit = 256
-
 
 def _need(condition: bool) -> None:
     if not condition:
@@ -69,14 +67,15 @@ def _magnitudes(x: Any) -> Any:
     return abs(x.real) + abs(x.imag) if x.dtype.kind == "c" else abs(x)
 
 
-def iamax(x: Any, out: Any = None) -> Any:
-    """Return the index, from 1, of the element of the largest magnitude."""
-    return _put((_magnitudes(x).argmax() + 1).astype(np.int32), out)
+def _place(name: str) -> Any:
+    def function(x: Any, out: Any = None) -> Any:
+        return _put((getattr(_magnitudes(x), name)() + 1).astype(np.int32), out)
+
+    function.__doc__ = f"Return the index, from 1, of the magnitudes' {name}."
+    return function
 
 
-def iamin(x: Any, out: Any = None) -> Any:
-    """Return the index, from 1, of the element of the smallest magnitude."""
-    return _put((_magnitudes(x).argmin() + 1).astype(np.int32), out)
+iamax, iamin = _place("argmax"), _place("argmin")
 
 
 def asum(x: Any, out: Any = None) -> Any:
@@ -102,22 +101,16 @@ def scal(a: Any, x: Any) -> None:
     x *= _number(a, x)
 
 
-def dot(x: Any, y: Any, out: Any = None) -> Any:
-    """Return the product of two vectors of real numbers."""
-    _vectors(x, y, kinds="fd")
-    return _put(x.dot(y), out)
+def _product(kinds: str, conjugated: bool) -> Any:
+    def function(x: Any, y: Any, out: Any = None) -> Any:
+        _vectors(x, y, kinds=kinds)
+        return _put((x.conj() if conjugated else x).dot(y), out)
+
+    function.__doc__ = "Return the product of two vectors; `dotc` conjugates the first."
+    return function
 
 
-def dotu(x: Any, y: Any, out: Any = None) -> Any:
-    """Return the product of two vectors."""
-    _vectors(x, y)
-    return _put(x.dot(y), out)
-
-
-def dotc(x: Any, y: Any, out: Any = None) -> Any:
-    """Return the product of two vectors, of which the first is conjugated."""
-    _vectors(x, y)
-    return _put(x.conj().dot(y), out)
+dot, dotu, dotc = _product("fd", False), _product("fdFD", False), _product("fdFD", True)
 
 
 def gemv(transa: Any, alpha: Any, a: Any, x: Any, beta: Any, y: Any) -> None:
@@ -211,17 +204,6 @@ def batched_gesv(a: Any, b: Any) -> Any:
     vectors = b.ndim == a.ndim - 1
     made = cupy.linalg.solve(a, b[..., None] if vectors else b)
     return made[..., 0] if vectors else made
-
-
-def get_batched_gesv_limit() -> int:
-    """Return up to which size `cupy.linalg.solve` takes this function; the server decides."""
-    return _gesv_limit
-
-
-def set_batched_gesv_limit(limit: int) -> None:
-    """Keep a limit for `get_batched_gesv_limit`; the server decides."""
-    global _gesv_limit
-    _gesv_limit = limit
 
 
 __getattr__ = lookup(__name__)

@@ -51,19 +51,10 @@ class Flags:
         return self.f_contiguous and not self.c_contiguous
 
     def __getitem__(self, name: str) -> bool:
-        names = {
-            "C_CONTIGUOUS": self.c_contiguous,
-            "C": self.c_contiguous,
-            "F_CONTIGUOUS": self.f_contiguous,
-            "F": self.f_contiguous,
-            "OWNDATA": self.owndata,
-            "O": self.owndata,
-            "FORC": self.forc,
-            "FNC": self.fnc,
-        }
-        if name not in names:
+        key = {"C": "c_contiguous", "F": "f_contiguous", "O": "owndata"}.get(name, name.lower())
+        if not name.isupper() or key not in (*self.__slots__, "forc", "fnc"):
             raise KeyError(f"{name} is not defined for cupy.ndarray.flags")
-        return names[name]
+        return getattr(self, key)
 
     def __repr__(self) -> str:
         return (

@@ -31,9 +31,13 @@ _LIKE = {
     "cupy._util": "cupy._core.internal cupy._core._scalar",
     "cupy.cuda": "cupy._environment",
     "cupyx": "cupyx._rsqrt cupyx._runtime cupyx._scatter",
+    "": "cupy.cuda.cutensor cupy.cuda.nccl",
 }
 PRIVATE = {name: like for like, names in _LIKE.items() for name in names.split()}
-"""Private modules of CuPy that public code imports: the names of another module stand in them."""
+"""Private modules of CuPy that public code imports: the names of another module stand in them.
+
+Where there is none, it is of a library without which CuPy works too: it is not available here.
+"""
 
 _IMPORTER = "_find_and_load_unlocked"
 """The function of importlib that imports; importlib.util.find_spec only asks, without it."""
@@ -118,8 +122,11 @@ class _Finder:
     def exec_module(module: ModuleType) -> None:
         """Let it find the public names of the other."""
         like = PRIVATE[module.__name__]
-        importlib.import_module(like)
         vars(module)["__getattr__"] = lookup(module.__name__, like=like)
+        if like:
+            importlib.import_module(like)
+        else:
+            vars(module)["available"] = False
 
 
 def watch_imports() -> None:
