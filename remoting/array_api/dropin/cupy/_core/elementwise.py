@@ -21,7 +21,7 @@ _INT64 = np.dtype(np.int64)
 def clip(a: Any, a_min: Any, a_max: Any, out: Any = None) -> Any:
     """Limit the elements to a range."""
     if not is_array(a):
-        return arguments.by_method(a, "clip", a_min, a_max, out=out)
+        return arguments.able(a, "clip").clip(a_min, a_max, out=out)
     array = a
     if a_min is None and a_max is None:
         if out is None:

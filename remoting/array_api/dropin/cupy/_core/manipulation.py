@@ -18,17 +18,17 @@ from cupy._door.older import zip_strict
 
 def reshape(a: Any, newshape: Any, order: str = "C", *, copy: Any = None) -> Any:
     """Return the elements in another shape."""
-    return arguments.by_method(a, "reshape", newshape, order=order, copy=copy)
+    return arguments.able(a, "reshape").reshape(newshape, order=order, copy=copy)
 
 
 def ravel(a: Any, order: str = "C") -> Any:
     """Return the elements in one dimension."""
-    return arguments.by_method(a, "ravel", order)
+    return arguments.able(a, "ravel").ravel(order)
 
 
 def transpose(a: Any, axes: Any = None) -> Any:
     """Return the axes in another order."""
-    return arguments.by_method(a, "transpose", axes)
+    return arguments.able(a, "transpose").transpose(axes)
 
 
 def matrix_transpose(x: Any) -> Any:
@@ -40,7 +40,7 @@ def matrix_transpose(x: Any) -> Any:
 
 def swapaxes(a: Any, axis1: int, axis2: int) -> Any:
     """Return two axes exchanged."""
-    return arguments.by_method(a, "swapaxes", axis1, axis2)
+    return arguments.able(a, "swapaxes").swapaxes(axis1, axis2)
 
 
 def moveaxis(a: Any, source: Any, destination: Any) -> Any:
@@ -74,7 +74,7 @@ def rollaxis(a: Any, axis: int, start: int = 0) -> Any:
 
 def squeeze(a: Any, axis: Any = None) -> Any:
     """Return the array without axes of length one."""
-    return arguments.by_method(a, "squeeze", axis)
+    return arguments.able(a, "squeeze").squeeze(axis)
 
 
 def broadcast_to(array: Any, shape: Any) -> Any:
@@ -198,7 +198,7 @@ def roll(a: Any, shift: Any, axis: Any = None) -> Any:
         axis = arguments.plain(axis)
         for item in arguments.integers(axis):
             arguments.axis_of(item, array.ndim)
-    if not is_array(shift):
+    if type(shift) is not int and not is_array(shift):
         shift = np.asarray(shift).astype(np.int64).tolist()
     return make.forward("roll", (array, shift, axis), {}, fresh(array.dtype, array.shape))
 
@@ -230,7 +230,7 @@ def _check_repeats(repeats: Any, length: int) -> None:
 def repeat(a: Any, repeats: Any, axis: Any = None) -> Any:
     """Return every element several times."""
     if not is_array(a):
-        return arguments.by_method(a, "repeat", repeats, axis)
+        return arguments.able(a, "repeat").repeat(repeats, axis)
     array = a
     if isinstance(repeats, np.ndarray):
         raise TypeError("numpy.ndarray is not supported as repeats; use cupy.ndarray or a list")

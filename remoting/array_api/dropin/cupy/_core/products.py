@@ -162,7 +162,7 @@ def dot(a: Any, b: Any, out: Any = None) -> Any:
         if arguments.is_scalar(a) or arguments.is_scalar(b):
             return state.hooks["ufuncs"]["multiply"](a, b, out=out)
         if not isinstance(a, ndarray):
-            return arguments.by_method(a, "dot", b, out)
+            return arguments.able(a, "dot").dot(b, out)
         need(b, "b")
     kind = _result(a, b)
     if not a.ndim or not b.ndim:
@@ -247,7 +247,7 @@ def trace(
 ) -> Any:
     """Return the sum along a diagonal."""
     if not isinstance(a, state.hooks["ndarray"]):
-        return arguments.by_method(a, "trace", offset, axis1, axis2, dtype, out)
+        return arguments.able(a, "trace").trace(offset, axis1, axis2, dtype, out)
     return a.diagonal(offset, axis1, axis2).sum(-1, dtype, out, False)
 
 

@@ -86,7 +86,7 @@ def reduce(
     if name in _BY_METHOD and hasattr(a, name) and not isinstance(a, Remote):
         typed = {} if name in ("max", "min", "ptp") else {"dtype": dtype}
         named = {"axis": axis, "out": out, "keepdims": keepdims, **typed, **extra}
-        return arguments.by_method(a, name, **named)
+        return getattr(a, name)(**named)
     array = need(a)
     meta: Meta = array._gp_meta
     if axis is not None and type(axis) is not int:

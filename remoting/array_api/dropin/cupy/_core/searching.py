@@ -16,8 +16,8 @@ _INT64 = np.dtype(np.int64)
 def _copied(a: Any, axis: Any) -> tuple[Any, int]:
     """Return a copy and the axis to work along: the flat elements for None."""
     if axis is None:
-        return arguments.by_method(a, "flatten"), -1
-    return arguments.by_method(a, "copy"), axis
+        return arguments.able(a, "flatten").flatten(), -1
+    return arguments.able(a, "copy").copy(), axis
 
 
 def sort(a: Any, axis: Any = -1, kind: Any = None) -> Any:
@@ -30,7 +30,7 @@ def sort(a: Any, axis: Any = -1, kind: Any = None) -> Any:
 def argsort(a: Any, axis: Any = -1, kind: Any = None) -> Any:
     """Return the indices that sort."""
     if not is_array(a):
-        return arguments.by_method(a, "argsort", axis=axis, kind=kind)
+        return arguments.able(a, "argsort").argsort(axis=axis, kind=kind)
     array = a
     if kind is not None and kind != "stable":
         raise ValueError(f"kind can only be None or 'stable', got {kind}")
@@ -50,7 +50,7 @@ def partition(a: Any, kth: Any, axis: Any = -1) -> Any:
 def argpartition(a: Any, kth: Any, axis: Any = -1) -> Any:
     """Return the indices that partition."""
     if not is_array(a):
-        return arguments.by_method(a, "argpartition", kth, axis=axis)
+        return arguments.able(a, "argpartition").argpartition(kth, axis=axis)
     array, kth = a, arguments.plain(kth)
     if axis is None:
         array, axis = array.ravel(), -1

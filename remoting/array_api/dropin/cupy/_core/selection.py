@@ -20,7 +20,7 @@ _INT64 = np.dtype(np.int64)
 def take(a: Any, indices: Any, axis: Any = None, out: Any = None) -> Any:
     """Return elements at indices along an axis."""
     if not is_array(a):
-        return arguments.by_method(a, "take", indices, axis, out)
+        return arguments.able(a, "take").take(indices, axis, out)
     array = a
     index = indices if arguments.is_scalar(indices) else convert.asarray(indices)
     inserted = index.shape if is_array(index) else ()
@@ -139,7 +139,7 @@ def fill_diagonal(a: Any, val: Any, wrap: bool = False) -> None:
 def choose(a: Any, choices: Any, out: Any = None, mode: str = "raise") -> Any:
     """Choose elements by number."""
     if not is_array(a):
-        return arguments.by_method(a, "choose", choices, out, mode)
+        return arguments.able(a, "choose").choose(choices, out, mode)
     array = a
     options = choices if isinstance(choices, (list, tuple)) else need(choices)
     shapes = (
@@ -174,7 +174,7 @@ def select(condlist: Any, choicelist: Any, default: Any = 0) -> Any:
 def compress(condition: Any, a: Any, axis: Any = None, out: Any = None) -> Any:
     """Return the slices where a condition holds."""
     if not is_array(a):
-        return arguments.by_method(a, "compress", condition, axis, out)
+        return arguments.able(a, "compress").compress(condition, axis, out)
     mask = convert.asarray(condition)
     if out is not None:
         make.in_place("compress", (mask, need(a), axis), {"out": out})
@@ -189,7 +189,7 @@ def extract(condition: Any, a: Any) -> Any:
 
 def diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
     """Return a view of a diagonal."""
-    return arguments.by_method(a, "diagonal", offset, axis1, axis2)
+    return arguments.able(a, "diagonal").diagonal(offset, axis1, axis2)
 
 
 def unravel_index(indices: Any, dims: Any, order: str | None = "C") -> Any:

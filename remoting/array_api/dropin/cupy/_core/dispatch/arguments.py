@@ -112,10 +112,12 @@ def integer(value: Any) -> int:
 
 def plain(value: Any) -> int | tuple[int, ...]:
     """Return an integer as an int, and those of any sequence as a tuple: lists, NumPy's arrays."""
-    try:
-        return int(_integer(value))
-    except TypeError:
-        return tuple([int(_integer(item)) for item in value])
+    if not isinstance(value, (tuple, list)):
+        try:
+            return int(_integer(value))
+        except TypeError:
+            pass
+    return tuple([int(_integer(item)) for item in value])
 
 
 def integers(value: Any) -> tuple[int, ...]:
@@ -190,10 +192,9 @@ def need(a: Any, name: str = "a") -> Any:
     )
 
 
-def by_method(a: Any, name: str, *args: Any, **kwargs: Any) -> Any:
-    """Call a method of an array, or of what another library has for one: CuPy asks no more."""
-    method = getattr(a, name, None)
-    return (getattr(need(a), name) if method is None else method)(*args, **kwargs)
+def able(a: Any, method: str) -> Any:
+    """Return what has a method: an array, or what another library has for one."""
+    return a if hasattr(a, method) else need(a)
 
 
 def weak_result(dtype: np.dtype[Any], kinds: list[Any]) -> np.dtype[Any]:
