@@ -420,3 +420,17 @@ def test_an_array_of_numpy_stays_on_the_host_where_cupy_calls_its_method(cp: Any
     for function in (cp.all, cp.any, cp.nonzero, cp.flatnonzero):  # CuPy checks these
         with pytest.raises(TypeError):
             function(a)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_new_arrays_may_look_like_arrays_of_numpy(cp: Any, order: Any) -> None:
+    host = np.zeros((2, 3), "i2", order).transpose(1, 0)
+    for name in ("empty_like", "zeros_like", "ones_like"):
+        made = getattr(cp, name)(host)
+        assert (made.shape, made.dtype, made.strides) == (host.shape, host.dtype, host.strides)
+    assert cp.full_like(host, 7, "f4", shape=(2,)).tolist() == [7, 7]
+    assert cp.isfortran(host) == np.isfortran(host)
+    with pytest.raises(TypeError):
+        cp.zeros_like([1, 2])
+    with pytest.raises(ValueError, match="Unsupported dtype"):
+        cp.zeros_like(np.array(["text"]))

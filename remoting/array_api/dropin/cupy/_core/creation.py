@@ -11,7 +11,7 @@ from cupy._core import convert
 from cupy._core.dispatch import arguments, make, transfers
 from cupy._core.dispatch.arguments import need
 from cupy._door import dtypes, state
-from cupy._door.meta import Meta, fresh, keep_order
+from cupy._door.meta import Meta, fresh, intern, keep_order
 
 
 def empty(shape: Any, dtype: Any = float, order: str = "C") -> Any:
@@ -59,7 +59,10 @@ def _c_or_f(order: Any) -> str:
 def _like(prototype: Any, dtype: Any, order: Any, subok: Any, shape: Any) -> Meta:
     if subok is not None and subok is not False:
         raise TypeError("subok is not supported yet")
-    meta: Meta = need(prototype)._gp_meta
+    if isinstance(prototype, np.ndarray):  # CuPy only reads what it looks like
+        meta = intern(arguments.dtype_of(prototype.dtype), prototype.shape, prototype.strides)
+    else:
+        meta = need(prototype)._gp_meta
     kind = meta.dtype if dtype is None else arguments.dtype_of(dtype)
     letter = arguments.normalize_order(order)
     c, f = meta.contiguity

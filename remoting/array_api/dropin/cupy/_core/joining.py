@@ -15,7 +15,7 @@ from cupy._door.meta import fresh, of_view
 def expand_dims(a: Any, axis: Any) -> Any:
     """Return the array with new axes of length one."""
     array = need(a)
-    places = arguments.integers(axis)
+    places = (axis,) if type(axis) is int else arguments.integers(axis)
     meta = of_view(np.expand_dims(array._gp_meta.shadow, places))
     kept = arguments.axes_of(places, meta.ndim)
     index = tuple(None if at in kept else slice(None) for at in range(meta.ndim))

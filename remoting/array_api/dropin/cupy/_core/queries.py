@@ -49,7 +49,7 @@ def isscalar(element: Any) -> bool:
 
 def isfortran(a: Any) -> bool:
     """Say whether it is Fortran-contiguous and not C-contiguous."""
-    return need(a).flags.fnc
+    return a.flags.f_contiguous and not a.flags.c_contiguous
 
 
 def iscomplexobj(x: Any) -> bool:

@@ -34,10 +34,7 @@ _LIKE = {
     "": "cupy.cuda.cutensor cupy.cuda.nccl",
 }
 PRIVATE = {name: like for like, names in _LIKE.items() for name in names.split()}
-"""Private modules of CuPy that public code imports: the names of another module stand in them.
-
-Where there is none, it is of a library without which CuPy works too: it is not available here.
-"""
+"""Modules of CuPy that public code imports, and whose names stand in them; "" is: not available."""
 
 _IMPORTER = "_find_and_load_unlocked"
 """The function of importlib that imports; importlib.util.find_spec only asks, without it."""
