@@ -41,24 +41,12 @@ MODULES = (
     "cupyx.jit.cg",
     *(f"cupyx.scipy.{name}" for name in _SCIPY),
 )
-CLASSES = (
-    "cupy.ndarray",
-    "cupy.ufunc",
-    "cupy.poly1d",
-    "cupy.flatiter",
-    "cupy.broadcast",
-    "cupy.ElementwiseKernel",
-    "cupy.ReductionKernel",
-    "cupy.RawKernel",
-    "cupy.RawModule",
-    "cupy.random.RandomState",
-    "cupy.random.Generator",
-    "cupy.cuda.Device",
-    "cupy.cuda.Stream",
-    "cupy.cuda.Event",
-    "cupy.cuda.MemoryPool",
-    "cupy.cuda.MemoryPointer",
-)
+_CLASSES = """
+    ndarray ufunc poly1d flatiter broadcast ElementwiseKernel ReductionKernel RawKernel RawModule
+    random.RandomState random.Generator cuda.Device cuda.Stream cuda.Event cuda.MemoryPool
+    cuda.MemoryPointer
+"""
+CLASSES = tuple(f"cupy.{name}" for name in _CLASSES.split())
 # Names that modules have by accident of how CuPy is written.
 _NOISE = {"annotations", "numpy", "np", "warnings", "contextlib", "os", "sys", "cupy", "functools"}
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from gpupool.remoting.devices.base import UnsupportedError
+from gpupool.remoting.devices.conventions import device_properties
 from gpupool.remoting.devices.emulated_arithmetic import ARITHMETIC
 from gpupool.remoting.devices.emulated_bfloat16 import WIDE, in_float32, with_numbers
 from gpupool.remoting.devices.emulated_plans import EmulatedPlans
@@ -352,17 +353,6 @@ def _record(event: Marker, _stream: Any) -> None:
     event.time = time.perf_counter()
 
 
-_ATTRIBUTES = (
-    ("MaxThreadsPerBlock", 1, 1024),
-    ("MaxSharedMemoryPerBlock", 8, 48 << 10),
-    ("WarpSize", 10, 32),
-    ("MultiProcessorCount", 16, 1),
-    ("ComputeCapabilityMajor", 75, 9),
-    ("ComputeCapabilityMinor", 76, 0),
-)
-"""CuPy's name, CUDA's number (`cudaDeviceAttr` of driver_types.h) and the value of attributes."""
-
-
 def _no_capture(*_arguments: Any) -> None:
     raise UnsupportedError("cuda.stream.begin_capture: an emulated GPU captures no graphs")
 
@@ -376,23 +366,16 @@ def _cuda(backend: Any) -> dict[str, Operation]:
 
     def properties() -> dict[str, Any]:
         spec = backend.devices[backend.current]
-        return {
-            "name": spec.name,
-            "uuid": spec.uuid,
-            "totalGlobalMem": spec.memory,
-            "major": 9,
-            "minor": 0,
-            "multiProcessorCount": 1,
-            "warpSize": 32,
-            "maxThreadsPerBlock": 1024,
-        }
+        return device_properties.properties(spec.name, spec.uuid, spec.memory)
 
     return {
         "cuda.device.synchronize": lambda: None,
         "cuda.mem_info": lambda: (current().free_memory(), current().memory),
         "cuda.properties": properties,
-        "cuda.attributes": lambda: {name: value for name, _, value in _ATTRIBUTES},
-        "cuda.attribute": lambda asked: next((v for _, at, v in _ATTRIBUTES if at == asked), 0),
+        "cuda.attributes": lambda: {name: value for name, _, value in device_properties.ATTRIBUTES},
+        "cuda.attribute": lambda asked: next(
+            (v for _, at, v in device_properties.ATTRIBUTES if at == asked), 0
+        ),
         "cuda.versions": lambda: [0, 0],
         "cuda.pool.numbers": lambda: [
             current().used,

@@ -117,7 +117,7 @@ def check_functions(cp: Any, memory: int) -> None:
             wrong.append(f"random.{name}: {type(error).__name__}: {str(error)[:160]}")
             with contextlib.suppress(Exception):
                 cp.cuda.Device().synchronize()
-    calls, live, copied = cp.arange(1)._session.ask("door.stats")
+    calls, live, copied = cp.arange(1)._gp_session.ask("door.stats")
     print(f"  {calls:,} calls, {live} live handles, {copied} results copied to the inferred layout")
     for line in wrong:
         print("  WRONG", line)

@@ -27,11 +27,33 @@ _SHARED = re.compile(r"(?:\bstatic\s+)?\b__shared__\b(?:\s+static\b)?")
 _PLACES = re.compile(r'\bextern\s*"\s*"\s*\{|[{};]|\b__global__\b')
 _NAME = re.compile(r"([A-Za-z_]\w*)\s*\(")
 
+_INCLUDE = re.compile(r'^([ \t]*#[ \t]*include[ \t]*)[<"](?:cuda/std/)?([\w./]+)[>"]', re.MULTILINE)
+_ALWAYS = """
+    assert.h cassert cuda.h cuda_runtime.h cuda_runtime_api.h device_atomic_functions.h
+    device_launch_parameters.h math_constants.h sm_30_intrinsics.h vector_functions.h vector_types.h
+    surface_indirect_functions.h surface_types.h texture_indirect_functions.h texture_types.h
+    math.h cmath stdint.h cstdint stdio.h cstdio stdlib.h cstdlib
+    cupy/atomics.cuh cupy/math_constants.h cupy/hip_workaround.cuh
+"""
+"""Headers whose names are always there."""
+
+_INSTEAD = {
+    "cufftXt.h": "cufft.h",
+    "cupy/cuComplex_bridge.h": "cuComplex.h",
+    "cupy/float16.cuh": "cuda_fp16.h",
+}
+"""Headers whose names another one has. CUDA's of the C++ library are the compiler's own."""
+
+
+def _included(found: re.Match[str]) -> str:
+    name = found[2]
+    return "" if name in _ALWAYS.split() else f"{found[1]}<{_INSTEAD.get(name, name)}>"
+
 
 def unit(source: str, headers: Sequence[str] = ()) -> str:
     """Return what the compiler reads first: CUDA's names, then the program's source."""
     lines = ['#include "gpupool_cuda.h"', *(f"#include <{name}>" for name in headers)]
-    return "\n".join((*lines, f'#line 1 "{FILE}"', source, ""))
+    return "\n".join((*lines, f'#line 1 "{FILE}"', _INCLUDE.sub(_included, source), ""))
 
 
 def entry_name(place: int) -> str:

@@ -91,7 +91,7 @@ from cupy._door.transport import link
 link.Link.expect_descriptor = lambda self: False
 host = numpy.arange(3_000_000)
 array = cupy.asarray(host)
-assert array._session.shared is None
+assert array._gp_session.shared is None
 assert (array.get() == host).all()
 """
         done = door_kit.run_program(agent, source)

@@ -181,7 +181,7 @@ def test_a_triangulation_takes_the_place_of_points(cp: Any, ours: Any) -> None:
 
 def test_operations_refuse_what_is_no_object_of_theirs(cp: Any, ours: Any) -> None:
     tree, made = ours.KDTree(cp.asarray(PLANE)), ours.Delaunay(cp.asarray(PLANE))
-    session = tree._session
+    session = tree._gp_session
     array = cp.asarray(PLANE)
     for name, args in (
         ("query", (made, array, 1, 0.0, 2.0, 1.0)),
@@ -209,7 +209,7 @@ def _junk(draw: random.Random, cp: Any, objects: list[Any]) -> Any:
 def test_no_arguments_end_the_session(cp: Any, ours: Any, seed: int) -> None:
     draw = random.Random(seed)
     tree, made = ours.KDTree(cp.asarray(PLANE)), ours.Delaunay(cp.asarray(PLANE))
-    session = tree._session
+    session = tree._gp_session
     prefixes = ("spatial.", "signal.", "cupyx.scipy.spatial.")
     names = [name for name in session.operations if name.startswith(prefixes)]
     assert len(names) > 40

@@ -421,5 +421,13 @@ def test_what_is_like_scipy_comes_by_its_use(cp: Any) -> None:
     cupyx = importlib.import_module("cupyx")
     for name in ("fft", "linalg", "ndimage", "signal", "sparse", "special", "stats"):
         assert getattr(cupyx.scipy, name).__name__ == f"cupyx.scipy.{name}"
-    with pytest.raises(AttributeError, match="lacks it"):
+    with pytest.raises(AttributeError, match="has no such name either"):
         cupyx.scipy.optimize  # noqa: B018
+
+
+def test_what_only_our_arrays_have_has_names_that_no_other_librarys_protocol_has(cp: Any) -> None:
+    # Libraries ask any object for names such as `_meta`, to see whether it is theirs.
+    theirs = {*surface.SURFACE["cupy.ndarray"].split(), *dir(object)}
+    ours = {name for name in dir(cp.ndarray) if name not in theirs}
+    assert "_gp_meta" in ours
+    assert not [name for name in ours if not name.startswith(("__", "_gp_"))]

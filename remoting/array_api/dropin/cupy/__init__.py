@@ -49,7 +49,7 @@ from cupy._door import dtypes as _dtypes
 from cupy._door import state as _state
 
 __version__ = "14.2.0"
-_LATER = ("testing", "typing")
+_LATER = ("testing", "typing", "_util")
 
 if _TYPE_CHECKING:
 
@@ -62,113 +62,32 @@ else:
 
 
 # What CuPy takes from NumPy as it is.
-_REEXPORTED = [
-    "bool",
-    "bool_",
-    "byte",
-    "cdouble",
-    "clongdouble",
-    "complex128",
-    "complex64",
-    "complexfloating",
-    "csingle",
-    "double",
-    "dtype",
-    "finfo",
-    "flexible",
-    "float16",
-    "float32",
-    "float64",
-    "floating",
-    "generic",
-    "half",
-    "iinfo",
-    "inexact",
-    "int16",
-    "int32",
-    "int64",
-    "int8",
-    "int_",
-    "intc",
-    "integer",
-    "intp",
-    "isdtype",
-    "longlong",
-    "number",
-    "short",
-    "signedinteger",
-    "single",
-    "ubyte",
-    "uint",
-    "uint16",
-    "uint32",
-    "uint64",
-    "uint8",
-    "uintc",
-    "uintp",
-    "ulonglong",
-    "unsignedinteger",
-    "ushort",
-    "broadcast_shapes",
-    "ndindex",
-    "get_printoptions",
-    "set_printoptions",
-    "printoptions",
-    "issubdtype",
-    "iterable",
-    "mintypecode",
-    "promote_types",
-    "typename",
-    "e",
-    "euler_gamma",
-    "inf",
-    "nan",
-    "newaxis",
-    "pi",
-    "float64",
-    "complex128",
-    "long",
-    "ulong",
-    "datetime64",
-    "timedelta64",
-    "object_",
-    "str_",
-    "bytes_",
-    "void",
-    "character",
-    "errstate_",
-]
-_OLD_NAMES = {
-    "float_": "float64",
-    "complex_": "complex128",
-    "cfloat": "complex128",
-    "singlecomplex": "complex64",
-    "NaN": "nan",
-    "NAN": "nan",
-    "Inf": "inf",
-    "Infinity": "inf",
-    "infty": "inf",
-    "PINF": "inf",
-}
-_ALIASES = {
-    "alltrue": "all",
-    "sometrue": "any",
-    "amax": "max",
-    "amin": "min",
-    "cumproduct": "cumprod",
-    "product": "prod",
-    "round_": "around",
-    "trapz": "trapezoid",
-}
+_REEXPORTED = """
+    bool bool_ byte cdouble clongdouble complex128 complex64 complexfloating csingle double dtype
+    finfo flexible float16 float32 float64 floating generic half iinfo inexact int16 int32 int64
+    int8 int_ intc integer intp isdtype longlong number short signedinteger single ubyte uint
+    uint16 uint32 uint64 uint8 uintc uintp ulonglong unsignedinteger ushort broadcast_shapes
+    ndindex get_printoptions set_printoptions printoptions issubdtype iterable mintypecode
+    promote_types typename e euler_gamma inf nan newaxis pi long ulong datetime64 timedelta64
+    object_ str_ bytes_ void character
+"""
+_OLD_NAMES = """
+    float_:float64 complex_:complex128 cfloat:complex128 singlecomplex:complex64 NaN:nan NAN:nan
+    Inf:inf Infinity:inf infty:inf PINF:inf
+"""
+_ALIASES = """
+    alltrue:all sometrue:any amax:max amin:min cumproduct:cumprod product:prod round_:around
+    trapz:trapezoid
+"""
 
 
 def _fill(names: dict[str, _Any]) -> None:
     # NumPy 1.26 has these under other names, and warns when it is asked for them.
     names["bool"], names["long"], names["ulong"] = _numpy.bool_, _numpy.int_, _numpy.uint
-    for name in _REEXPORTED:
+    for name in _REEXPORTED.split():
         if name in vars(_numpy):
             names[name] = vars(_numpy)[name]
-    for name, source in _OLD_NAMES.items():
+    for name, _, source in (pair.partition(":") for pair in _OLD_NAMES.split()):
         names[name] = getattr(_numpy, source)
     names["NINF"], names["NZERO"], names["PZERO"] = -_numpy.inf, -0.0, 0.0
     for name in dir(exceptions):
@@ -177,7 +96,7 @@ def _fill(names: dict[str, _Any]) -> None:
     kernels = (_RAW_KERNELS, _TYPED_KERNELS, _FUSION, _VECTORIZE)
     for table in (_FUNCTIONS, _HOST, _POLY, _UFUNCS, *kernels):
         names.update(table)
-    for name, source in _ALIASES.items():
+    for name, _, source in (pair.partition(":") for pair in _ALIASES.split()):
         names[name] = names[source]
     names["array"] = _convert.array
     names["make_aligned_dtype"] = _dtypes.make_aligned_dtype

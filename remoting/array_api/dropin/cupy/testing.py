@@ -5,6 +5,7 @@ from typing import Any
 import numpy as _np
 
 import cupy as _cupy
+from cupy._door import absent as _absent
 
 _has_strict = _np.lib.NumpyVersion(_np.__version__) >= "2.0.0"
 
@@ -89,3 +90,6 @@ def assert_array_less(
     """Raise AssertionError unless each element is less than that of the other array."""
     more = _keywords(strict, err_msg=err_msg, verbose=verbose)
     _np.testing.assert_array_less(_cupy.asnumpy(x), _cupy.asnumpy(y), **more)
+
+
+__getattr__ = _absent.lookup(__name__)

@@ -6,6 +6,7 @@ import numpy as _np
 from numpy import typing as _typing
 
 from cupy._core.array import ndarray as _ndarray
+from cupy._door import absent as _absent
 
 ArrayLike: Any = _typing.ArrayLike
 DTypeLike: Any = _typing.DTypeLike
@@ -15,3 +16,5 @@ _Scalar = TypeVar("_Scalar", bound=_np.generic, covariant=True)
 _dtype: Any = _np.dtype
 
 NDArray: Any = _ndarray[Any, _dtype[_Scalar]]
+
+__getattr__ = _absent.lookup(__name__)

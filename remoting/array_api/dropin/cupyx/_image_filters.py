@@ -15,26 +15,10 @@ import cupy
 import numpy as np
 from cupy._core.dispatch import arguments as _arguments
 from cupy._core.dispatch.arguments import is_array as _is_array
+from cupy._util import TYPENAMES as _TYPES
 
 _KERNELS_MAX = 256
 _kernels: dict[Any, Any] = {}
-_TYPES = {
-    "?": "bool",
-    "b": "signed char",
-    "B": "unsigned char",
-    "h": "short",
-    "H": "unsigned short",
-    "i": "int",
-    "I": "unsigned int",
-    "l": "long long",
-    "L": "unsigned long long",
-    "e": "float16",
-    "f": "float",
-    "d": "double",
-    "F": "complex<float>",
-    "D": "complex<double>",
-}
-"""C++ types of elements, by the characters of NumPy."""
 _PARAMETERS = "raw X x, raw int64 table, raw int64 places, raw int64 shape, float64 outside"
 _WINDOW = """
 const int gp_axes = %(axes)d;

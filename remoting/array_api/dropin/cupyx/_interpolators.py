@@ -74,8 +74,8 @@ def _read(session: Any, value: Any) -> Any:
 
 
 def _take(made: Any, session: Any, handle: int) -> None:
-    object.__setattr__(made, "_handle", handle)
-    object.__setattr__(made, "_session", session)
+    object.__setattr__(made, "_gp_handle", handle)
+    object.__setattr__(made, "_gp_session", session)
 
 
 class Interpolator(_Remote):
@@ -90,8 +90,8 @@ class Interpolator(_Remote):
         made = ask(f"new.{name}", *args, **kwargs)
         if type(self) is classes[name]:
             self.__class__ = type(made)  # a spline without smoothing is one of another class
-        made_handle, made_session = made._handle, made._session
-        object.__delattr__(made, "_handle")  # it is this object's now: the other frees nothing
+        made_handle, made_session = made._gp_handle, made._gp_session
+        object.__delattr__(made, "_gp_handle")  # it is this object's now: the other frees nothing
         _take(self, made_session, made_handle)
 
     def _change(self, method: str, *args: Any) -> None:

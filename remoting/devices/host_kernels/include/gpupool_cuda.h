@@ -73,6 +73,14 @@ typedef unsigned long ulong;
 typedef long long longlong;
 typedef unsigned long long ulonglong;
 
+// CUDA's part of the C++ library is the compiler's own.
+namespace std {}
+namespace cuda {
+namespace std {
+using namespace ::std;
+}
+}  // namespace cuda
+
 namespace gpupool {
 
 template <class T> struct Whole { static const bool value = false; };

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import pickle  # noqa: TID251 - arrays of this process, written where the program says
 import sys
 import warnings
@@ -50,19 +51,10 @@ class Flags:
         return self.f_contiguous and not self.c_contiguous
 
     def __getitem__(self, name: str) -> bool:
-        names = {
-            "C_CONTIGUOUS": self.c_contiguous,
-            "C": self.c_contiguous,
-            "F_CONTIGUOUS": self.f_contiguous,
-            "F": self.f_contiguous,
-            "OWNDATA": self.owndata,
-            "O": self.owndata,
-            "FORC": self.forc,
-            "FNC": self.fnc,
-        }
-        if name not in names:
+        key = {"C": "c_contiguous", "F": "f_contiguous", "O": "owndata"}.get(name, name.lower())
+        if not name.isupper() or key not in (*self.__slots__, "forc", "fnc"):
             raise KeyError(f"{name} is not defined for cupy.ndarray.flags")
-        return names[name]
+        return getattr(self, key)
 
     def __repr__(self) -> str:
         return (
@@ -75,13 +67,13 @@ class Flags:
 class ndarray(Operators, Methods, Remote):
     """A multi-dimensional array on a GPU; see `numpy.ndarray`."""
 
-    __slots__ = ("_address", "_base", "_device", "_known")
+    __slots__ = ("_gp_address", "_gp_base", "_gp_device", "_gp_known")
     __module__ = "cupy"
-    _address: int
+    _gp_address: int
     """Where it is on the server; set once a program has asked for it."""
-    _base: Any
-    _device: int
-    _known: Meta | None
+    _gp_base: Any
+    _gp_device: int
+    _gp_known: Meta | None
 
     def __new__(
         cls,
@@ -116,18 +108,18 @@ class ndarray(Operators, Methods, Remote):
     # --- looks ----------------------------------------------------------------------------------
 
     @property
-    def _meta(self) -> Meta:  # type: ignore[override]
-        known = self._known
+    def _gp_meta(self) -> Meta:  # type: ignore[override]
+        known = self._gp_known
         if known is None:
-            self._session.describe(self)
-            known = self._known
+            self._gp_session.describe(self)
+            known = self._gp_known
             assert known is not None
         return known
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Lengths of the axes."""
-        return self._meta.shape
+        return self._gp_meta.shape
 
     @shape.setter
     def shape(self, value: Any) -> None:
@@ -135,64 +127,64 @@ class ndarray(Operators, Methods, Remote):
             lengths = tuple(value)
         except TypeError:
             lengths = (value,)
-        meta, is_view = reshaped(self._meta, lengths, "C")
+        meta, is_view = reshaped(self._gp_meta, lengths, "C")
         if not is_view:
             raise AttributeError("Incompatible shape for in-place modification. Use `.reshape()`")
-        self._become(self.reshape(meta.shape))
+        self._gp_become(self.reshape(meta.shape))
 
-    def _become(self, other: ndarray) -> None:
+    def _gp_become(self, other: ndarray) -> None:
         """Take over another array's handle; it gets ours, and frees it."""
-        self._handle, other._handle = other._handle, self._handle
-        self._known, other._known = other._known, self._known
+        self._gp_handle, other._gp_handle = other._gp_handle, self._gp_handle
+        self._gp_known, other._gp_known = other._gp_known, self._gp_known
         for each in (self, other):
             with contextlib.suppress(AttributeError):
-                del each._address
+                del each._gp_address
 
     @property
     def strides(self) -> tuple[int, ...]:
         """Bytes from one element to the next along each axis."""
-        return self._meta.strides
+        return self._gp_meta.strides
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """Type of the elements."""
-        return self._meta.dtype
+        return self._gp_meta.dtype
 
     @property
     def ndim(self) -> int:
         """Number of axes."""
-        return self._meta.ndim
+        return self._gp_meta.ndim
 
     @property
     def size(self) -> int:
         """Number of elements."""
-        return self._meta.size
+        return self._gp_meta.size
 
     @property
     def itemsize(self) -> int:
         """Bytes of one element."""
-        return self._meta.dtype.itemsize
+        return self._gp_meta.dtype.itemsize
 
     @property
     def nbytes(self) -> int:
         """Bytes of all elements."""
-        return self._meta.nbytes
+        return self._gp_meta.nbytes
 
     @property
     def flags(self) -> Flags:
         """Memory layout."""
-        c, f = self._meta.contiguity
-        return Flags(c, f, self._base is None)
+        c, f = self._gp_meta.contiguity
+        return Flags(c, f, self._gp_base is None)
 
     @property
     def base(self) -> Any:
         """The array that owns the memory of this view, or None."""
-        return self._base
+        return self._gp_base
 
     @property
     def device(self) -> Any:
         """The device that holds it."""
-        return state.hooks["Device"](self._device)
+        return state.hooks["Device"](self._gp_device)
 
     @property
     def data(self) -> Any:
@@ -232,7 +224,7 @@ class ndarray(Operators, Methods, Remote):
         if letter not in ("C", "F", "A"):
             raise ValueError(f"unsupported order: {order}")
         if stream is not None:
-            with state.on(self._device), stream:
+            with state.on(self._gp_device), stream:
                 return transfers.download(self, letter, out)
         return transfers.download(self, letter, out)
 
@@ -248,13 +240,15 @@ class ndarray(Operators, Methods, Remote):
         del stream
         if transfers.refill(self, host):
             return
-        with state.on(self._device):
-            value = transfers.upload(host, self._session)
-            self._session.call("ndarray.setitem", (self, (Ellipsis,), value), {})
+        with state.on(self._gp_device):
+            value = transfers.upload(host, self._gp_session)
+            self._gp_session.call("ndarray.setitem", (self, (Ellipsis,), value), {})
 
     def item(self) -> Any:
         """Return the only element as a Python scalar."""
-        host = transfers.download(self) if self._known is None or self._known.size == 1 else None
+        host = (
+            transfers.download(self) if self._gp_known is None or self._gp_known.size == 1 else None
+        )
         if host is None or host.size != 1:
             raise ValueError("can only convert an array of size 1 to a Python scalar")
         return host.item()
@@ -281,7 +275,7 @@ class ndarray(Operators, Methods, Remote):
 
     def __bool__(self) -> bool:
         state.check_scalar()
-        if self._known is None or self._known.size == 1:
+        if self._gp_known is None or self._gp_known.size == 1:
             host = transfers.download(self)
             if host.size == 1:
                 return bool(host)
@@ -330,20 +324,20 @@ class ndarray(Operators, Methods, Remote):
         return self.copy()
 
     def __deepcopy__(self, memo: Any) -> ndarray:
-        with state.on(self._device):
+        with state.on(self._gp_device):
             return self.copy()
 
     # --- parts ----------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        if not self._meta.shape:
+        if not self._gp_meta.shape:
             raise TypeError("len() of unsized object")
-        return self._meta.shape[0]
+        return self._gp_meta.shape[0]
 
     def __iter__(self) -> Any:
-        if not self._meta.shape:
+        if not self._gp_meta.shape:
             raise TypeError("iteration over a 0-d array")
-        return (self[index] for index in range(self._meta.shape[0]))
+        return (self[index] for index in range(self._gp_meta.shape[0]))
 
     # Themselves, not wrapped: these are called more often than anything but arithmetic.
     __getitem__ = indexing.getitem
@@ -352,7 +346,7 @@ class ndarray(Operators, Methods, Remote):
     @property
     def T(self) -> Any:
         """The transpose, as a view."""
-        plan = TRANSPOSED.get(self._known)
+        plan = TRANSPOSED.get(self._gp_known)
         return self.transpose() if plan is None else make.send_view(self, plan, b"", _frame(1))
 
     @property
@@ -362,8 +356,8 @@ class ndarray(Operators, Methods, Remote):
             raise ValueError("matrix transpose with ndim < 2 is undefined")
         return self.swapaxes(-1, -2)
 
-    def _component(self, name: str, first: bool) -> Any:
-        meta = self._meta
+    def _gp_component(self, name: str, first: bool) -> Any:
+        meta = self._gp_meta
         if meta.dtype.kind != "c":
             if first:
                 return self
@@ -374,22 +368,22 @@ class ndarray(Operators, Methods, Remote):
     @property
     def real(self) -> Any:
         """The real part, as a view."""
-        return self._component("ndarray.real", True)
+        return self._gp_component("ndarray.real", True)
 
     @real.setter
     def real(self, value: Any) -> None:
-        self._component("ndarray.real", True)[...] = value
+        self._gp_component("ndarray.real", True)[...] = value
 
     @property
     def imag(self) -> Any:
         """The imaginary part, as a view; zeros for real arrays."""
-        return self._component("ndarray.imag", False)
+        return self._gp_component("ndarray.imag", False)
 
     @imag.setter
     def imag(self, value: Any) -> None:
-        if self._meta.dtype.kind != "c":
+        if self._gp_meta.dtype.kind != "c":
             raise TypeError("cupy.ndarray does not have imaginary part to set")
-        self._component("ndarray.imag", False)[...] = value
+        self._gp_component("ndarray.imag", False)[...] = value
 
     # --- other libraries ------------------------------------------------------------------------
 
@@ -408,7 +402,7 @@ class ndarray(Operators, Methods, Remote):
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """Shape and the address on the server, where only kernels of this session reach it."""
-        meta = self._meta
+        meta = self._gp_meta
         return {
             "shape": meta.shape,
             "typestr": meta.dtype.str,
@@ -420,7 +414,7 @@ class ndarray(Operators, Methods, Remote):
         }
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return (2, self._device)
+        return (2, self._gp_device)
 
     def __dlpack__(
         self,
@@ -453,6 +447,8 @@ class ndarray(Operators, Methods, Remote):
             operands = (*inputs, kwargs["out"])
         name = function.__name__
         found: Any = UFUNCS.get(name) or getattr(state.hooks["module"], name, None)
+        if found is None:  # it may be one of SciPy's
+            found = getattr(importlib.import_module("cupyx.scipy.special"), name, None)
         if method != "__call__":
             found = getattr(found, method, None)
         if found is None:

@@ -10,9 +10,9 @@ import numpy as np
 from cupy._core.dispatch import make
 from cupy._core.dispatch.arguments import (
     dtype_of,
+    integers,
     normalize_order,
     shape_of,
-    steps_of,
     view_dtype_of,
 )
 from cupy._core.dispatch.transfers import upload
@@ -58,7 +58,7 @@ def array(
     else:
         made = _from_host(obj, dtype, copy, order, ndmin)
     if blocking:
-        made._session.synchronize()
+        made._gp_session.synchronize()
     return made
 
 
@@ -83,7 +83,7 @@ def from_interface(obj: Any) -> Any:
             "and the arrays of this cupy are on a GPU of the pool: copy it through the host (numpy)"
         )
     strides = described.get("strides")
-    steps = contiguous_strides(shape, kind.itemsize) if strides is None else steps_of(strides)
+    steps = contiguous_strides(shape, kind.itemsize) if strides is None else integers(strides)
     if len(steps) != len(shape):
         raise ValueError(f"shape {shape} has not as many dimensions as strides {steps}")
     if not pointer.holds(intern(kind, shape, steps)):
@@ -169,7 +169,7 @@ def _from_nested(obj: Any, dtype: Any, order: str, ndmin: int) -> Any:
 def _from_device(obj: Any, dtype: Any, copy: Any, order: str, ndmin: int) -> Any:
     kind = obj.dtype if dtype is None else dtype_of(dtype)
     here = state.local.context[0]
-    if obj._device != here:
+    if obj._gp_device != here:
         made = obj.copy(order)
         if made.dtype != kind:
             made = made.astype(kind, order=order)
@@ -197,10 +197,10 @@ def astype(source: Any, dtype: Any, order: str | None, copy: Any) -> Any:
     ``copy``: True always, None if needed, False never (ValueError if it would be needed).
     """
     plain = copy is True and type(dtype) is type
-    found = _casts.get((source._known, dtype, order)) if plain else None
+    found = _casts.get((source._gp_known, dtype, order)) if plain else None
     if found is not None:
         return make.send(source, found[0], found[1], None)
-    meta: Meta = source._meta
+    meta: Meta = source._gp_meta
     kind = meta.dtype if dtype is meta.dtype else dtype_of(dtype)
     key = (meta, dtype, order) if plain else None
     letter = normalize_order(order)

@@ -11,7 +11,7 @@ from cupy._core import convert
 from cupy._core.dispatch import arguments, make, transfers
 from cupy._core.dispatch.arguments import need
 from cupy._door import dtypes, state
-from cupy._door.meta import Meta, fresh, keep_order
+from cupy._door.meta import Meta, fresh, intern, keep_order
 
 
 def empty(shape: Any, dtype: Any = float, order: str = "C") -> Any:
@@ -34,12 +34,16 @@ def full(shape: Any, fill_value: Any, dtype: Any = None, order: str = "C") -> An
     if dtype is None:
         ndarray: Any = state.hooks["ndarray"]
         dtype = fill_value.dtype if isinstance(fill_value, ndarray) else np.array(fill_value).dtype
-    made = empty(shape, dtype, order)
-    ndarray = state.hooks["ndarray"]
-    if isinstance(fill_value, ndarray):
-        made[...] = fill_value
+    return _filled(empty(shape, dtype, order), fill_value)
+
+
+def _filled(made: Any, value: Any) -> Any:
+    if isinstance(value, np.ndarray) and value.size == 1:
+        value = value.reshape(())
+    if arguments.is_array(value):
+        made[...] = value
     else:
-        made.fill(fill_value)
+        made.fill(value)
     return made
 
 
@@ -55,7 +59,10 @@ def _c_or_f(order: Any) -> str:
 def _like(prototype: Any, dtype: Any, order: Any, subok: Any, shape: Any) -> Meta:
     if subok is not None and subok is not False:
         raise TypeError("subok is not supported yet")
-    meta: Meta = need(prototype)._meta
+    if isinstance(prototype, np.ndarray):  # CuPy only reads what it looks like
+        meta = intern(arguments.dtype_of(prototype.dtype), prototype.shape, prototype.strides)
+    else:
+        meta = need(prototype)._gp_meta
     kind = meta.dtype if dtype is None else arguments.dtype_of(dtype)
     letter = arguments.normalize_order(order)
     c, f = meta.contiguity
@@ -87,7 +94,7 @@ def _allocate(meta: Meta, name: str) -> Any:
     base = make.forward(name, (plain, meta.dtype, "C"), {}, fresh(meta.dtype, plain))
     back = tuple(axes.index(at) for at in range(meta.ndim))
     made = base.transpose(back)
-    made._base = None
+    made._gp_base = None
     return made
 
 
@@ -121,13 +128,7 @@ def full_like(
     shape: Any = None,
 ) -> Any:
     """Return an array of one value that looks like another array."""
-    made = empty_like(a, dtype, order, subok, shape)
-    ndarray: Any = state.hooks["ndarray"]
-    if isinstance(fill_value, ndarray):
-        made[...] = fill_value
-    else:
-        made.fill(fill_value)
-    return made
+    return _filled(empty_like(a, dtype, order, subok, shape), fill_value)
 
 
 def eye(N: int, M: Any = None, k: int = 0, dtype: Any = float, order: str = "C") -> Any:
@@ -159,7 +160,8 @@ def arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) -> An
         dtype = np.result_type(*given)
     kind = arguments.dtype_of(dtype)
     first, last, step = (
-        value.item() if arguments.is_array(value) else value for value in (first, last, step)
+        value.item() if arguments.is_array(value) or isinstance(value, np.ndarray) else value
+        for value in (first, last, step)
     )
     length = math.ceil((last - first) / step)
     if length < 0 or length != length:

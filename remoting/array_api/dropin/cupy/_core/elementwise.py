@@ -20,7 +20,9 @@ _INT64 = np.dtype(np.int64)
 
 def clip(a: Any, a_min: Any, a_max: Any, out: Any = None) -> Any:
     """Limit the elements to a range."""
-    array = need(a)
+    if not is_array(a):
+        return arguments.able(a, "clip").clip(a_min, a_max, out=out)
+    array = a
     if a_min is None and a_max is None:
         if out is None:
             return array.copy()
@@ -141,7 +143,7 @@ def nan_to_num(
     if broadcast(array.shape, *shapes) != array.shape:
         raise ValueError("Out shape is mismatched")
     if array is not x:
-        return make.forward("nan_to_num", (array,), keywords, array._meta)
+        return make.forward("nan_to_num", (array,), keywords, array._gp_meta)
     if copy:
         return make.forward("nan_to_num", (x,), keywords, fresh(x.dtype, x.shape))
     x[...] = make.forward("nan_to_num", (x,), keywords, fresh(x.dtype, x.shape))

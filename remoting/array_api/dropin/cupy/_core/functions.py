@@ -13,6 +13,7 @@ from cupy._core.dispatch.arguments import need
 from cupy._core.elementwise import ELEMENTWISE, where
 from cupy._core.manipulation import MANIPULATION
 from cupy._core.products import PRODUCTS
+from cupy._core.queries import may_share_memory
 from cupy._core.reductions import REDUCTIONS
 from cupy._core.searching import SEARCHING
 from cupy._core.selection import SELECTION
@@ -114,7 +115,11 @@ def gradient(f: Any, *varargs: Any, axis: Any = None, edge_order: int = 1) -> An
                     "when 1d, distances must match the length of the corresponding dimension"
                 )
     made = make.ask(
-        "gradient", need(f, "f"), *[_arrays(x) for x in varargs], axis=axis, edge_order=edge_order
+        "gradient",
+        need(f, "f"),
+        *[_arrays(x) for x in varargs],
+        axis=axis if axis is None else arguments.plain(axis),
+        edge_order=edge_order,
     )
     return list(made) if isinstance(made, tuple) else made
 
@@ -270,6 +275,15 @@ def apply_over_axes(func: Any, a: Any, axes: Any) -> Any:
     return value
 
 
+def shares_memory(a: Any, b: Any, max_work: Any = None) -> bool:
+    """Say whether two arrays have elements in common; ``MAY_SHARE_BOUNDS`` compares ranges."""
+    if max_work == "MAY_SHARE_BOUNDS":
+        return may_share_memory(a, b)
+    if max_work not in (None, "MAY_SHARE_EXACT"):
+        raise NotImplementedError("Not supported for integer `max_work`.")
+    return make.ask("shares_memory", need(a), need(b, "b"))
+
+
 _COV = _lazy("cov", 2)
 _ANGLE = _lazy("angle", 1)
 _HISTOGRAMDD = _asked("histogramdd", 1)
@@ -314,7 +328,7 @@ FUNCTIONS: dict[str, Any] = {
     "poly": _lazy("poly", 1),
     "polyfit": _asked("polyfit", 2),
     "roots": _lazy("roots", 1),
-    "shares_memory": _asked("shares_memory"),
+    "shares_memory": shares_memory,
 }
 state.hooks["functions"] = FUNCTIONS
 state.hooks["ufuncs"] = UFUNCS

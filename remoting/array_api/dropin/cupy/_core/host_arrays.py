@@ -7,7 +7,7 @@ import numpy as np
 
 from cupy._core import convert
 from cupy._core.dispatch import make, transfers
-from cupy._core.dispatch.arguments import is_array, need
+from cupy._core.dispatch.arguments import able, is_array, need
 from cupy._door import state
 
 
@@ -62,7 +62,7 @@ def asnumpy(
 
 def copy(a: Any, order: str = "K") -> Any:
     """Return a copy."""
-    return need(a).copy(order) if is_array(a) else convert.array(a)
+    return able(a, "copy").copy(order=order)
 
 
 def astype(x: Any, dtype: Any, /, *, copy: bool = True) -> Any:

@@ -39,11 +39,11 @@ def prepare(index: Any) -> tuple[Any, ...]:
             made.append(_index_array(item))
     for item in made:
         if isinstance(item, Remote):
-            kind = item._meta.dtype.kind  # type: ignore[attr-defined]
+            kind = item._gp_meta.dtype.kind  # type: ignore[attr-defined]
             if kind not in "biu":
                 raise IndexError(
                     "arrays used as indices must be of integer or boolean type. "
-                    f"(actual: {item._meta.dtype.type})"  # type: ignore[attr-defined]
+                    f"(actual: {item._gp_meta.dtype.type})"  # type: ignore[attr-defined]
                 )
     return tuple(made)
 
@@ -89,29 +89,29 @@ def getitem(a: Any, index: Any) -> Any:
     """Return ``a[index]``: a view for basic indices, a copy for arrays."""
     kind = type(index)
     if kind is int:
-        plan, length = _rows.get(a._known) or _row(a)
+        plan, length = _rows.get(a._gp_known) or _row(a)
         if not -length <= index < length:
             raise IndexError(f"Index {index} is out of bounds for axis 0 with size {length}")
         return make.send_view(a, plan, _INT(index), _frame(1))
-    key = _key(a._known or a._meta, index if kind is tuple else (index,))
-    if key is None and a._meta.dtype.fields is not None and _is_names(index):
+    key = _key(a._gp_known or a._gp_meta, index if kind is tuple else (index,))
+    if key is None and a._gp_meta.dtype.fields is not None and _is_names(index):
         return _fields(a, index)
     if key is not None:
         found = _parts.get(key)
         if found is None:
             items = tuple([_slice(item) if type(item) is tuple else item for item in key[1:]])
-            looks = basic(a._meta, items)
+            looks = basic(a._gp_meta, items)
             found = make.planned(a, "ndarray.getitem", (items,), {}, looks)
             make.remember(_parts, key, found)
         return make.send_view(a, found[0], found[1], _frame(1))
     items = prepare(index)
     if not any(isinstance(item, Remote) for item in items):
-        return make.view(a, "ndarray.getitem", (items,), basic(a._meta, items))
-    if any(isinstance(item, Remote) and item._meta.dtype.kind == "b" for item in items):  # type: ignore[attr-defined]
-        check_masks(a._meta, items)
+        return make.view(a, "ndarray.getitem", (items,), basic(a._gp_meta, items))
+    if any(isinstance(item, Remote) and item._gp_meta.dtype.kind == "b" for item in items):  # type: ignore[attr-defined]
+        check_masks(a._gp_meta, items)
         return make.lazy("ndarray.gather", (a, items), {})
-    shape = advanced(a._meta, items)
-    return make.forward("ndarray.gather", (a, items), {}, fresh(a._meta.dtype, shape))
+    shape = advanced(a._gp_meta, items)
+    return make.forward("ndarray.gather", (a, items), {}, fresh(a._gp_meta.dtype, shape))
 
 
 def _is_names(index: Any) -> bool:
@@ -122,7 +122,7 @@ def _is_names(index: Any) -> bool:
 
 def _fields(a: Any, index: Any) -> Any:
     """Return the view of one field of structures, or of those with some of the fields."""
-    meta: Meta = a._meta
+    meta: Meta = a._gp_meta
     if isinstance(index, list):
         return a.view(meta.dtype[index])
     found = (meta.dtype.fields or {}).get(index)
@@ -176,7 +176,7 @@ def _slice(parts: tuple[int, int, int]) -> slice:
 
 
 def _row(a: Any) -> tuple[Plan, int]:
-    meta: Meta = a._meta
+    meta: Meta = a._gp_meta
     if not meta.shape:
         raise IndexError("too many indices for array: array is 0-dimensional, but 1 were indexed")
     found = _rows.get(meta)
@@ -198,8 +198,8 @@ def basic(meta: Meta, items: tuple[Any, ...]) -> Meta:
 def _consumed(item: Any) -> int:
     if item is None or item is Ellipsis or item is _NOTHING:
         return 0
-    if isinstance(item, Remote) and item._meta.dtype.kind == "b":  # type: ignore[attr-defined]
-        return item._meta.ndim  # type: ignore[attr-defined]
+    if isinstance(item, Remote) and item._gp_meta.dtype.kind == "b":  # type: ignore[attr-defined]
+        return item._gp_meta.ndim  # type: ignore[attr-defined]
     return 1
 
 
@@ -229,8 +229,8 @@ def check_masks(meta: Meta, items: tuple[Any, ...]) -> None:
     """Raise for an int out of bounds, or a mask without the shape of the axes it selects from."""
     axis = 0
     for item in _expanded(meta, items):
-        if isinstance(item, Remote) and item._meta.dtype.kind == "b":  # type: ignore[attr-defined]
-            shape = item._meta.shape  # type: ignore[attr-defined]
+        if isinstance(item, Remote) and item._gp_meta.dtype.kind == "b":  # type: ignore[attr-defined]
+            shape = item._gp_meta.shape  # type: ignore[attr-defined]
             for offset, length in enumerate(shape):
                 if length not in (0, meta.shape[axis + offset]):
                     raise IndexError(
@@ -246,7 +246,7 @@ def check_masks(meta: Meta, items: tuple[Any, ...]) -> None:
 def advanced(meta: Meta, items: tuple[Any, ...]) -> tuple[int, ...]:
     """Return the shape of a read by integer arrays, by NumPy's rules of their place."""
     expanded = _expanded(meta, items)
-    arrays = [item._meta.shape for item in expanded if isinstance(item, Remote)]  # type: ignore[attr-defined]
+    arrays = [item._gp_meta.shape for item in expanded if isinstance(item, Remote)]  # type: ignore[attr-defined]
     try:
         joined = np.broadcast_shapes(*arrays)
     except ValueError:
@@ -287,23 +287,23 @@ def setitem(a: Any, index: Any, value: Any) -> None:
     kind = type(value)
     key = None
     if kind is float or kind is make.classes.ndarray:
-        key = _key(a._meta, index if type(index) is tuple else (index,))
+        key = _key(a._gp_meta, index if type(index) is tuple else (index,))
     if key is None:
-        if a._meta.dtype.fields is not None and _is_names(index):
+        if a._gp_meta.dtype.fields is not None and _is_names(index):
             a, index = _fields(a, index), Ellipsis
         _setitem(a, index, value)
         return
     array: bool = kind is not float
-    key = (value._meta if array else float, key)
+    key = (value._gp_meta if array else float, key)
     found = _written.get(key)
-    session = a._session
-    if found is None or (array and value._session is not session):
-        if array and value._session is not session:
+    session = a._gp_session
+    if found is None or (array and value._gp_session is not session):
+        if array and value._gp_session is not session:
             _setitem(a, index, value)
             return
         found = _plan_written(a, key, value)
-    packed = _HANDLE(value._handle) if array else _FLOAT(value)
-    session.emit(found[0], make.HANDLES(0, a._handle) + found[1] + packed, _frame(1))
+    packed = _HANDLE(value._gp_handle) if array else _FLOAT(value)
+    session.emit(found[0], make.HANDLES(0, a._gp_handle) + found[1] + packed, _frame(1))
 
 
 def _plan_written(a: Any, key: Any, value: Any) -> tuple[Plan, bytes]:
@@ -312,7 +312,7 @@ def _plan_written(a: Any, key: Any, value: Any) -> tuple[Plan, bytes]:
     target = basic(meta, items)
     if looks is not float:
         _check_fits(looks.shape, target.shape)
-    session = a._session
+    session = a._gp_session
     call = ("ndarray.setitem", (a, items, value), {}, (), session)
     plan, values = plan_of(session.plans, *call)
     return make.remember(_written, key, (plan, plan.packer.pack(0, *values)[16:-8]))
@@ -330,26 +330,26 @@ def _setitem(a: Any, index: Any, value: Any) -> None:
         value = convert.array(value, dtype=a.dtype)
     else:
         value = arguments.operand(value)
-    value = without_imaginary(value, a._meta.dtype)
+    value = without_imaginary(value, a._gp_meta.dtype)
     if not arrays:
-        target = basic(a._meta, items)
+        target = basic(a._gp_meta, items)
         if isinstance(value, Remote):
-            _check_fits(value._meta.shape, target.shape)  # type: ignore[attr-defined]
-    elif any(isinstance(item, Remote) and item._meta.dtype.kind == "b" for item in items):  # type: ignore[attr-defined]
-        check_masks(a._meta, items)
+            _check_fits(value._gp_meta.shape, target.shape)  # type: ignore[attr-defined]
+    elif any(isinstance(item, Remote) and item._gp_meta.dtype.kind == "b" for item in items):  # type: ignore[attr-defined]
+        check_masks(a._gp_meta, items)
     elif isinstance(value, Remote):
-        _check_fits(value._meta.shape, advanced(a._meta, items))  # type: ignore[attr-defined]
+        _check_fits(value._gp_meta.shape, advanced(a._gp_meta, items))  # type: ignore[attr-defined]
     else:
-        advanced(a._meta, items)
+        advanced(a._gp_meta, items)
     source: Any = value
-    if isinstance(value, Remote) and source._session is not a._session:
+    if isinstance(value, Remote) and source._gp_session is not a._gp_session:
         whole = not arrays and all(item is Ellipsis or item == _FULL for item in items)
-        with state.on(a._device):
+        with state.on(a._gp_device):
             if not (whole and state.hooks["fill"](a, value)):
                 value = state.hooks["bring"](value, a)
-                a._session.call("ndarray.setitem", (a, items, value), {})
+                a._gp_session.call("ndarray.setitem", (a, items, value), {})
         return
-    a._session.call("ndarray.setitem", (a, items, value), {})
+    a._gp_session.call("ndarray.setitem", (a, items, value), {})
 
 
 def without_imaginary(value: Any, dtype: np.dtype[Any]) -> Any:
@@ -373,7 +373,7 @@ def _host_value(a: Any, index: Any, value: np.ndarray[Any, Any]) -> Any:
                 "copying a numpy.ndarray to a cupy.ndarray by empty slice assignment must ensure "
                 "arrays have same shape and dtype"
             )
-        return transfers.upload(value, a._session)
+        return transfers.upload(value, a._gp_session)
     raise TypeError(f"Unsupported type {type(value)}")
 
 

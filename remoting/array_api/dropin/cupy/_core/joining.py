@@ -15,8 +15,8 @@ from cupy._door.meta import fresh, of_view
 def expand_dims(a: Any, axis: Any) -> Any:
     """Return the array with new axes of length one."""
     array = need(a)
-    places = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
-    meta = of_view(np.expand_dims(array._meta.shadow, places))
+    places = (axis,) if type(axis) is int else arguments.integers(axis)
+    meta = of_view(np.expand_dims(array._gp_meta.shadow, places))
     kept = arguments.axes_of(places, meta.ndim)
     index = tuple(None if at in kept else slice(None) for at in range(meta.ndim))
     return array[index]

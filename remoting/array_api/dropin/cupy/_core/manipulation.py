@@ -1,5 +1,7 @@
 """Changing shapes, splitting and rearranging arrays; `joining` has what joins them."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np
@@ -16,17 +18,17 @@ from cupy._door.older import zip_strict
 
 def reshape(a: Any, newshape: Any, order: str = "C", *, copy: Any = None) -> Any:
     """Return the elements in another shape."""
-    return need(a).reshape(newshape, order=order, copy=copy)
+    return arguments.able(a, "reshape").reshape(newshape, order=order, copy=copy)
 
 
 def ravel(a: Any, order: str = "C") -> Any:
     """Return the elements in one dimension."""
-    return need(a).ravel(order)
+    return arguments.able(a, "ravel").ravel(order)
 
 
 def transpose(a: Any, axes: Any = None) -> Any:
     """Return the axes in another order."""
-    return need(a).transpose(axes) if axes is not None else need(a).transpose()
+    return arguments.able(a, "transpose").transpose(axes)
 
 
 def matrix_transpose(x: Any) -> Any:
@@ -38,12 +40,12 @@ def matrix_transpose(x: Any) -> Any:
 
 def swapaxes(a: Any, axis1: int, axis2: int) -> Any:
     """Return two axes exchanged."""
-    return need(a).swapaxes(axis1, axis2)
+    return arguments.able(a, "swapaxes").swapaxes(axis1, axis2)
 
 
 def moveaxis(a: Any, source: Any, destination: Any) -> Any:
     """Return axes moved to other places."""
-    meta: Meta = need(a)._meta
+    meta: Meta = need(a)._gp_meta
     sources = arguments.axes_of(source, meta.ndim)
     targets = arguments.axes_of(destination, meta.ndim)
     if len(sources) != len(targets):
@@ -72,7 +74,7 @@ def rollaxis(a: Any, axis: int, start: int = 0) -> Any:
 
 def squeeze(a: Any, axis: Any = None) -> Any:
     """Return the array without axes of length one."""
-    return need(a).squeeze(axis)
+    return arguments.able(a, "squeeze").squeeze(axis)
 
 
 def broadcast_to(array: Any, shape: Any) -> Any:
@@ -80,7 +82,10 @@ def broadcast_to(array: Any, shape: Any) -> Any:
     source = convert.asarray(array)
     lengths = arguments.shape_of(shape)
     return make.view(
-        source, "broadcast_to", (lengths,), of_view(np.broadcast_to(source._meta.shadow, lengths))
+        source,
+        "broadcast_to",
+        (lengths,),
+        of_view(np.broadcast_to(source._gp_meta.shadow, lengths)),
     )
 
 
@@ -93,6 +98,11 @@ def broadcast_arrays(*args: Any) -> tuple[Any, ...]:
 # --- splitting ------------------------------------------------------------------------------------
 
 
+def _cuts(indices_or_sections: Any) -> int | tuple[int, ...]:
+    on_device = is_array(indices_or_sections)
+    return arguments.plain(indices_or_sections.get() if on_device else indices_or_sections)
+
+
 def array_split(ary: Any, indices_or_sections: Any, axis: int = 0) -> list[Any]:
     """Split into parts that need not be equal."""
     array = need(ary)
@@ -100,18 +110,16 @@ def array_split(ary: Any, indices_or_sections: Any, axis: int = 0) -> list[Any]:
         raise IndexError("tuple index out of range")
     at = arguments.axis_of(axis, array.ndim)
     size = array.shape[at]
-    if arguments.is_scalar(indices_or_sections):
-        count = int(indices_or_sections)  # type: ignore[arg-type]
+    given = _cuts(indices_or_sections)
+    if isinstance(given, int):
+        count = given
         if count <= 0:
             raise ValueError("number sections must be larger than 0.")
         each, more = divmod(size, count)
         lengths = [each + 1] * more + [each] * (count - more)
         cuts = [sum(lengths[:part]) for part in range(count + 1)]
     else:
-        host = indices_or_sections
-        if isinstance(host, state.hooks["ndarray"]):
-            host = host.get()
-        cuts = [0, *(int(cut) for cut in host), size]
+        cuts = [0, *given, size]
     full = (slice(None),) * at
     return [array[(*full, slice(a, b))] for a, b in zip(cuts, cuts[1:])]
 
@@ -121,12 +129,13 @@ def split(ary: Any, indices_or_sections: Any, axis: int = 0) -> list[Any]:
     array = need(ary)
     if array.ndim <= axis:
         raise ValueError("Axis exceeds ndim")
-    if arguments.is_scalar(indices_or_sections) and array.shape[axis] % indices_or_sections:  # type: ignore[operator]
+    given = _cuts(indices_or_sections)
+    if isinstance(given, int) and array.shape[axis] % given:
         raise ValueError(
             "indices_or_sections must divide the size along the axes.\n"
             "If you want to split the array into non-equally-sized arrays, use array_split instead."
         )
-    return array_split(array, indices_or_sections, axis)
+    return array_split(array, given, axis)
 
 
 def _split_along(name: str, axis: int, least: int) -> Any:
@@ -144,7 +153,7 @@ def _split_along(name: str, axis: int, least: int) -> Any:
 
 def flip(a: Any, axis: Any = None) -> Any:
     """Return a view with axes reversed."""
-    array = need(a)
+    array = a if hasattr(a, "ndim") else need(a)
     axes = arguments.axes_of(axis, array.ndim)
     index = tuple(slice(None, None, -1) if at in axes else slice(None) for at in range(array.ndim))
     return array[index] if index else array.view()
@@ -152,14 +161,14 @@ def flip(a: Any, axis: Any = None) -> Any:
 
 def fliplr(a: Any) -> Any:
     """Return a view with the second axis reversed."""
-    if need(a).ndim < 2:
+    if np.ndim(a) < 2:
         raise ValueError("Input must be >= 2-d")
     return a[:, ::-1]
 
 
 def flipud(a: Any) -> Any:
     """Return a view with the first axis reversed."""
-    if need(a).ndim < 1:
+    if np.ndim(a) < 1:
         raise ValueError("Input must be >= 1-d")
     return a[::-1]
 
@@ -186,8 +195,11 @@ def roll(a: Any, shift: Any, axis: Any = None) -> Any:
     """Return the elements shifted along axes, those that leave coming back."""
     array = need(a)
     if axis is not None:
-        for item in axis if isinstance(axis, (tuple, list)) else (axis,):
+        axis = arguments.plain(axis)
+        for item in arguments.integers(axis):
             arguments.axis_of(item, array.ndim)
+    if type(shift) is not int and not is_array(shift):
+        shift = np.asarray(shift).astype(np.int64).tolist()
     return make.forward("roll", (array, shift, axis), {}, fresh(array.dtype, array.shape))
 
 
@@ -217,19 +229,19 @@ def _check_repeats(repeats: Any, length: int) -> None:
 
 def repeat(a: Any, repeats: Any, axis: Any = None) -> Any:
     """Return every element several times."""
-    array = need(a)
+    if not is_array(a):
+        return arguments.able(a, "repeat").repeat(repeats, axis)
+    array = a
     if isinstance(repeats, np.ndarray):
         raise TypeError("numpy.ndarray is not supported as repeats; use cupy.ndarray or a list")
-    if isinstance(repeats, np.integer):
-        repeats = repeats.tolist()
     source = array if axis is not None else array.ravel()
     at = arguments.axis_of(axis if axis is not None else 0, source.ndim)
     if isinstance(repeats, state.hooks["ndarray"]):
         _check_repeats(repeats, source.shape[at])
         return make.lazy("repeat", (source, repeats, at), {})
-    counts = [repeats] if isinstance(repeats, int) else list(repeats)
-    if any(isinstance(count, (list, tuple)) for count in counts):
+    if np.ndim(repeats) > 1:
         raise ValueError("object too deep for desired array")
+    counts = list(arguments.integers(repeats))
     if any(count < 0 for count in counts):
         raise ValueError("all elements of 'repeats' should be non-negative")
     length = source.shape[at]
@@ -264,7 +276,10 @@ def delete(arr: Any, indices: Any, axis: Any = None) -> Any:
     if not is_array(arr):
         raise ValueError("delete() needs a cupy.ndarray")
     array = arr
-    if not isinstance(indices, slice) and (type(indices) is bool or not isinstance(indices, int)):
+    if isinstance(indices, np.ndarray) and indices.shape == ():
+        indices = indices.item()
+    whole = isinstance(indices, (int, np.integer)) and type(indices) is not bool
+    if not isinstance(indices, slice) and not whole:
         given = convert.asarray(indices)
         length = array.size if axis is None else array.shape[arguments.axis_of(axis, array.ndim)]
         empty = isinstance(indices, (list, tuple)) and not given.size

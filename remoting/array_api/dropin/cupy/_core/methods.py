@@ -59,11 +59,11 @@ class Methods:
     """What `cupy.ndarray` can do, other than operators and conversions."""
 
     __slots__ = ()
-    _meta: Meta
-    _known: Meta | None
-    _session: Any
-    _device: int
-    _base: Any
+    _gp_meta: Meta
+    _gp_known: Meta | None
+    _gp_session: Any
+    _gp_device: int
+    _gp_base: Any
 
     # --- views ----------------------------------------------------------------------------------
 
@@ -76,7 +76,7 @@ class Methods:
             dtype, type = None, dtype  # noqa: A001
         if type is not None and not issubclass(type, ndarray):
             raise ValueError("Type must be a sub-type of ndarray type")
-        meta = self._meta
+        meta = self._gp_meta
         if dtype is None:
             return make.view(self, "ndarray.view", (), meta, type)
         kind = arguments.view_dtype_of(dtype)
@@ -90,17 +90,12 @@ class Methods:
         """Return the elements in another shape, as a view where that is possible."""
         if copy is None:
             try:
-                found = _reshaped.get((self._known, shape, order))
+                found = _reshaped.get((self._gp_known, shape, order))
             except TypeError:  # a list
                 found = None
             if found is not None:
                 return make.send_view(self, found[0], found[1], _frame(1))
-        lengths: Any = shape[0] if len(shape) == 1 else shape
-        lengths = (
-            (lengths.__index__(),)
-            if hasattr(lengths, "__index__")
-            else tuple(length.__index__() for length in lengths)
-        )
+        lengths = arguments.integers(shape[0] if len(shape) == 1 else shape)
         letter = arguments.normalize_order(order)
         if letter == "K":
             raise ValueError(f"order {order!r} is not permitted for reshaping")
@@ -108,25 +103,25 @@ class Methods:
             raise ValueError(
                 "strings are not allowed for 'copy' keyword. Use True/False/None instead."
             )
-        meta, is_view = reshaped(self._meta, lengths, letter)
+        meta, is_view = reshaped(self._gp_meta, lengths, letter)
         if copy is False and not is_view:
             raise ValueError("Unable to avoid creating a copy while reshaping.")
         if copy:
             return make.forward(
-                "ndarray.copy", (self,), {}, fresh(meta.dtype, self._meta.shape)
+                "ndarray.copy", (self,), {}, fresh(meta.dtype, self._gp_meta.shape)
             ).reshape(lengths, order=letter)
         if is_view:
             args = (meta.shape, letter)
             if all(type(item) in (int, tuple) for item in shape):
                 found = make.planned(self, "ndarray.reshape_view", args, {}, meta)
-                make.remember(_reshaped, (self._meta, shape, order), found)
+                make.remember(_reshaped, (self._gp_meta, shape, order), found)
             return make.view(self, "ndarray.reshape_view", args, meta)
         return make.forward("ndarray.reshape", (self, meta.shape, letter), {}, meta)
 
     def ravel(self, order: str = "C") -> Any:
         """Return the elements in one dimension, as a view where that is contiguous."""
         letter = arguments.normalize_order(order)
-        meta = self._meta
+        meta = self._gp_meta
         source: Any = self
         if letter == "K":
             steps = [0 if n == 1 else step for n, step in zip_strict(meta.shape, meta.strides)]
@@ -136,11 +131,11 @@ class Methods:
         if letter == "A":
             letter = "F" if meta.contiguity == (False, True) else "C"
         made = source.reshape(-1, order=letter)
-        return made if made._meta.contiguity[0] else made.copy()
+        return made if made._gp_meta.contiguity[0] else made.copy()
 
     def flatten(self, order: str = "C") -> Any:
         """Return a copy in one dimension."""
-        meta = self._meta
+        meta = self._gp_meta
         letter = arguments.normalize_order(order)
         flat = fresh(meta.dtype, (meta.size,))
         return make.forward("ndarray.flatten", (self, letter), {}, flat)
@@ -148,9 +143,7 @@ class Methods:
     def transpose(self, *axes: Any) -> Any:
         """Return a view with the axes in another order."""
         order: Any = axes[0] if len(axes) == 1 else axes or None
-        if order is not None and not hasattr(order, "__index__"):
-            order = tuple(order)
-        meta = self._meta
+        meta = self._gp_meta
         if order is None:
             if meta.ndim <= 1:
                 return self
@@ -158,29 +151,27 @@ class Methods:
             plan = Plan("ndarray.transpose", ("h",), (), "Q", (looks,))
             plan = TRANSPOSED.get(meta) or make.remember(TRANSPOSED, meta, plan)
             return make.send_view(self, plan, b"", None)
-        if hasattr(order, "__index__"):
-            order = (order,)
+        order = arguments.integers(order)
         if len(order) == 0 and meta.ndim <= 1:
             return self
         return make.view(self, "ndarray.transpose", (order,), of_view(meta.shadow.transpose(order)))
 
     def swapaxes(self, axis1: int, axis2: int) -> Any:
         """Return a view with two axes exchanged."""
-        meta = of_view(self._meta.shadow.swapaxes(axis1, axis2))
+        meta = of_view(self._gp_meta.shadow.swapaxes(axis1, axis2))
         return make.view(self, "ndarray.swapaxes", (axis1, axis2), meta)
 
     def squeeze(self, axis: Any = None) -> Any:
         """Return a view without axes of length one."""
-        meta = of_view(
-            self._meta.shadow.squeeze(
-                axis if axis is None else tuple(axis) if isinstance(axis, (list, tuple)) else axis
-            )
+        axis = axis if axis is None else arguments.plain(axis)
+        meta = of_view(self._gp_meta.shadow.squeeze(axis))
+        return (
+            make.view(self, "ndarray.squeeze", (axis,), meta) if meta is not self._gp_meta else self
         )
-        return make.view(self, "ndarray.squeeze", (axis,), meta) if meta is not self._meta else self
 
     def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
         """Return a view of a diagonal."""
-        meta = of_view(self._meta.shadow.diagonal(offset, axis1, axis2))
+        meta = of_view(self._gp_meta.shadow.diagonal(offset, axis1, axis2))
         return make.view(self, "ndarray.diagonal", (offset, axis1, axis2), meta)
 
     # --- copies ---------------------------------------------------------------------------------
@@ -202,7 +193,7 @@ class Methods:
 
     def copy(self, order: str = "C") -> Any:
         """Return a copy on the current device, also from another device."""
-        meta = self._meta
+        meta = self._gp_meta
         letter = arguments.normalize_order(order)
         c, f = meta.contiguity
         if letter == "A":
@@ -214,7 +205,7 @@ class Methods:
 
     def byteswap(self, inplace: bool = False) -> Any:
         """Return the elements with their bytes in the other order."""
-        meta = self._meta
+        meta = self._gp_meta
         if meta.dtype.fields is not None:
             raise TypeError("byteswap is not supported for structured dtypes")
         if meta.dtype.itemsize == 1:
@@ -233,11 +224,11 @@ class Methods:
             if value.shape != ():
                 raise ValueError("non-scalar numpy.ndarray cannot be used for fill")
             value = value[()] if value.dtype.char == "V" else value.item()
-        if isinstance(value, tuple) and self._meta.dtype.fields is not None:
-            value = np.array(value, self._meta.dtype)[()]
-        dtypes.check_kernel(self._meta.dtype)
-        scalar = without_imaginary(arguments.operand(value), self._meta.dtype)
-        self._session.call("ndarray.fill", (self, scalar), {})
+        if isinstance(value, tuple) and self._gp_meta.dtype.fields is not None:
+            value = np.array(value, self._gp_meta.dtype)[()]
+        dtypes.check_kernel(self._gp_meta.dtype)
+        scalar = without_imaginary(arguments.operand(value), self._gp_meta.dtype)
+        self._gp_session.call("ndarray.fill", (self, scalar), {})
 
     def mdspan(self, *, index_type: Any, allow_unsafe: bool = False) -> Any:
         """Return what a kernel takes for a ``cuda::std::mdspan`` of this array.
@@ -246,7 +237,7 @@ class Methods:
             index_type: of the lengths and steps: `numpy.int32` or `numpy.int64`.
             allow_unsafe: whether axes without elements, and steps of 0 or below, are no error.
         """
-        meta = self._meta
+        meta = self._gp_meta
         if index_type not in (np.int32, np.int64):
             raise ValueError(f"index_type is cupy.int32 or cupy.int64, and not {index_type}")
         if index_type is np.int32 and meta.size > np.iinfo(np.int32).max:
@@ -259,42 +250,46 @@ class Methods:
                 if step <= 0:
                     raise RuntimeError(f"{at}-th dimension has non-positive stride")
         kind, unsafe = np.dtype(index_type), bool(allow_unsafe)
-        made = remote_object(Mdspan, self._session, "ndarray.mdspan", (self, kind, unsafe))
+        made = remote_object(Mdspan, self._gp_session, "ndarray.mdspan", (self, kind, unsafe))
         made._array = self
         return made
 
     def sort(self, axis: int = -1, kind: Any = None) -> None:
         """Sort in place."""
-        if self._meta.ndim == 0:
+        if self._gp_meta.ndim == 0:
             raise np.exceptions.AxisError("Sorting arrays with the rank of zero is not supported")
         if kind is not None and kind != "stable":
             raise ValueError(f"kind can only be None or 'stable', got {kind}")
-        self._session.call("ndarray.sort", (self, arguments.axis_of(axis, self._meta.ndim)), {})
+        self._gp_session.call(
+            "ndarray.sort", (self, arguments.axis_of(axis, self._gp_meta.ndim)), {}
+        )
 
     def partition(self, kth: Any, axis: int = -1) -> None:
         """Put the ``kth`` element in its sorted place, smaller ones before it, in place."""
-        self._session.call(
-            "ndarray.partition", (self, kth, arguments.axis_of(axis, self._meta.ndim)), {}
+        self._gp_session.call(
+            "ndarray.partition",
+            (self, arguments.plain(kth), arguments.axis_of(axis, self._gp_meta.ndim)),
+            {},
         )
 
     def put(self, indices: Any, values: Any, mode: str = "wrap") -> None:
         """Set elements of the flattened array."""
         selection.put(self, indices, values, mode)
 
-    def _scatter(self, name: str, slices: Any, value: Any) -> None:
+    def _gp_scatter(self, name: str, slices: Any, value: Any) -> None:
         UFUNCS[name].at(self, slices, value)
 
     def scatter_add(self, slices: Any, value: Any) -> None:
         """Add in place at indices."""
-        self._scatter("add", slices, value)
+        self._gp_scatter("add", slices, value)
 
     def scatter_max(self, slices: Any, value: Any) -> None:
         """Take the maximum in place at indices."""
-        self._scatter("maximum", slices, value)
+        self._gp_scatter("maximum", slices, value)
 
     def scatter_min(self, slices: Any, value: Any) -> None:
         """Take the minimum in place at indices."""
-        self._scatter("minimum", slices, value)
+        self._gp_scatter("minimum", slices, value)
 
     def reduced_view(self, dtype: Any = None) -> Any:
         """Return a view with the fewest dimensions."""
@@ -337,6 +332,6 @@ class Methods:
 
     def conj(self) -> Any:
         """Return the complex conjugate; real arrays return themselves."""
-        return UFUNCS["conjugate"](self) if self._meta.dtype.kind == "c" else self
+        return UFUNCS["conjugate"](self) if self._gp_meta.dtype.kind == "c" else self
 
     conjugate = conj

@@ -140,13 +140,13 @@ class Operators:
     )
     __rpow__, __ipow__ = _reflected("power"), _in_place("power")
 
-    _power = _forward("power")
+    _gp_power = _forward("power")
 
     def __pow__(self, other: Any, _modulo: Any = None) -> Any:
         function, cast = _short_power(self, other)
         if function is not None:
             return function(self) if cast is None else function(self, dtype=cast)
-        return self._power(other)
+        return self._gp_power(other)
 
     def __divmod__(self, other: Any) -> Any:
         if should_defer(self, other):

@@ -49,7 +49,7 @@ def matmul(*args: Any, out: Any = None, **kwargs: Any) -> Any:
     """Return the matrix product, broadcasting over leading axes."""
     short = out is None and not kwargs and len(args) == 2
     if short and type(args[0]) is type(args[1]) is make.classes.ndarray:
-        plan = _matmuls.get((args[0]._known, args[1]._known))
+        plan = _matmuls.get((args[0]._gp_known, args[1]._gp_known))
         if plan is not None:
             return make.send_pair(args[0], args[1], plan, _frame(1))
     if len(args) == 3 and out is None:
@@ -73,7 +73,7 @@ def matmul(*args: Any, out: Any = None, **kwargs: Any) -> Any:
     looks = fresh(kind, shape)
     if short:
         plan = Plan("matmul", ("h", "h"), (), "QQ", (looks,))
-        make.remember(_matmuls, (a._meta, b._meta), plan)
+        make.remember(_matmuls, (a._gp_meta, b._gp_meta), plan)
     return make.forward("matmul", (a, b), keywords, looks)
 
 
@@ -101,7 +101,7 @@ def _matmul_laid_out(
         raise ValueError("`keepdims` can only be used for scalar outputs")
     letter = arguments.normalize_order(order)
     if letter == "A":
-        strict = all(each._meta.contiguity == (False, True) for each in (a, b))
+        strict = all(each._gp_meta.contiguity == (False, True) for each in (a, b))
         letter = "F" if strict else "C"
     turns: list[Any] = [None, None, None]
     if axes is not None:
@@ -146,7 +146,7 @@ def _turned(axes: Any, ndim: int, cores: int | None = None) -> tuple[int, ...] |
 
 def _operator(a: Any, b: Any) -> Any:
     """Return ``a @ b`` of two arrays."""
-    plan = _matmuls.get((a._known, b._known))
+    plan = _matmuls.get((a._gp_known, b._gp_known))
     # From the program by way of the array's own method.
     return matmul(a, b) if plan is None else make.send_pair(a, b, plan, _frame(2))
 
@@ -155,13 +155,14 @@ def dot(a: Any, b: Any, out: Any = None) -> Any:
     """Return the dot product of two arrays."""
     ndarray: Any = make.classes.ndarray
     if out is None and type(a) is type(b) is ndarray:
-        plan = _dots.get((a._known, b._known))
+        plan = _dots.get((a._gp_known, b._gp_known))
         if plan is not None:
             return make.send_pair(a, b, plan, _frame(1))
     if not isinstance(a, ndarray) or not isinstance(b, ndarray):
         if arguments.is_scalar(a) or arguments.is_scalar(b):
             return state.hooks["ufuncs"]["multiply"](a, b, out=out)
-        need(a)
+        if not isinstance(a, ndarray):
+            return arguments.able(a, "dot").dot(b, out)
         need(b, "b")
     kind = _result(a, b)
     if not a.ndim or not b.ndim:
@@ -177,7 +178,7 @@ def dot(a: Any, b: Any, out: Any = None) -> Any:
         make.in_place("dot", (a, b), {"out": out})
         return out
     plan = Plan("dot", ("h", "h"), (), "QQ", (fresh(kind, shape),))
-    make.remember(_dots, (a._meta, b._meta), plan)
+    make.remember(_dots, (a._gp_meta, b._gp_meta), plan)
     return make.send_pair(a, b, plan, None)
 
 
@@ -210,32 +211,25 @@ def outer(a: Any, b: Any, out: Any = None) -> Any:
 def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
     """Return the product summed over axes."""
     first, second = need(a), need(b, "b")
+    try:
+        count = arguments.integer(axes)
+    except TypeError:
+        over_a = arguments.axes_of(axes[0], first.ndim)
+        over_b = arguments.axes_of(axes[1], second.ndim)
+    else:
+        over_a, over_b = tuple(range(first.ndim - count, first.ndim)), tuple(range(count))
     if not first.ndim or not second.ndim:
-        if axes not in (0, ((), ())):
+        if over_a or over_b:
             raise ValueError("An input is zero-dim while axes has dimensions")
         return state.hooks["ufuncs"]["multiply"](first, second)
-    if isinstance(axes, int):
-        over_a = list(range(first.ndim - axes, first.ndim))
-        over_b = list(range(axes))
-    else:
-        over_a = [
-            arguments.axis_of(x, first.ndim)
-            for x in (axes[0] if isinstance(axes[0], (tuple, list)) else [axes[0]])
-        ]
-        over_b = [
-            arguments.axis_of(x, second.ndim)
-            for x in (axes[1] if isinstance(axes[1], (tuple, list)) else [axes[1]])
-        ]
     if len(over_a) != len(over_b) or any(
         first.shape[x] != second.shape[y] for x, y in zip_strict(over_a, over_b)
     ):
         raise ValueError("Axes dimension mismatch")
     shape = tuple(n for at, n in enumerate(first.shape) if at not in over_a)
     shape += tuple(n for at, n in enumerate(second.shape) if at not in over_b)
-    pair = (tuple(over_a), tuple(over_b))
-    return make.forward(
-        "tensordot", (first, second, pair), {}, fresh(_result(first, second), shape)
-    )
+    looks = fresh(_result(first, second), shape)
+    return make.forward("tensordot", (first, second, (over_a, over_b)), {}, looks)
 
 
 def kron(a: Any, b: Any) -> Any:
@@ -252,7 +246,9 @@ def trace(
     a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None, out: Any = None
 ) -> Any:
     """Return the sum along a diagonal."""
-    return need(a).diagonal(offset, axis1, axis2).sum(-1, dtype, out, False)
+    if not isinstance(a, state.hooks["ndarray"]):
+        return arguments.able(a, "trace").trace(offset, axis1, axis2, dtype, out)
+    return a.diagonal(offset, axis1, axis2).sum(-1, dtype, out, False)
 
 
 def cross(

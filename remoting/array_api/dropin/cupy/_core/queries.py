@@ -49,7 +49,7 @@ def isscalar(element: Any) -> bool:
 
 def isfortran(a: Any) -> bool:
     """Say whether it is Fortran-contiguous and not C-contiguous."""
-    return need(a).flags.fnc
+    return a.flags.f_contiguous and not a.flags.c_contiguous
 
 
 def iscomplexobj(x: Any) -> bool:
@@ -101,7 +101,7 @@ def common_type(*arrays: Any) -> Any:
 
 def byte_bounds(a: Any) -> tuple[int, int]:
     """Return the first and the last address of an array's memory."""
-    meta: Meta = need(a)._meta
+    meta: Meta = need(a)._gp_meta
     low = high = a.data.ptr
     if not meta.size:
         return low, low
@@ -116,7 +116,12 @@ def byte_bounds(a: Any) -> tuple[int, int]:
 def may_share_memory(a: Any, b: Any, max_work: Any = None) -> bool:
     """Say whether the ranges of two arrays' memory overlap."""
     del max_work
-    if not is_array(a) or not is_array(b) or a._device != b._device or not (a.size and b.size):
+    if (
+        not is_array(a)
+        or not is_array(b)
+        or a._gp_device != b._gp_device
+        or not (a.size and b.size)
+    ):
         return False
     (first, end), (second, other_end) = byte_bounds(a), byte_bounds(b)
     return first < other_end and second < end

@@ -21,7 +21,7 @@ _BOOL = np.dtype(np.bool_)
 _POINTS_MAX = 64
 """Of a quantile's list that travels as it is. A longer one is uploaded."""
 
-_BY_METHOD = frozenset(("max", "mean", "min", "prod", "std", "sum", "var"))
+_BY_METHOD = ("argmax", "argmin", "max", "mean", "min", "prod", "ptp", "std", "sum", "var")
 """Functions of which CuPy does not check that they get an array of a device."""
 
 Rule = Callable[[np.dtype[Any]], np.dtype[Any]]
@@ -83,21 +83,19 @@ def reduce(
     **extra: Any,
 ) -> Any:
     """Send one reduction."""
-    if name in _BY_METHOD and not isinstance(a, Remote):
-        # CuPy asks any object for its method of this name, so that one function takes both kinds.
-        method = getattr(a, name, None)
-        if method is not None:
-            typed = {} if name in ("max", "min") else {"dtype": dtype}
-            return method(axis=axis, out=out, keepdims=keepdims, **typed, **extra)
+    if name in _BY_METHOD and hasattr(a, name) and not isinstance(a, Remote):
+        typed = {} if name in ("max", "min", "ptp") else {"dtype": dtype}
+        named = {"axis": axis, "out": out, "keepdims": keepdims, **typed, **extra}
+        return getattr(a, name)(**named)
     array = need(a)
-    meta: Meta = array._meta
+    meta: Meta = array._gp_meta
     if axis is not None and type(axis) is not int:
-        axis = arguments.plain_axis(axis)
+        axis = arguments.plain(axis)
     if dtype is not None:
         dtype = arguments.dtype_of(dtype)
         if meta.dtype.kind == "c" and dtype.kind not in "bc":
             arguments.warn_of_complex()
-    session = array._session
+    session = array._gp_session
     if out is None:
         key = (name, meta, axis, dtype, keepdims, tuple(extra.items()) if extra else ())
         found = _memo.get(key)
@@ -146,7 +144,7 @@ def _reduction(name: str, rule: Rule, *, typed: bool, empty_ok: bool = True) -> 
         # Of ints alone, because True and 1.0 are the same key as 1.
         plain = axis is None or type(axis) is int
         if plain and out is None and type(a) is make.classes.ndarray:
-            found = _memo.get((name, a._known, axis, dtype, keepdims, ()))
+            found = _memo.get((name, a._gp_known, axis, dtype, keepdims, ()))
             if found is not None:
                 return make.send(a, found[0], found[1], _frame(1))
         return reduce(name, a, rule, axis, dtype, out, keepdims, empty_ok)
@@ -155,7 +153,7 @@ def _reduction(name: str, rule: Rule, *, typed: bool, empty_ok: bool = True) -> 
         # Of ints alone, because True and 1.0 are the same key as 1.
         plain = axis is None or type(axis) is int
         if plain and out is None and type(a) is make.classes.ndarray:
-            found = _memo.get((name, a._known, axis, None, keepdims, ()))
+            found = _memo.get((name, a._gp_known, axis, None, keepdims, ()))
             if found is not None:
                 return make.send(a, found[0], found[1], _frame(1))
         return reduce(name, a, rule, axis, None, out, keepdims, empty_ok)
@@ -193,7 +191,7 @@ def _argument(name: str) -> Any:
 def _scan(name: str) -> Any:
     def function(a: Any, axis: Any = None, dtype: Any = None, out: Any = None) -> Any:
         array = need(a)
-        meta: Meta = array._meta
+        meta: Meta = array._gp_meta
         shape = (meta.size,) if axis is None else meta.shape
         if out is not None and need(out, "out").shape != shape:
             raise ValueError("Provided out is the wrong size for the reduction")
@@ -203,7 +201,7 @@ def _scan(name: str) -> Any:
         if dtype is not None:
             keywords["dtype"] = arguments.dtype_of(dtype)
         if out is not None:
-            array._session.call(name, (array,), {**keywords, "out": out})
+            array._gp_session.call(name, (array,), {**keywords, "out": out})
             return out
         looks = fresh(keywords.get("dtype", wide(meta.dtype)), shape)
         return make.forward(name, (array,), keywords, looks)
@@ -232,14 +230,14 @@ def quantiles(name: str, a: Any, q: Any, axis: Any, out: Any, method: str, keepd
         q = q.tolist()
     if not scalar and not _is_short(q):
         q = convert.asarray(q)
-    shape = reduced_shape(array._meta, axis, keepdims)
-    keywords: dict[str, Any] = {} if axis is None else {"axis": arguments.plain_axis(axis)}
+    shape = reduced_shape(array._gp_meta, axis, keepdims)
+    keywords: dict[str, Any] = {} if axis is None else {"axis": arguments.plain(axis)}
     if keepdims:
         keywords["keepdims"] = True
     if method != "linear":
         keywords["method"] = method
     if out is not None:
-        array._session.call(name, (array, q), {**keywords, "out": out})
+        array._gp_session.call(name, (array, q), {**keywords, "out": out})
         return out
     if method != "linear" or not scalar:
         # The type depends on that of the points, by rules of the worker's library.
@@ -283,7 +281,7 @@ def average(
 ) -> Any:
     """Return the weighted mean, and with ``returned`` the sum of the weights."""
     array = convert.asarray(a)
-    keywords: dict[str, Any] = {} if axis is None else {"axis": arguments.plain_axis(axis)}
+    keywords: dict[str, Any] = {} if axis is None else {"axis": arguments.plain(axis)}
     if weights is not None:
         keywords["weights"] = convert.asarray(weights)
     if keepdims:

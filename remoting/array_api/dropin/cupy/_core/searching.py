@@ -15,20 +15,23 @@ _INT64 = np.dtype(np.int64)
 
 def _copied(a: Any, axis: Any) -> tuple[Any, int]:
     """Return a copy and the axis to work along: the flat elements for None."""
-    array = need(a)
-    return (array.flatten(), -1) if axis is None else (array.copy(), axis)
+    if axis is None:
+        return arguments.able(a, "flatten").flatten(), -1
+    return arguments.able(a, "copy").copy(), axis
 
 
 def sort(a: Any, axis: Any = -1, kind: Any = None) -> Any:
     """Return a sorted copy."""
     made, axis = _copied(a, axis)
-    made.sort(axis, kind)
+    made.sort(axis=axis, kind=kind)
     return made
 
 
 def argsort(a: Any, axis: Any = -1, kind: Any = None) -> Any:
     """Return the indices that sort."""
-    array = need(a)
+    if not is_array(a):
+        return arguments.able(a, "argsort").argsort(axis=axis, kind=kind)
+    array = a
     if kind is not None and kind != "stable":
         raise ValueError(f"kind can only be None or 'stable', got {kind}")
     if axis is None:
@@ -40,13 +43,15 @@ def argsort(a: Any, axis: Any = -1, kind: Any = None) -> Any:
 def partition(a: Any, kth: Any, axis: Any = -1) -> Any:
     """Return a partitioned copy."""
     made, axis = _copied(a, axis)
-    made.partition(kth, axis)
+    made.partition(kth, axis=axis)
     return made
 
 
 def argpartition(a: Any, kth: Any, axis: Any = -1) -> Any:
     """Return the indices that partition."""
-    array = need(a)
+    if not is_array(a):
+        return arguments.able(a, "argpartition").argpartition(kth, axis=axis)
+    array, kth = a, arguments.plain(kth)
     if axis is None:
         array, axis = array.ravel(), -1
     at = arguments.axis_of(axis, array.ndim)

@@ -19,7 +19,9 @@ _INT64 = np.dtype(np.int64)
 
 def take(a: Any, indices: Any, axis: Any = None, out: Any = None) -> Any:
     """Return elements at indices along an axis."""
-    array = need(a)
+    if not is_array(a):
+        return arguments.able(a, "take").take(indices, axis, out)
+    array = a
     index = indices if arguments.is_scalar(indices) else convert.asarray(indices)
     inserted = index.shape if is_array(index) else ()
     if axis is None:
@@ -83,7 +85,7 @@ def place(arr: Any, mask: Any, vals: Any) -> None:
 def copyto(dst: Any, src: Any, casting: str = "same_kind", where: Any = None) -> None:
     """Copy values into an array, broadcasting."""
     target = need(dst, "dst")
-    with state.on(target._device):
+    with state.on(target._gp_device):
         _copy_to(target, src, casting, where)
 
 
@@ -111,7 +113,7 @@ def _copy_to(target: Any, src: Any, casting: str, where: Any) -> None:
     source = _cast_scalar(src, target.dtype, casting)
     if is_array(source) and not np.can_cast(source.dtype, target.dtype, casting):  # type: ignore[arg-type]
         raise TypeError(f"Cannot cast {source.dtype} to {target.dtype} in {casting} casting mode")
-    if is_array(source) and source._session is not target._session:
+    if is_array(source) and source._gp_session is not target._gp_session:
         if where is None and across.fill(target, source):
             return
         source = across.bring(source, target)
@@ -136,7 +138,9 @@ def fill_diagonal(a: Any, val: Any, wrap: bool = False) -> None:
 
 def choose(a: Any, choices: Any, out: Any = None, mode: str = "raise") -> Any:
     """Choose elements by number."""
-    array = need(a)
+    if not is_array(a):
+        return arguments.able(a, "choose").choose(choices, out, mode)
+    array = a
     options = choices if isinstance(choices, (list, tuple)) else need(choices)
     shapes = (
         [c.shape for c in options] if isinstance(options, (list, tuple)) else [options.shape[1:]]
@@ -169,6 +173,8 @@ def select(condlist: Any, choicelist: Any, default: Any = 0) -> Any:
 
 def compress(condition: Any, a: Any, axis: Any = None, out: Any = None) -> Any:
     """Return the slices where a condition holds."""
+    if not is_array(a):
+        return arguments.able(a, "compress").compress(condition, axis, out)
     mask = convert.asarray(condition)
     if out is not None:
         make.in_place("compress", (mask, need(a), axis), {"out": out})
@@ -183,7 +189,7 @@ def extract(condition: Any, a: Any) -> Any:
 
 def diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
     """Return a view of a diagonal."""
-    return need(a).diagonal(offset, axis1, axis2)
+    return arguments.able(a, "diagonal").diagonal(offset, axis1, axis2)
 
 
 def unravel_index(indices: Any, dims: Any, order: str | None = "C") -> Any:

@@ -33,19 +33,10 @@ _WEAK: dict[type, np.dtype[Any]] = {
     complex: np.dtype(np.complex128),
 }
 _BOOL = np.dtype(np.bool_)
-_COMPARE = frozenset(
-    [
-        "equal",
-        "not_equal",
-        "greater",
-        "greater_equal",
-        "less",
-        "less_equal",
-        "logical_and",
-        "logical_or",
-        "logical_xor",
-    ]
-)
+_COMPARES = """
+    equal not_equal greater greater_equal less less_equal logical_and logical_or logical_xor
+"""
+_COMPARE = frozenset(_COMPARES.split())
 
 Operand = Union[np.dtype[Any], type]
 """A dtype, or int, float, complex for a Python number, whose type gives way to the arrays'."""
@@ -142,12 +133,12 @@ class ufunc:
 
     def pair(self, a: Any, b: Any) -> Any:
         """Apply to two arrays."""
-        plan = self._memo.get((a._known, b._known))
-        session = a._session
-        if plan is None or b._session is not session:
+        plan = self._memo.get((a._gp_known, b._gp_known))
+        session = a._gp_session
+        if plan is None or b._gp_session is not session:
             plan = self._plan_pair(a, b)
         handle = next(session.handles)
-        device = session.emit(plan, _PAIR(handle, a._handle, b._handle), _frame(2))
+        device = session.emit(plan, _PAIR(handle, a._gp_handle, b._gp_handle), _frame(2))
         kind, plain = type(a), make.classes.ndarray
         if kind is plain:
             if type(b) is plain:
@@ -158,16 +149,16 @@ class ufunc:
     def right(self, a: Any, number: Any) -> Any:
         """Apply to an array and a Python int or float, in this order."""
         kind = type(number)
-        plan = self._memo.get((a._known, kind)) or self._plan_scalar(a, kind, right=True)
-        session = a._session
+        plan = self._memo.get((a._gp_known, kind)) or self._plan_scalar(a, kind, right=True)
+        session = a._gp_session
         handle = next(session.handles)
         if kind is float:
-            packed = _FLOAT_RIGHT(handle, a._handle, number)
+            packed = _FLOAT_RIGHT(handle, a._gp_handle, number)
         else:
             low, high = plan.limits
             if not low <= number <= high:
                 return self._general((a, number), {})
-            packed = _INT_RIGHT(handle, a._handle, number)
+            packed = _INT_RIGHT(handle, a._gp_handle, number)
         device = session.emit(plan, packed, _frame(2))
         if type(a) is make.classes.ndarray:
             return make.plain(session, handle, plan.metas[0], device)
@@ -176,16 +167,16 @@ class ufunc:
     def left(self, number: Any, a: Any) -> Any:
         """Apply to a Python int or float and an array, in this order."""
         kind = type(number)
-        plan = self._memo.get((kind, a._known)) or self._plan_scalar(a, kind, right=False)
-        session = a._session
+        plan = self._memo.get((kind, a._gp_known)) or self._plan_scalar(a, kind, right=False)
+        session = a._gp_session
         handle = next(session.handles)
         if kind is float:
-            packed = _FLOAT_LEFT(handle, number, a._handle)
+            packed = _FLOAT_LEFT(handle, number, a._gp_handle)
         else:
             low, high = plan.limits
             if not low <= number <= high:
                 return self._general((number, a), {})
-            packed = _INT_LEFT(handle, number, a._handle)
+            packed = _INT_LEFT(handle, number, a._gp_handle)
         device = session.emit(plan, packed, _frame(2))
         if type(a) is make.classes.ndarray:
             return make.plain(session, handle, plan.metas[0], device)
@@ -193,15 +184,15 @@ class ufunc:
 
     def one(self, a: Any) -> Any:
         """Apply to one array."""
-        plan = self._memo.get(a._known)
+        plan = self._memo.get(a._gp_known)
         if plan is None:
-            meta = a._meta
+            meta = a._gp_meta
             loop = self.resolve((meta.dtype,))
             outputs = tuple(fresh(output, meta.shape) for output in loop.outputs)
             plan = self._remember(meta, Plan(self.operation, ("h",), (), "Q", outputs))
-        session = a._session
+        session = a._gp_session
         handle = next(session.handles)
-        device = session.emit(plan, _ONE(handle, a._handle), _frame(2))
+        device = session.emit(plan, _ONE(handle, a._gp_handle), _frame(2))
         if type(a) is make.classes.ndarray:
             return make.plain(session, handle, plan.metas[0], device)
         return make.result(session, handle, plan.metas[0], device, type(a), source=a)
@@ -209,27 +200,27 @@ class ufunc:
     def into(self, a: Any, b: Any) -> Any:
         """Apply to two arrays, or to an array and a float, and put the result into the first."""
         scalar: bool = type(b) is float
-        plan = self._memo.get(("into", a._known, float if scalar else b._known))
-        session = a._session
-        if plan is None or (not scalar and b._session is not session):
+        plan = self._memo.get(("into", a._gp_known, float if scalar else b._gp_known))
+        session = a._gp_session
+        if plan is None or (not scalar and b._gp_session is not session):
             plan = self._plan_into(a, b, scalar)
             if plan is None:
                 return self._general((a, b, a), {})
         if scalar:
-            packed = _FLOAT_INTO(0, a._handle, b, a._handle)
+            packed = _FLOAT_INTO(0, a._gp_handle, b, a._gp_handle)
         else:
             other: Any = b
-            packed = _PAIR_INTO(0, a._handle, other._handle, a._handle)
+            packed = _PAIR_INTO(0, a._gp_handle, other._gp_handle, a._gp_handle)
         session.emit(plan, packed, _frame(2))
         return a
 
     def _plan_into(self, a: Any, b: Any, scalar: bool) -> Plan | None:
-        meta: Meta = a._meta
-        other = float if scalar else b._meta
-        if not scalar and b._session is not a._session:
-            a._session.refuse(b)
-        loop = self.resolve((meta.dtype, float if scalar else b._meta.dtype))
-        if not scalar and broadcast(meta.shape, b._meta.shape) != meta.shape:
+        meta: Meta = a._gp_meta
+        other = float if scalar else b._gp_meta
+        if not scalar and b._gp_session is not a._gp_session:
+            a._gp_session.refuse(b)
+        loop = self.resolve((meta.dtype, float if scalar else b._gp_meta.dtype))
+        if not scalar and broadcast(meta.shape, b._gp_meta.shape) != meta.shape:
             return None  # the general way has the error
         arguments.check_cast(loop.outputs[0], meta.dtype, "same_kind")
         nodes = ("h", "f" if scalar else "h")
@@ -244,17 +235,17 @@ class ufunc:
         return plan
 
     def _plan_pair(self, a: Any, b: Any) -> Plan:
-        if b._session is not a._session:
-            a._session.refuse(b)
-        first: Meta = a._meta
-        second: Meta = b._meta
+        if b._gp_session is not a._gp_session:
+            a._gp_session.refuse(b)
+        first: Meta = a._gp_meta
+        second: Meta = b._gp_meta
         loop = self.resolve((first.dtype, second.dtype))
         shape = broadcast(first.shape, second.shape)
         plan = Plan(self.operation, ("h", "h"), (), "QQ", (fresh(loop.outputs[0], shape),))
         return self._remember((first, second), plan)
 
     def _plan_scalar(self, a: Any, kind: type, *, right: bool) -> Plan:
-        meta: Meta = a._meta
+        meta: Meta = a._gp_meta
         loop = self.resolve((meta.dtype, kind) if right else (kind, meta.dtype))
         code = "f" if kind is float else "i"
         letter = "d" if kind is float else "q"
@@ -307,11 +298,11 @@ class ufunc:
         inputs = self._checked(inputs, loop)
         given = [item for item in outs if item is not None]
         ndarray: Any = state.hooks["ndarray"]
-        shapes = [item._meta.shape for item in (*inputs, *given) if isinstance(item, ndarray)]
+        shapes = [item._gp_meta.shape for item in (*inputs, *given) if isinstance(item, ndarray)]
         shape = broadcast(*shapes) if shapes else ()
         for item, result in zip_strict(outs, loop.outputs):
             if item is not None:
-                if item._meta.shape != shape:
+                if item._gp_meta.shape != shape:
                     raise ValueError("Out shape is mismatched")
                 arguments.check_cast(result, item.dtype, casting)
                 if result.kind == "c" and item.dtype.kind not in "bc":
@@ -413,7 +404,7 @@ class ufunc:
         index = state.hooks["index"](indices)
         host = isinstance(b, (list, tuple, np.ndarray))
         value = convert.asarray(b) if host else arguments.operand(b)
-        a._session.call("ufunc.at", (self.operation, a, index, value), {})
+        a._gp_session.call("ufunc.at", (self.operation, a, index, value), {})
 
     def reduce(
         self, array: Any, axis: Any = 0, dtype: Any = None, out: Any = None, keepdims: bool = False

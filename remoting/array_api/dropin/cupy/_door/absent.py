@@ -1,7 +1,12 @@
 """What a program is told that uses a name of CuPy which this package lacks."""
 
+import functools
 import importlib
+import runpy
 import sys
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from cupy._door.sites import frame_at
@@ -10,24 +15,75 @@ ADVICE = (
     "gpupool's drop-in cupy lacks it (`gpupool door --missing` lists such names); "
     "where CuPy is installed, `gpupool run --door cuda` offers all of it"
 )
+PRIVATE_ADVICE = (
+    "gpupool's drop-in cupy lacks this private name; "
+    "where CuPy is installed, `gpupool run --door cuda` has CuPy's own"
+)
+
+_LIKE = {
+    "cupy": (
+        "cupy._core.core cupy._core.dlpack cupy._core.fusion cupy._core.raw cupy._core._kernel "
+        "cupy._core._reduction cupy._core._routines_binary cupy._core._routines_indexing "
+        "cupy._core._routines_linalg cupy._core._routines_logic cupy._core._routines_manipulation "
+        "cupy._core._routines_math cupy._core._routines_sorting cupy._core._routines_statistics "
+        "cupy._creation cupy._creation.basic cupy._creation.from_data"
+    ),
+    "cupy._util": "cupy._core.internal cupy._core._scalar",
+    "cupy.cuda": "cupy._environment",
+    "cupyx": "cupyx._rsqrt cupyx._runtime cupyx._scatter",
+    "": "cupy.cuda.cutensor cupy.cuda.nccl",
+}
+PRIVATE = {name: like for like, names in _LIKE.items() for name in names.split()}
+"""Modules of CuPy that public code imports, and whose names stand in them; "" is: not available."""
 
 _IMPORTER = "_find_and_load_unlocked"
 """The function of importlib that imports; importlib.util.find_spec only asks, without it."""
 
+_FROM = "_handle_fromlist"
+"""The one that imports the names of ``from MODULE import NAMES``."""
 
-def lookup(module: str, *parts: str) -> Any:
+
+@functools.cache
+def _names_of_cupy() -> tuple[set[str], set[str]]:
+    """Return the recorded names of CuPy and the modules whose names are; none without a record."""
+    folder = Path(__file__).resolve().parents[3]
+    try:
+        surface: dict[str, str] = runpy.run_path(str(folder / "surface_names.py"))["SURFACE"]
+        lines = (folder / "surface_parameters.txt").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return set(), set()
+    modules = {line[2:] for line in lines if line.startswith("= ")}
+    names = {f"{path}.{name}" for path, each in surface.items() for name in each.split()}
+    return names | modules, {*surface, "cupyx.scipy"}
+
+
+def advice(module: str, name: str) -> str:
+    """Say what a program can do that wants a name which a module of this package lacks."""
+    names, known = _names_of_cupy()
+    whole = f"{module}.{name}"
+    if "._" in whole:
+        return PRIVATE_ADVICE
+    if module in known and whole not in names:
+        return f"CuPy {sys.modules['cupy'].__version__} has no such name either"
+    return ADVICE
+
+
+def lookup(module: str, *parts: str, like: str = "") -> Any:
     """Return the ``__getattr__`` of a module, which is called for names that it lacks.
 
-    ``parts`` are modules in it that few programs use, and that CuPy has without an import.
+    ``parts`` are modules in it that few programs use, and that CuPy has without an import; public
+    names are those of the module ``like``.
     """
 
     def __getattr__(name: str) -> Any:
-        if name in parts:
+        if name in parts or f"{module}.{name}" in PRIVATE:
             return importlib.import_module(f"{module}.{name}")
         text = f"module {module!r} has no attribute {name!r}"
-        if name.startswith("_"):
+        if name.startswith("__"):
             raise AttributeError(text)
-        raise AttributeError(f"{text}: {ADVICE}")
+        if like and ("._" in like or name[0] != "_") and hasattr(sys.modules[like], name):
+            return getattr(sys.modules[like], name)
+        raise AttributeError(f"{text}: {advice(module, name)}")
 
     return __getattr__
 
@@ -35,19 +91,46 @@ def lookup(module: str, *parts: str) -> Any:
 class _Finder:
     """Comes last, so it is asked for the modules that nobody else has."""
 
-    @staticmethod
-    def find_spec(name: str, path: Any = None, target: Any = None) -> None:
-        """Refuse the import of a module of CuPy, with advice."""
+    @classmethod
+    def find_spec(cls, name: str, path: Any = None, target: Any = None) -> Any:
+        """Make a private module of public names, or refuse a module of CuPy with advice."""
         del path, target
+        if name in PRIVATE:
+            return ModuleSpec(name, cls, is_package=True)  # type: ignore[arg-type]
         if not name.startswith(("cupy.", "cupyx.")):
-            return
-        caller = frame_at(2)
-        if caller.f_code.co_name == _IMPORTER:
-            raise ModuleNotFoundError(f"No module named {name!r}: {ADVICE}", name=name)
+            return None
+        caller: Any = frame_at(2)
+        if caller.f_code.co_name != _IMPORTER:
+            return None
+        module, _, last = name.rpartition(".")
+        told = advice(module, last)
+        while "importlib" in caller.f_code.co_filename:
+            if caller.f_code.co_name == _FROM:  # which keeps to itself that a module is not there
+                raise ImportError(f"cannot import name {last!r} from {module!r}: {told}", name=name)
+            caller = caller.f_back
+        raise ModuleNotFoundError(f"No module named {name!r}: {told}", name=name)
+
+    @staticmethod
+    def create_module(spec: ModuleSpec) -> None:
+        """Take a plain module."""
+        del spec
+
+    @staticmethod
+    def exec_module(module: ModuleType) -> None:
+        """Let it find the public names of the other."""
+        like = PRIVATE[module.__name__]
+        vars(module)["__getattr__"] = lookup(module.__name__, like=like)
+        if like:
+            importlib.import_module(like)
+        else:
+            vars(module)["available"] = False
 
 
 def watch_imports() -> None:
-    """Explain every import of a module of CuPy that this package lacks."""
+    """Explain names and imports of CuPy that this package lacks."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("cupy.") and "._" not in name:
+            vars(module).setdefault("__getattr__", lookup(name))
     here = _Finder.__module__  # others may have a class of this name
     if not any(getattr(type(each), "__module__", "") == here for each in sys.meta_path):
         finder: Any = _Finder()

@@ -47,14 +47,14 @@ def runs_anywhere(name: str) -> bool:
 class Remote:
     """Something that lives in a worker. Dropping the last reference frees it there."""
 
-    __slots__ = ("__weakref__", "_handle", "_session")
-    _handle: int
-    _session: Any
+    __slots__ = ("__weakref__", "_gp_handle", "_gp_session")
+    _gp_handle: int
+    _gp_session: Any
 
     def __del__(self) -> None:
         # Only an append: destructors run anywhere, so they must neither lock nor send.
         try:
-            self._session.garbage.append(self._handle)
+            self._gp_session.garbage.append(self._gp_handle)
         except AttributeError:
             return  # creation failed before there was a handle
 
@@ -68,8 +68,8 @@ def remote_object(kind: Any, session: Any, operation: str, args: Any, /, **kwarg
     """Have the worker make an object; return the instance of ``kind``, a `Remote`, for it."""
     handle, _ = session.call(operation, args, kwargs, wire.META_OBJECT)
     made: Remote = object.__new__(kind)
-    made._handle = handle  # pyright: ignore[reportPrivateUsage]
-    made._session = session  # pyright: ignore[reportPrivateUsage]
+    made._gp_handle = handle  # pyright: ignore[reportPrivateUsage]
+    made._gp_session = session  # pyright: ignore[reportPrivateUsage]
     return made
 
 
@@ -148,9 +148,9 @@ def flatten(value: Any, session: Any, values: list[Any], layout: list[str]) -> A
     if kind is str:
         return ("q", value)
     if isinstance(value, Remote):
-        if value._session is not session:  # pyright: ignore[reportPrivateUsage]
+        if value._gp_session is not session:  # pyright: ignore[reportPrivateUsage]
             session.refuse(value)
-        values.append(value._handle)  # pyright: ignore[reportPrivateUsage]
+        values.append(value._gp_handle)  # pyright: ignore[reportPrivateUsage]
         layout.append("Q")
         return "h"
     if len(values) > LEAVES_MAX:
@@ -190,7 +190,10 @@ def _flatten_rest(value: Any, kind: Any, session: Any, values: list[Any], layout
             "m",
             *((str(key), flatten(item, session, values, layout)) for key, item in pairs.items()),
         )
-    if isinstance(value, np.ndarray) or not hasattr(kind, "__index__"):
+    whole = (
+        value.shape == () and value.dtype.kind in "iu" if isinstance(value, np.ndarray) else True
+    )
+    if not whole or not hasattr(kind, "__index__"):
         raise UnsupportedArgumentError(f"Unsupported type {kind}")
     return _integer(value.__index__(), values, layout)
 

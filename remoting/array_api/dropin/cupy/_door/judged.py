@@ -129,9 +129,9 @@ def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], place: int | str) -
 def _kind(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if name == "kernel.launch":  # it is compiled once for its types
         looks = tuple([_dtype(arg) for arg in args[1:]])
-        return name, args[0]._handle, looks, kwargs.get("size") == 0
+        return name, args[0]._gp_handle, looks, kwargs.get("size") == 0
     if name == "kernel.launch_raw":  # and it is the program's, with whatever it is given
-        return name, args[0]._handle, len(args[3])
+        return name, args[0]._gp_handle, len(args[3])
     places = _BY_TYPE.get(name, ())
     if name == "interp" and _kind_of_values(args) not in ("f", "c"):
         places = ()  # a number that the type of the values cannot hold is an error
@@ -144,13 +144,13 @@ def _kind(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _kind_of_values(args: tuple[Any, ...]) -> str:
     """Return the letter for the dtype of the values that `interp` takes its numbers from."""
-    meta = getattr(_argument(args, {}, 2), "_known", None)
+    meta = getattr(_argument(args, {}, 2), "_gp_known", None)
     return "" if meta is None else meta.dtype.kind
 
 
 def _dtype(value: Any) -> Any:
     """Return the dtype of an array or number; for no element nothing is compiled."""
-    known: Any = getattr(value, "_known", None)
+    known: Any = getattr(value, "_gp_known", None)
     if known is not None:
         return known.dtype, known.size == 0
     if isinstance(value, Remote):
@@ -173,9 +173,9 @@ _ANY = object()
 def _looks(value: Any, depth: int = 0) -> Any:
     """Return what the checks of an argument depend on; TypeError where it is not known."""
     if isinstance(value, Remote):
-        known: Any = getattr(value, "_known", value)
+        known: Any = getattr(value, "_gp_known", value)
         if known is value:  # no array: it looks like no other object
-            return Remote, known._handle
+            return Remote, known._gp_handle
         if known is None:
             raise TypeError("not described yet")
         return known

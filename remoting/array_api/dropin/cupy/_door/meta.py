@@ -44,8 +44,10 @@ class Meta:
             raise ValueError(
                 f"maximum supported dimension for an ndarray is {NDIM_MAX}, found {len(shape)}"
             )
-        # No worker takes other lengths: they would end the session.
-        if any(operator.index(length) < 0 for length in shape):
+        # No worker takes other lengths, nor integers of NumPy: they would end the session.
+        shape = tuple([operator.index(length) for length in shape])
+        strides = tuple([operator.index(step) for step in strides])
+        if any(length < 0 for length in shape):
             raise ValueError("Negative dimensions are not allowed")
         if any(abs(number) >= BYTES_MAX for number in (*shape, *strides)):
             raise ValueError("array is too big")

@@ -89,7 +89,7 @@ def move(source: Any, target: Session, handle: int, meta: Meta, *, existing: boo
     Returns:
         the number of its device; None if the workers cannot reach each other: nothing was done.
     """
-    origin: Session = source._session
+    origin: Session = source._gp_session
     numbers = connected(origin, target)
     if numbers is None:
         return None
@@ -104,10 +104,10 @@ def move(source: Any, target: Session, handle: int, meta: Meta, *, existing: boo
                 if session.failure is not None:
                     raise session.failure
             number = next(numbers)
-            record = wire.SEND_RECORD.pack(wire.SEND, target.index, number, source._handle)
+            record = wire.SEND_RECORD.pack(wire.SEND, target.index, number, source._gp_handle)
             try:
                 _telling = True
-                with state.on(source._device):
+                with state.on(source._gp_device):
                     told = True
                     origin.post(record)
                 device = target.take(origin.index, number, handle, meta, existing=existing)

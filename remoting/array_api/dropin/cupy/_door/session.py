@@ -282,14 +282,14 @@ class Session:
     ) -> None:
         """Queue one call whose result is ``array``, which the worker will describe."""
         plan, values = plan_of(self.plans, name, args, kwargs, (wire.META_UNKNOWN,), self)
-        array._handle = next(self.handles)
+        array._gp_handle = next(self.handles)
         # Before the call leaves, because its description may be here before `emit` returns.
-        self._receiver.described[array._handle] = array
-        packed = plan.packer.pack(array._handle, *values)
+        self._receiver.described[array._gp_handle] = array
+        packed = plan.packer.pack(array._gp_handle, *values)
         if name in self._judged_names:
-            array._device = self._emit_judged(plan, packed, args, kwargs)
+            array._gp_device = self._emit_judged(plan, packed, args, kwargs)
         else:
-            array._device = self.emit(plan, packed)
+            array._gp_device = self.emit(plan, packed)
 
     @property
     def lock(self) -> Any:
@@ -303,10 +303,10 @@ class Session:
 
     def refuse(self, value: Any) -> None:
         """Raise for a remote object of another session."""
-        other = value._session
+        other = value._gp_session
         if other.failure is not None:
             raise other.failure
-        raise other.refusal(state.local.context[0], getattr(value, "_device", None))
+        raise other.refusal(state.local.context[0], getattr(value, "_gp_device", None))
 
     def refusal(self, current: int, device: int | None = None) -> ValueError:
         """Return CuPy's error for arrays of this session where another device is to compute."""
@@ -396,8 +396,8 @@ class Session:
     ) -> tuple[Plan, Any]:
         if name == "door.get":  # by far the most frequent one: an array, and a letter
             found = self._gets.get(args[1])
-            if found is not None and args[0]._session is self:
-                return found, (args[0]._handle,)
+            if found is not None and args[0]._gp_session is self:
+                return found, (args[0]._gp_handle,)
         plan, values = plan_of(self.plans, name, args, kwargs or {}, (), self)
         if name == "door.get":
             self._gets[args[1]] = plan
@@ -477,9 +477,9 @@ class Session:
     def describe(self, array: Any) -> None:
         """Wait for the worker's description of ``array``; raise the error if there is none."""
         self._sender.listen()
-        if array._known is None:
+        if array._gp_known is None:
             self.ask("door.touch", (array,))
-            if array._known is None:
+            if array._gp_known is None:
                 raise DoorError("the worker did not describe a result")
 
     # --- arrays in, and between workers -----------------------------------------------------------

@@ -21,53 +21,26 @@ from cupy.cuda import texture as texture
 from cupy.cuda.device import Device as Device
 from cupy.cuda.device import get_device_id as get_device_id
 from cupy.cuda.graph import Graph as Graph
-from cupy.cuda.memory import (
-    Memory as Memory,
-)
-from cupy.cuda.memory import (
-    MemoryAsyncPool as MemoryAsyncPool,
-)
-from cupy.cuda.memory import (
-    MemoryPointer as MemoryPointer,
-)
-from cupy.cuda.memory import (
-    MemoryPool as MemoryPool,
-)
-from cupy.cuda.memory import (
-    PinnedMemoryPointer as PinnedMemoryPointer,
-)
-from cupy.cuda.memory import (
-    PinnedMemoryPool as PinnedMemoryPool,
-)
-from cupy.cuda.memory import (
-    alloc as alloc,
-)
-from cupy.cuda.memory import (
-    alloc_pinned_memory as alloc_pinned_memory,
-)
-from cupy.cuda.memory import (
-    get_allocator as get_allocator,
-)
-from cupy.cuda.memory import (
-    malloc_async as malloc_async,
-)
-from cupy.cuda.memory import (
-    malloc_managed as malloc_managed,
-)
-from cupy.cuda.memory import (
-    set_allocator as set_allocator,
-)
-from cupy.cuda.memory import (
-    set_pinned_memory_allocator as set_pinned_memory_allocator,
-)
-from cupy.cuda.memory import (
-    using_allocator as using_allocator,
-)
 from cupy.cuda.stream import Event as Event
 from cupy.cuda.stream import ExternalStream as ExternalStream
 from cupy.cuda.stream import Stream as Stream
 from cupy.cuda.stream import get_current_stream as get_current_stream
 from cupy.cuda.stream import get_elapsed_time as get_elapsed_time
+
+Memory = memory.Memory
+MemoryAsyncPool = memory.MemoryAsyncPool
+MemoryPointer = memory.MemoryPointer
+MemoryPool = memory.MemoryPool
+PinnedMemoryPointer = memory.PinnedMemoryPointer
+PinnedMemoryPool = memory.PinnedMemoryPool
+alloc = memory.alloc
+alloc_pinned_memory = memory.alloc_pinned_memory
+get_allocator = memory.get_allocator
+malloc_async = memory.malloc_async
+malloc_managed = memory.malloc_managed
+set_allocator = memory.set_allocator
+set_pinned_memory_allocator = memory.set_pinned_memory_allocator
+using_allocator = memory.using_allocator
 
 
 def is_available() -> bool:

@@ -19,12 +19,12 @@ class Graph(Remote):
 
     def launch(self, stream: Any = None) -> None:
         """Run the calls again, on the current stream by default. Nothing waits."""
-        self._session.call("cuda.graph.launch", (self, remote_of(stream)), {})
+        self._gp_session.call("cuda.graph.launch", (self, remote_of(stream)), {})
 
     def upload(self, stream: Any = None) -> None:
         """Bring the graph to the GPU before its first launch."""
-        self._session.call("cuda.graph.upload", (self, remote_of(stream)), {})
+        self._gp_session.call("cuda.graph.upload", (self, remote_of(stream)), {})
 
     def debug_dot_str(self, flags: int = 0) -> str:
         """Return the graph in the language of Graphviz."""
-        return self._session.ask("cuda.graph.dot", (self, int(flags)))
+        return self._gp_session.ask("cuda.graph.dot", (self, int(flags)))

@@ -99,10 +99,10 @@ class PinnedMemoryPool:
 def address(array: Any) -> int:
     """Return where an array is on the server, which it is asked for once."""
     try:
-        return array._address
+        return array._gp_address
     except AttributeError:
-        array._address = array._session.ask("door.pointer", (array,))
-        return array._address
+        array._gp_address = array._gp_session.ask("door.pointer", (array,))
+        return array._gp_address
 
 
 class Memory:
@@ -124,7 +124,7 @@ class Memory:
     @property
     def device_id(self) -> int:
         """The device that holds it."""
-        return self._owner._device
+        return self._owner._gp_device
 
 
 class Address(int):
@@ -173,17 +173,17 @@ class MemoryPointer:
     @property
     def mem(self) -> Memory:
         """The allocation."""
-        return Memory(self._array if self._array._base is None else self._array._base)
+        return Memory(self._array if self._array._gp_base is None else self._array._gp_base)
 
     @property
     def device_id(self) -> int:
         """The device that holds it."""
-        return self._array._device
+        return self._array._gp_device
 
     @property
     def device(self) -> Device:
         """The device that holds it."""
-        return Device(self._array._device)
+        return Device(self._array._gp_device)
 
     def __int__(self) -> int:
         return self.ptr
@@ -198,12 +198,12 @@ class MemoryPointer:
 
     def holds(self, meta: Meta) -> bool:
         """Say whether an array here would stay inside the memory that this points into."""
-        owner = self._array if self._array._base is None else self._array._base
+        owner = self._array if self._array._gp_base is None else self._array._gp_base
         start = self._offset
         if owner is not self._array:
             start += address(self._array) - address(owner)
         low, high = _extent(meta)
-        first, end = _extent(owner._meta)
+        first, end = _extent(owner._gp_meta)
         return first <= start + low and start + high <= end
 
     def as_array(self, shape: tuple[int, ...], dtype: Any, strides: Any, order: str) -> Any:
@@ -226,7 +226,7 @@ class MemoryPointer:
     def copy_from_host(self, mem: Any, size: int) -> None:
         """Copy bytes from an address in this process, or from an object with a buffer."""
         host = np.frombuffer(_host_memory(mem, size), np.uint8, size)
-        self._bytes(size)[...] = _transfers.upload(host, self._array._session)
+        self._bytes(size)[...] = _transfers.upload(host, self._array._gp_session)
 
     def copy_from(self, mem: Any, size: int) -> None:
         """Copy bytes from a pointer or a buffer."""

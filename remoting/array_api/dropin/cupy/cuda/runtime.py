@@ -80,10 +80,8 @@ def getDeviceProperties(device: int) -> dict[str, Any]:
     """Return the device's properties; its memory is that of the partition."""
     with _device.Device(device):
         found: dict[str, Any] = pool.current().ask("cuda.properties")
-    for key in ("name", "uuid"):
-        if isinstance(found.get(key), str):
-            found[key] = found[key].encode()
-    return found
+    texts = {key: each.encode() for key, each in found.items() if isinstance(each, str)}
+    return found | texts
 
 
 def deviceGetAttribute(attrib: int, device: int) -> int:

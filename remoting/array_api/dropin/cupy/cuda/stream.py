@@ -36,23 +36,23 @@ class Event(Remote):
     @property
     def session(self) -> Any:
         """The session of the server that has the event."""
-        return self._session
+        return self._gp_session
 
     @property
     def done(self) -> bool:
         """Whether everything before the event has been computed."""
-        return self._session.ask("cuda.event.done", (self,))
+        return self._gp_session.ask("cuda.event.done", (self,))
 
     def record(self, stream: Any = None) -> None:
         """Put the event into a stream, the current one by default."""
         remote = remote_of(stream)
-        if (pool.current() if remote is None else remote._session) is not self._session:
+        if (pool.current() if remote is None else remote._gp_session) is not self._gp_session:
             raise _invalid_handle()
-        self._session.call("cuda.event.record", (self, remote), {})
+        self._gp_session.call("cuda.event.record", (self, remote), {})
 
     def synchronize(self) -> None:
         """Wait for the event."""
-        self._session.ask("cuda.event.synchronize", (self,))
+        self._gp_session.ask("cuda.event.synchronize", (self,))
 
 
 def get_elapsed_time(start_event: Event, end_event: Event) -> float:
@@ -84,7 +84,7 @@ class _BaseStream:
     @property
     def handle(self) -> int:
         """The number by which the worker knows the stream; 0 for the default one."""
-        return 0 if self._remote is None else self._remote._handle
+        return 0 if self._remote is None else self._remote._gp_handle
 
     @property
     def ptr(self) -> int:
@@ -134,7 +134,7 @@ class _BaseStream:
         return self
 
     def _ask(self, name: str, *args: Any) -> Any:
-        session = pool.current() if self._remote is None else self._remote._session
+        session = pool.current() if self._remote is None else self._remote._gp_session
         return session.ask(name, (self._remote, *args))
 
     @property
@@ -167,7 +167,7 @@ class _BaseStream:
 
         For an event of another server this program waits itself.
         """
-        if (pool.current() if self._remote is None else self._remote._session) is event.session:
+        if (pool.current() if self._remote is None else self._remote._gp_session) is event.session:
             event.session.call("cuda.stream.wait_event", (self._remote, event), {})
         else:
             event.synchronize()
@@ -210,7 +210,7 @@ class _BaseStream:
         if self._remote is None:
             raise CUDARuntimeError(401, "cudaErrorIllegalState: the stream is not capturing")
         self._captures = False
-        session = self._remote._session
+        session = self._remote._gp_session
         return remote_object(Graph, session, "cuda.stream.end_capture", (self._remote,))
 
     def is_capturing(self) -> bool:
@@ -238,7 +238,7 @@ class Stream(_BaseStream):
         if not (null or ptds):
             args = (bool(non_blocking), priority)
             self._remote = remote_object(_RemoteStream, pool.current(), "cuda.stream.create", args)
-            _streams[self._remote._handle] = self
+            _streams[self._remote._gp_handle] = self
 
     @property
     def is_non_blocking(self) -> bool:

@@ -55,7 +55,7 @@ class CUDAarray(Remote):
         return made
 
     def _copy(self, operation: str, array: Any, stream: Any) -> None:
-        self._session.ask(operation, (self, array, remote_of(stream)))
+        self._gp_session.ask(operation, (self, array, remote_of(stream)))
 
     def copy_from(self, in_arr: Any, stream: Any = None) -> None:
         """Copy an array of the GPU or of NumPy into this one.
@@ -117,7 +117,7 @@ class ResourceDescriptor:
     def get_resource_desc(self) -> dict[str, Any]:
         """Return the fields of the descriptor that its kind has; a number names the array."""
         found: dict[str, Any] = {"resType": self.restype}
-        number = self.packed()[1]._handle
+        number = self.packed()[1]._gp_handle
         if self.restype == runtime.cudaResourceTypeArray:
             return found | {"array": {"array": number}}
         size, width, height, pitch = self._sizes
@@ -170,7 +170,7 @@ class TextureObject(Remote):
         """Make one where its array is."""
         packed = ResDesc.packed()
         args = (*packed, TexDesc.look)
-        made = remote_object(cls, packed[1]._session, "cuda.texture.create", args)
+        made = remote_object(cls, packed[1]._gp_session, "cuda.texture.create", args)
         made.ResDesc, made.TexDesc = ResDesc, TexDesc
         return made
 
@@ -183,6 +183,6 @@ class SurfaceObject(Remote):
     def __new__(cls, ResDesc: ResourceDescriptor) -> Any:
         """Make one where its array is."""
         packed = ResDesc.packed()
-        made = remote_object(cls, packed[1]._session, "cuda.surface.create", packed)
+        made = remote_object(cls, packed[1]._gp_session, "cuda.surface.create", packed)
         made.ResDesc = ResDesc
         return made

@@ -14,26 +14,8 @@ from cupy.cuda import cufft as _cufft
 from cupy.fft import _callbacks, _plans
 from cupy.fft._plans import config as config
 
-__all__ = [
-    "fft",
-    "fft2",
-    "fftfreq",
-    "fftn",
-    "fftshift",
-    "hfft",
-    "ifft",
-    "ifft2",
-    "ifftn",
-    "ifftshift",
-    "ihfft",
-    "irfft",
-    "irfft2",
-    "irfftn",
-    "rfft",
-    "rfft2",
-    "rfftfreq",
-    "rfftn",
-]
+__all__ = ["fft", "fft2", "fftfreq", "fftn", "fftshift", "hfft", "ifft", "ifft2", "ifftn"]
+__all__ += ["ifftshift", "ihfft", "irfft", "irfft2", "irfftn", "rfft", "rfft2", "rfftfreq", "rfftn"]
 
 
 def _complex(kind: np.dtype[Any]) -> np.dtype[Any]:
@@ -93,6 +75,8 @@ def _many(name: str, default: Any) -> Any:
     def function(a: Any, s: Any = None, axes: Any = default, norm: Any = None) -> Any:
         array = need(a)
         _norm(norm)
+        axes = axes if axes is None else _arguments.integers(axes)
+        s = s if s is None else [n if n is None else _arguments.integer(n) for n in s]
         if s is not None and axes is not None and len(s) != len(axes):
             raise ValueError("Shape and axes have different lengths.")
         over = axes
@@ -150,14 +134,19 @@ def rfftfreq(n: Any, d: Any = 1.0) -> Any:
     return _convert.array(np.arange(0, n // 2 + 1.0)) / (n * d)
 
 
+def _shifted(name: str, x: Any, axes: Any) -> Any:
+    over = axes if axes is None else _arguments.plain(axes)
+    return make.forward(name, (need(x, "x"), over), {}, fresh(x.dtype, x.shape))
+
+
 def fftshift(x: Any, axes: Any = None) -> Any:
     """Move the zero frequency to the middle."""
-    return make.forward("fft.fftshift", (need(x, "x"), axes), {}, fresh(x.dtype, x.shape))
+    return _shifted("fft.fftshift", x, axes)
 
 
 def ifftshift(x: Any, axes: Any = None) -> Any:
     """Undo `fftshift`."""
-    return make.forward("fft.ifftshift", (need(x, "x"), axes), {}, fresh(x.dtype, x.shape))
+    return _shifted("fft.ifftshift", x, axes)
 
 
 __getattr__ = _absent.lookup(__name__)

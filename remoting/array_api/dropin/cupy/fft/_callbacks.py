@@ -103,7 +103,7 @@ class set_cufft_callbacks:
 
     def transform(self, name: str, args: tuple[Any, ...], meta: Meta) -> Any:
         """Return a transform with these callbacks."""
-        session = args[0]._session
+        session = args[0]._gp_session
         kernel = self._compiled.in_session(session)
         return make.forward("fft.with_callbacks", (kernel, name, *args), {}, meta)
 

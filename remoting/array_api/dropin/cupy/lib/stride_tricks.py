@@ -17,5 +17,5 @@ def sliding_window_view(
     if writeable:
         raise NotImplementedError("writeable=True is not supported")
     array = _convert.asarray(x)
-    view = np.lib.stride_tricks.sliding_window_view(array._meta.shadow, window_shape, axis)
+    view = np.lib.stride_tricks.sliding_window_view(array._gp_meta.shadow, window_shape, axis)
     return as_strided(array, view.shape, view.strides)

@@ -202,11 +202,12 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> A
     if axis is None and ord is not None and x.ndim > 2:
         raise ValueError("Improper number of dimensions to norm.")
     if axis is not None:
+        axis = _arguments.plain(axis)
         axes = _arguments.axes_of(axis, x.ndim)
         if len(axes) > 2:
             raise ValueError("Improper number of dimensions to norm.")
     if ord is None or (not isinstance(ord, str) and axis is not None):
-        shape = _reduced_shape(x._meta, axis, keepdims)
+        shape = _reduced_shape(x._gp_meta, axis, keepdims)
         kind = np.dtype(np.float64) if x.dtype.kind in "biu" else _real(x.dtype)
         return make.forward("linalg.norm", (x, ord, axis, keepdims), {}, fresh(kind, shape))
     return make.lazy("linalg.norm", (x, ord, axis, keepdims), {})
@@ -243,7 +244,8 @@ def tensorinv(a: Any, ind: int = 2) -> Any:
 
 def tensorsolve(a: Any, b: Any, axes: Any = None) -> Any:
     """Solve a tensor equation."""
-    return make.lazy("linalg.tensorsolve", (need(a), need(b), axes), {})
+    given = axes if axes is None else _arguments.integers(axes)
+    return make.lazy("linalg.tensorsolve", (need(a), need(b), given), {})
 
 
 def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
@@ -255,7 +257,7 @@ def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
 
 def matrix_transpose(a: Any) -> Any:
     """Return the transpose of the last two axes."""
-    if need(a).ndim < 2:
+    if a.ndim < 2:
         raise ValueError(f"Input array must be at least 2-dimensional, but it is {a.ndim}")
     return a.swapaxes(-1, -2)
 

@@ -27,17 +27,8 @@ def _of_state(name: str) -> Any:
     return function
 
 
-for _name in (
-    *_DISTRIBUTIONS,
-    "choice",
-    "dirichlet",
-    "multivariate_normal",
-    "permutation",
-    "rand",
-    "randint",
-    "randn",
-    "shuffle",
-):
+_OTHERS = "choice dirichlet multivariate_normal permutation rand randint randn shuffle"
+for _name in (*_DISTRIBUTIONS, *_OTHERS.split()):
     globals()[_name] = _of_state(_name)
 random = ranf = sample = globals()["random_sample"]
 
@@ -70,6 +61,8 @@ def bytes(length: int) -> Any:  # noqa: A001 - NumPy's name
 
 def default_rng(seed: Any = None) -> Generator:
     """Return a generator with a seed."""
+    if isinstance(seed, Generator):
+        return seed
     return Generator(seed if isinstance(seed, BitGenerator) else XORWOW(seed))
 
 

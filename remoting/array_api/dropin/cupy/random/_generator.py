@@ -15,7 +15,7 @@ def get_random_state() -> Any:
     """Return the current device's random state, made at first use."""
     device = state.local.context[0]
     found = _random_states.get(device)
-    if found is None or found._session.failure is not None:
+    if found is None or found._gp_session.failure is not None:
         given = os.environ.get("CUPY_SEED")
         made = RandomState(None if given is None else int(given))
         with _making:

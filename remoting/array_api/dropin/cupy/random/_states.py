@@ -57,19 +57,9 @@ DISTRIBUTIONS: dict[str, tuple[dict[str, Any], Any]] = {
 }
 
 
-_OF_ANY_TYPE = frozenset(
-    [
-        "beta",
-        "chisquare",
-        "f",
-        "gamma",
-        "noncentral_chisquare",
-        "noncentral_f",
-        "standard_gamma",
-        "standard_t",
-        "vonmises",
-    ]
-)
+_OF_ANY_TYPE = """
+    beta chisquare f gamma noncentral_chisquare noncentral_f standard_gamma standard_t vonmises
+"""
 """CuPy draws these by kernels that write numbers of any type; the others are drawn by cuRAND."""
 
 
@@ -126,7 +116,7 @@ def _distribution(name: str) -> Callable[..., Any]:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         bound = _bind(name, names, args, kwargs)
         size, dtype = bound.pop("size"), arguments.dtype_of(bound.pop("dtype"))
-        if default is float and dtype.char not in "fd" and name not in _OF_ANY_TYPE:
+        if default is float and dtype.char not in "fd" and name not in _OF_ANY_TYPE.split():
             raise TypeError(f"cupy.random only supports float32 and float64, not {dtype}")
         if any(value is None for value in bound.values()):
             raise ValueError(f"{name}() takes numbers and arrays, not None")
@@ -159,7 +149,7 @@ class RandomState(Remote):
 
     def seed(self, seed: Any = None) -> None:
         """Start again from a seed."""
-        self._session.call("random.seed", (self, _seed(seed)), {})
+        self._gp_session.call("random.seed", (self, _seed(seed)), {})
 
     def rand(self, *size: int, dtype: Any = float) -> Any:
         """Draw uniformly from [0, 1)."""
@@ -219,7 +209,7 @@ class RandomState(Remote):
             raise TypeError("The array must be cupy.ndarray")
         if a.ndim == 0:
             raise TypeError("An array whose ndim is 0 is not supported")
-        self._session.call("random.shuffle", (self, a), {})
+        self._gp_session.call("random.shuffle", (self, a), {})
 
     def dirichlet(self, alpha: Any, size: Any = None, dtype: Any = float) -> Any:
         """Draw from the Dirichlet distribution."""
@@ -293,7 +283,7 @@ class BitGenerator:
         self._made: Any = None
 
     def _state(self) -> Any:
-        if self._made is None or self._made._session.failure is not None:
+        if self._made is None or self._made._gp_session.failure is not None:
             args = (type(self).__name__, _entropy(self._seed_seq))
             self._made = remote_object(_Bits, pool.current(), "random.generator", args)
         return self._made
@@ -438,21 +428,9 @@ def _generated(name: str) -> Callable[..., Any]:
     return method
 
 
-for _name in (
-    "beta",
-    "binomial",
-    "chisquare",
-    "exponential",
-    "f",
-    "gamma",
-    "geometric",
-    "hypergeometric",
-    "logseries",
-    "poisson",
-    "power",
-    "standard_exponential",
-    "standard_gamma",
-    "standard_normal",
-    "uniform",
-):
+_GENERATED = """
+    beta binomial chisquare exponential f gamma geometric hypergeometric logseries poisson power
+    standard_exponential standard_gamma standard_normal uniform
+"""
+for _name in _GENERATED.split():
     setattr(Generator, _name, _generated(_name))

@@ -164,7 +164,7 @@ class Unit:
         self.mode = mode
         self.cooperative = False
         self._codes: list[str] = []
-        self._known: dict[Any, tuple[str, Kind] | None] = {}
+        self._gp_known: dict[Any, tuple[str, Kind] | None] = {}
         self._count = 0
 
     def fresh(self, prefix: str) -> str:
@@ -181,19 +181,19 @@ class Unit:
             ValueError: it calls itself, or there are too many functions.
         """
         key = (function, kinds)
-        if key in self._known:
-            found = self._known[key]
+        if key in self._gp_known:
+            found = self._gp_known[key]
             if found is None:
                 raise ValueError("a device function cannot call itself")
             return found
-        if len(self._known) >= FUNCTIONS_MAX:
+        if len(self._gp_known) >= FUNCTIONS_MAX:
             raise ValueError(f"a kernel calls more than {FUNCTIONS_MAX} functions")
-        self._known[key] = None
+        self._gp_known[key] = None
         # As in CuPy the text is that below decorators, of which a warning tells.
         below: Any = inspect.unwrap(function) if callable(function) else function
         source = source_of(below)
         body = Body(self, source, Names(below), result)
-        prefix = "jit_" if result is not None else f"device_{len(self._known)}_"
+        prefix = "jit_" if result is not None else f"device_{len(self._gp_known)}_"
         name = _c_name(prefix, source.name)
         try:
             code = body.code(name, kinds)
@@ -202,7 +202,7 @@ class Unit:
         except Exception as error:
             raise source.located(error, body.at) from error
         self._codes.append(code)
-        made = self._known[key] = (name, body.result or VOID)
+        made = self._gp_known[key] = (name, body.result or VOID)
         return made
 
     def text(self) -> str:

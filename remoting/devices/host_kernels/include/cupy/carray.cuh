@@ -23,14 +23,17 @@ struct Layout {
   void *data;
   ptrdiff_t size;
   const ptrdiff_t *shape, *strides;
-  ptrdiff_t ndim, dense;  // dense: its elements lie in the order of the index
+  int ndim, rest;   // of 8 bytes
+  ptrdiff_t dense;  // its elements lie in the order of the index
 };
 
 }  // namespace gpupool
 
 class CIndexer {
  public:
-  explicit CIndexer(const gpupool::Layout &layout) : layout_(layout), at_(0), known_(false) {}
+  explicit CIndexer(const gpupool::Layout &layout)
+      : ndim(layout.ndim), layout_(layout), at_(0), known_(false) {}
+  const int ndim;
   ptrdiff_t size() const { return layout_.size; }
   void set(ptrdiff_t at) {
     at_ = at;
@@ -56,16 +59,19 @@ class CIndexer {
   bool known_;
 };
 
-template <class T, int = 0, bool = false, bool = false> class CArray {
+template <class T, int = 0, bool = false, bool = false> class CArray : gpupool::Layout {
+  typedef gpupool::Layout Layout;
+
  public:
+  using Layout::ndim;
   typedef ptrdiff_t index_t;
 
-  ptrdiff_t size() const { return layout_.size; }
-  const ptrdiff_t *shape() const { return layout_.shape; }
-  const ptrdiff_t *strides() const { return layout_.strides; }
+  ptrdiff_t size() const { return Layout::size; }
+  const ptrdiff_t *shape() const { return Layout::shape; }
+  const ptrdiff_t *strides() const { return Layout::strides; }
 
   T &at(CIndexer &index) const {
-    return layout_.dense ? data()[index.at()] : by_index(index.get());
+    return Layout::dense ? data()[index.at()] : by_index(index.get());
   }
   template <class I> gpupool::IfWhole<I, T &> operator[](I at) { return by_number(at); }
   template <class I> gpupool::IfWhole<I, const T &> operator[](I at) const { return by_number(at); }
@@ -83,25 +89,23 @@ template <class T, int = 0, bool = false, bool = false> class CArray {
   }
 
  private:
-  T *data() const { return static_cast<T *>(layout_.data); }
+  T *data() const { return static_cast<T *>(Layout::data); }
   T &by_number(ptrdiff_t at) const {
-    if (layout_.dense) return data()[at];
+    if (Layout::dense) return data()[at];
     ptrdiff_t offset = 0;
-    for (ptrdiff_t dim = layout_.ndim; --dim > 0;) {
-      offset += layout_.strides[dim] * (at % layout_.shape[dim]);
-      at /= layout_.shape[dim];
+    for (ptrdiff_t dim = Layout::ndim; --dim > 0;) {
+      offset += Layout::strides[dim] * (at % Layout::shape[dim]);
+      at /= Layout::shape[dim];
     }
-    if (layout_.ndim) offset += layout_.strides[0] * at;
-    return *reinterpret_cast<T *>(static_cast<char *>(layout_.data) + offset);
+    if (Layout::ndim) offset += Layout::strides[0] * at;
+    return *reinterpret_cast<T *>(static_cast<char *>(Layout::data) + offset);
   }
   template <class I> T &by_index(const I *index) const {
     ptrdiff_t offset = 0;
-    for (ptrdiff_t dim = 0; dim < layout_.ndim; dim++)
-      offset += layout_.strides[dim] * static_cast<ptrdiff_t>(index[dim]);
-    return *reinterpret_cast<T *>(static_cast<char *>(layout_.data) + offset);
+    for (ptrdiff_t dim = 0; dim < Layout::ndim; dim++)
+      offset += Layout::strides[dim] * static_cast<ptrdiff_t>(index[dim]);
+    return *reinterpret_cast<T *>(static_cast<char *>(Layout::data) + offset);
   }
-
-  gpupool::Layout layout_;
 };
 
 template <class T> inline T _floor_divide(T x, T y) {

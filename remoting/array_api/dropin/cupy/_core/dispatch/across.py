@@ -10,7 +10,7 @@ from cupy._door.meta import Meta, fresh
 def copy_here(source: Any, order: str, meta: Meta) -> Any:
     """Return a copy on the current device that looks like ``meta``, wherever ``source`` is."""
     session = pool.current()
-    if source._session is session:
+    if source._gp_session is session:
         return make.forward("ndarray.copy", (source, order), {}, meta)
     if not meta.nbytes:
         return make.forward("door.empty", (meta.shape, meta.dtype, "C"), {}, meta)
@@ -25,20 +25,20 @@ def copy_here(source: Any, order: str, meta: Meta) -> Any:
 
 def bring(source: Any, target: Any) -> Any:
     """Return a copy on the device of ``target``."""
-    with state.on(target._device):
+    with state.on(target._gp_device):
         return copy_here(source, "C", fresh(source.dtype, source.shape))
 
 
 def fill(target: Any, source: Any) -> bool:
     """Overwrite a dense array by one of another server; False where only `bring` can do it."""
-    meta: Meta = target._meta
+    meta: Meta = target._gp_meta
     if not any(meta.contiguity) or meta.shape != source.shape or meta.dtype != source.dtype:
         return False
     if not meta.nbytes:
         return True
     view = _in_memory_order(source, meta)
-    with state.on(target._device):
-        moved = peers.move(view, target._session, target._handle, meta, existing=True)
+    with state.on(target._gp_device):
+        moved = peers.move(view, target._gp_session, target._gp_handle, meta, existing=True)
     return moved is not None
 
 

@@ -70,7 +70,7 @@ def operand(value: Any) -> Any:
 def operand_type(value: Any) -> Any:
     """Return an operand's dtype, or int, float, complex for a Python number."""
     if isinstance(value, Remote):
-        return value._meta.dtype  # type: ignore[attr-defined]
+        return value._gp_meta.dtype  # type: ignore[attr-defined]
     if isinstance(value, np.generic):
         return value.dtype
     if isinstance(value, bool):
@@ -110,20 +110,27 @@ def integer(value: Any) -> int:
     return int(_integer(value))
 
 
-def plain_axis(axis: Any) -> int | tuple[int, ...]:
-    """Return an axis or several as ints, without a look at how many dimensions there are."""
-    if isinstance(axis, (tuple, list)):
-        return tuple([int(_integer(item)) for item in axis])
-    return int(_integer(axis))
+def plain(value: Any) -> int | tuple[int, ...]:
+    """Return an integer as an int, and those of any sequence as a tuple: lists, NumPy's arrays."""
+    if not isinstance(value, (tuple, list)):
+        try:
+            return int(_integer(value))
+        except TypeError:
+            pass
+    return tuple([int(_integer(item)) for item in value])
+
+
+def integers(value: Any) -> tuple[int, ...]:
+    """Return an integer, or those of any sequence, as a tuple."""
+    made = plain(value)
+    return made if isinstance(made, tuple) else (made,)
 
 
 def axes_of(axis: Any, ndim: int) -> tuple[int, ...]:
     """Return non-negative axes, all of them for None; ValueError for duplicates."""
     if axis is None:
         return tuple(range(ndim))
-    made = tuple(
-        axis_of(item, ndim) for item in (axis if isinstance(axis, (tuple, list)) else (axis,))
-    )
+    made = tuple([axis_of(item, ndim) for item in integers(axis)])
     if len(set(made)) != len(made):
         raise ValueError("duplicate value in 'axis'")
     return made
@@ -137,22 +144,12 @@ def shape_of(shape: Any) -> tuple[int, ...]:
                 break
         else:
             return shape  # as nearly all are
-        made = tuple([int(_integer(length)) for length in shape])
     elif shape is None:
         raise TypeError("Use () not None as shape arguments")
-    else:
-        try:
-            made = (int(_integer(shape)),)
-        except TypeError:
-            made = tuple([int(_integer(length)) for length in shape])
+    made = integers(shape)
     if any(length < 0 for length in made):
         raise ValueError("Negative dimensions are not allowed")
     return made
-
-
-def steps_of(strides: Any) -> tuple[int, ...]:
-    """Return strides as a tuple of ints."""
-    return tuple([int(_integer(step)) for step in strides])
 
 
 def check_strides(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> None:
@@ -193,6 +190,11 @@ def need(a: Any, name: str = "a") -> Any:
     raise TypeError(
         f"Argument {name!r} has incorrect type (expected cupy.ndarray, got {type(a).__name__})"
     )
+
+
+def able(a: Any, method: str) -> Any:
+    """Return what has a method: an array, or what another library has for one."""
+    return a if hasattr(a, method) else need(a)
 
 
 def weak_result(dtype: np.dtype[Any], kinds: list[Any]) -> np.dtype[Any]:

@@ -6,7 +6,7 @@ import struct
 from inspect import isfunction
 from typing import Any
 
-from cupy._core.dispatch.arguments import dtype_of, shape_of
+from cupy._core.dispatch.arguments import dtype_of, integers, shape_of
 from cupy._door import dtypes, pool, state
 from cupy._door.calls import Plan, Remote, plan_of
 from cupy._door.meta import Meta, fresh, intern
@@ -34,11 +34,11 @@ def result(
 ) -> Any:
     """Return the array for a handle; ``meta`` is None while only the worker knows it."""
     array: Any = _new(kind or classes.ndarray)
-    array._handle = handle
-    array._session = session
-    array._known = meta
-    array._device = device
-    array._base = base
+    array._gp_handle = handle
+    array._gp_session = session
+    array._gp_known = meta
+    array._gp_device = device
+    array._gp_base = base
     if kind is None or kind is classes.ndarray:
         return array
     array.__array_finalize__(base if source is None else source)
@@ -48,11 +48,11 @@ def result(
 def plain(session: Session, handle: int, meta: Meta, device: int) -> Any:
     """Return the array for a handle, of the class itself: the shortest way, for what loops call."""
     array: Any = _new(classes.ndarray)
-    array._handle = handle
-    array._session = session
-    array._known = meta
-    array._device = device
-    array._base = None
+    array._gp_handle = handle
+    array._gp_session = session
+    array._gp_known = meta
+    array._gp_device = device
+    array._gp_base = None
     return array
 
 
@@ -71,11 +71,11 @@ def session_of(*values: Any) -> Session:
     """Return the session of the first remote argument, or of the current device."""
     for value in values:
         if isinstance(value, Remote):
-            return value._session  # pyright: ignore[reportPrivateUsage]
+            return value._gp_session  # pyright: ignore[reportPrivateUsage]
         if type(value) in (tuple, list):
             for item in value:
                 if isinstance(item, Remote):
-                    return item._session  # pyright: ignore[reportPrivateUsage]
+                    return item._gp_session  # pyright: ignore[reportPrivateUsage]
     return pool.current()
 
 
@@ -115,35 +115,35 @@ def ask(name: str, *args: Any, **kwargs: Any) -> Any:
 
 def view(source: Any, name: str, args: tuple[Any, ...], meta: Meta, kind: Any = None) -> Any:
     """Send a call whose result shares the memory of ``source``."""
-    session: Session = source._session
+    session: Session = source._gp_session
     handle, device = session.call(name, (source, *args), {}, meta)
-    base = source if source._base is None else source._base
+    base = source if source._gp_base is None else source._gp_base
     del device  # a view is where its base is
-    return result(session, handle, meta, source._device, kind or type(source), base, source)
+    return result(session, handle, meta, source._gp_device, kind or type(source), base, source)
 
 
 def send(source: Any, plan: Plan, tail: bytes, frame: Any) -> Any:
     """Send a planned call on ``source`` and packed constants; return the new array."""
-    session: Session = source._session
+    session: Session = source._gp_session
     handle = next(session.handles)
-    device = session.emit(plan, HANDLES(handle, source._handle) + tail, frame)
+    device = session.emit(plan, HANDLES(handle, source._gp_handle) + tail, frame)
     return plain(session, handle, plan.metas[0], device)
 
 
 def send_pair(a: Any, b: Any, plan: Plan, frame: Any) -> Any:
     """Send a planned call on two arrays; return the new array."""
-    session: Session = a._session
-    if b._session is not session:
+    session: Session = a._gp_session
+    if b._gp_session is not session:
         session.refuse(b)
     handle = next(session.handles)
-    device = session.emit(plan, PAIR(handle, a._handle, b._handle), frame)
+    device = session.emit(plan, PAIR(handle, a._gp_handle, b._gp_handle), frame)
     return plain(session, handle, plan.metas[0], device)
 
 
 def looks(args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the key of a memo for the plan of a call on arrays and floats."""
     ndarray = classes.ndarray
-    return tuple([arg._known if type(arg) is ndarray else type(arg) for arg in args])
+    return tuple([arg._gp_known if type(arg) is ndarray else type(arg) for arg in args])
 
 
 def send_mixed(args: tuple[Any, ...], plan: Plan, frame: Any) -> Any:
@@ -154,9 +154,9 @@ def send_mixed(args: tuple[Any, ...], plan: Plan, frame: Any) -> Any:
         if type(arg) is float:
             values.append(arg)
         else:
-            if arg._session is not session:
+            if arg._gp_session is not session:
                 session.refuse(arg)
-            values.append(arg._handle)
+            values.append(arg._gp_handle)
     handle = next(session.handles)
     device = session.emit(plan, plan.packer.pack(handle, *values), frame)
     return plain(session, handle, plan.metas[0], device)
@@ -170,7 +170,7 @@ def forward_planned(memo: dict[Any, Plan], name: str, args: tuple[Any, ...], met
     if all(type(arg) is float or type(arg) is ndarray for arg in args):
         for arg in args:
             if type(arg) is ndarray:
-                arg._meta  # noqa: B018 - asked for now, so that the key has it
+                arg._gp_meta  # noqa: B018 - asked for now, so that the key has it
         remember(memo, looks(args), plan)
     handle = next(session.handles)
     return result(session, handle, meta, session.emit(plan, plan.packer.pack(handle, *values)))
@@ -178,17 +178,17 @@ def forward_planned(memo: dict[Any, Plan], name: str, args: tuple[Any, ...], met
 
 def send_view(source: Any, plan: Plan, tail: bytes, frame: Any) -> Any:
     """Send a planned call whose result shares the memory of ``source``; ``tail`` is packed."""
-    session: Session = source._session
+    session: Session = source._gp_session
     handle = next(session.handles)
-    session.emit(plan, HANDLES(handle, source._handle) + tail, frame)
+    session.emit(plan, HANDLES(handle, source._gp_handle) + tail, frame)
     kind = type(source)
     array: Any = _new(kind)
-    array._handle = handle
-    array._session = session
-    array._known = plan.metas[0]
-    array._device = source._device  # a view is where its base is
-    base = source._base
-    array._base = source if base is None else base
+    array._gp_handle = handle
+    array._gp_session = session
+    array._gp_known = plan.metas[0]
+    array._gp_device = source._gp_device  # a view is where its base is
+    base = source._gp_base
+    array._gp_base = source if base is None else base
     if kind is not classes.ndarray:
         array.__array_finalize__(source)
     return array
@@ -206,7 +206,7 @@ def planned(
     source: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], meta: Meta
 ) -> tuple[Plan, bytes]:
     """Return the plan of a call on ``source`` and constants, and those constants, packed."""
-    session: Session = source._session
+    session: Session = source._gp_session
     plan, values = plan_of(session.plans, name, (source, *args), kwargs, (meta,), session)
     return plan, plan.packer.pack(0, *values)[16:]
 
@@ -283,7 +283,7 @@ def adopt(
 
 def describe(target: Any, dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
     """Fill in the type, shape and strides of an array, once the worker has sent them."""
-    target._known = _told(dtype, shape, strides)
+    target._gp_known = _told(dtype, shape, strides)
 
 
 state.hooks["adopt"] = adopt
@@ -292,9 +292,9 @@ state.hooks["describe"] = describe
 
 def as_strided(x: Any, shape: Any = None, strides: Any = None) -> Any:
     """Return a view with any shape and strides; they are not checked."""
-    meta: Meta = x._meta
+    meta: Meta = x._gp_meta
     lengths = meta.shape if shape is None else shape_of(shape)
-    steps = meta.strides if strides is None else tuple(strides)
+    steps = meta.strides if strides is None else integers(strides)
     return view(x, "ndarray.as_strided", (lengths, steps), intern(meta.dtype, lengths, steps))
 
 

@@ -58,24 +58,24 @@ def download(
     """Fetch an array's elements; the one place where bulk bytes come in."""
     if not state.local.may_wait:
         state.waits()
-    if source._device == state.local.context[0]:
+    if source._gp_device == state.local.context[0]:
         return _download(source, order, out)
-    with state.on(source._device):
+    with state.on(source._gp_device):
         return _download(source, order, out)
 
 
 def _download(source: Any, order: str, out: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any]:
-    session: Session = source._session
+    session: Session = source._gp_session
     made: list[np.ndarray[Any, Any]] = []
-    known: Meta | None = source._known
+    known: Meta | None = source._gp_known
     letter = "C"
     if out is not None:
         letter = "C" if out.flags.c_contiguous else "F"
-    elif order == "F" or (order == "A" and source._meta.contiguity == (False, True)):
+    elif order == "F" or (order == "A" and source._gp_meta.contiguity == (False, True)):
         letter = "F"
 
     def host(_: Any = None) -> np.ndarray[Any, Any]:
-        meta: Meta = source._known
+        meta: Meta = source._gp_known
         target = out if out is not None else np.empty(meta.shape, meta.dtype, order=letter)  # type: ignore[call-overload]
         made.append(target)
         return target
@@ -94,7 +94,7 @@ def _download(source: Any, order: str, out: np.ndarray[Any, Any] | None) -> np.n
         reply: Any = session.ask("door.get", (source, letter), sink=sink)
         assert isinstance(reply, Reply)
     if not made:  # an empty array has no bytes to send
-        if source._meta.nbytes:
+        if source._gp_meta.nbytes:
             wrong = ValueError("an answer without the bytes that were asked for")
             raise session.lose(nonsense(wrong))
         host()
@@ -103,18 +103,18 @@ def _download(source: Any, order: str, out: np.ndarray[Any, Any] | None) -> np.n
 
 def refill(target: Any, host: np.ndarray[Any, Any]) -> bool:
     """Send a host array into a dense array of the same shape and type; False if it is not dense."""
-    meta: Meta = target._meta
+    meta: Meta = target._gp_meta
     c, f = meta.contiguity
     if not (c or f) or meta.nbytes <= INLINE_MAX or host.dtype != meta.dtype:
         return False
     dense = np.asarray(host, order="C" if c else "F")
     flat = dense.reshape(-1, order="C" if c else "F").view(np.uint8)
-    session: Session = target._session
-    with state.on(target._device):
+    session: Session = target._gp_session
+    with state.on(target._gp_device):
         if session.shared is not None and flat.nbytes >= SHARED_MIN:
             session.shared.upload(target, flat)
         else:
-            session.put(target._handle, meta, host_bytes(flat), existing=True)
+            session.put(target._gp_handle, meta, host_bytes(flat), existing=True)
     return True
 
 

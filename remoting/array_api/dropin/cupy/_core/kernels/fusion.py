@@ -33,7 +33,7 @@ class Fusion:
         """
         if state.local.fuses or not any(is_array(arg) for arg in args):
             return self.func(*args)
-        session = next(arg for arg in args if is_array(arg))._session
+        session = next(arg for arg in args if is_array(arg))._gp_session
         state.local.fuses = True
         try:
             if not session.takes_groups:  # a server of an older version

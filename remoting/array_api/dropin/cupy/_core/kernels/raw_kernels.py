@@ -40,7 +40,7 @@ class Compiled:
     def in_session(self, session: Any) -> Any:
         """Return the worker's object, made at first use."""
         found = self._made.get(id(session))
-        if found is None or found._session is not session:
+        if found is None or found._gp_session is not session:
             found = self._made[id(session)] = remote_object(
                 _Kernel, session, self._operation, self._args, **self._kwargs
             )
@@ -86,13 +86,13 @@ class RawKernel:
         keywords = {"shared_mem": int(shared_mem)} if shared_mem else {}
         launch = (kernel, _dims("grid", grid), _dims("block", block), values)
         if stream is None:
-            kernel._session.call("kernel.launch_raw", launch, keywords)
+            kernel._gp_session.call("kernel.launch_raw", launch, keywords)
             return
         here = state.local.context[0]
         before = state.local.streams.get(here)
         stream.use()
         try:
-            kernel._session.call("kernel.launch_raw", launch, keywords)
+            kernel._gp_session.call("kernel.launch_raw", launch, keywords)
         finally:
             state.use_stream(here, before)  # `with` would forget a stream of `use`
 
@@ -108,7 +108,7 @@ class RawKernel:
     @property
     def attributes(self) -> dict[str, int]:
         """Attributes that CUDA has of the compiled function."""
-        return self._remote()._session.ask("kernel.attributes", (self._remote(),))
+        return self._remote()._gp_session.ask("kernel.attributes", (self._remote(),))
 
 
 def _attribute(name: str) -> property:
@@ -118,18 +118,11 @@ def _attribute(name: str) -> property:
     return property(read, doc=f"The function's {name.replace('_', ' ')}.")
 
 
-for _name in (
-    "max_threads_per_block",
-    "shared_size_bytes",
-    "const_size_bytes",
-    "local_size_bytes",
-    "num_regs",
-    "ptx_version",
-    "binary_version",
-    "cache_mode_ca",
-    "max_dynamic_shared_size_bytes",
-    "preferred_shared_memory_carveout",
-):
+_ATTRIBUTES = """
+    max_threads_per_block shared_size_bytes const_size_bytes local_size_bytes num_regs ptx_version
+    binary_version cache_mode_ca max_dynamic_shared_size_bytes preferred_shared_memory_carveout
+"""
+for _name in _ATTRIBUTES.split():
     setattr(RawKernel, _name, _attribute(_name))
 
 
@@ -199,7 +192,7 @@ class RawModule:
     def get_global(self, name: str) -> Any:
         """Return a pointer to a global variable of the module."""
         kernel = self._compiled.in_session(pool.current())
-        array = kernel._session.ask("kernel.global", (kernel, name))
+        array = kernel._gp_session.ask("kernel.global", (kernel, name))
         return state.hooks["MemoryPointer"](array)
 
 
@@ -212,7 +205,7 @@ class _OfModule(Compiled):
     def in_session(self, session: Any) -> Any:
         """Return the worker's object, made at first use."""
         found = self._made.get(id(session))
-        if found is None or found._session is not session:
+        if found is None or found._gp_session is not session:
             args = (self._module.in_session(session), self._name)
             found = remote_object(_Kernel, session, "kernel.function", args)
             self._made[id(session)] = found
@@ -230,9 +223,9 @@ def _only_nvrtc(backend: str, jitify: bool) -> None:
 def _compile(kernel: Any, log_stream: Any) -> None:
     """Have the worker compile; its compiler's log comes back only where it is asked for."""
     if log_stream is None:
-        kernel._session.ask("kernel.compile", (kernel,))
+        kernel._gp_session.ask("kernel.compile", (kernel,))
     else:
-        log_stream.write(kernel._session.ask("kernel.compile", (kernel, True)) or "")
+        log_stream.write(kernel._gp_session.ask("kernel.compile", (kernel, True)) or "")
 
 
 def _dims(name: str, value: Any) -> tuple[int, ...]:

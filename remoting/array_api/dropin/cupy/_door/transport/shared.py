@@ -37,7 +37,7 @@ class Shared:
 
     def __init__(self, session: Any, descriptor: int) -> None:
         size = wire.SHARED_SLOTS * wire.SHARED_SLOT
-        self._session = session
+        self._gp_session = session
         self._is_there = True
         self._stands_still = False  # while the session is being moved
         try:
@@ -72,7 +72,7 @@ class Shared:
 
     def serve(self, session: Any) -> None:
         """Belong to another session, which has taken over this one's connection."""
-        self._session = session
+        self._gp_session = session
 
     def move(self, other: Shared | None) -> None:
         """Use the memory in common with another worker; None: there is none. Needs both locks."""
@@ -94,13 +94,13 @@ class Shared:
 
         Returns once all is on its way, as a copy from pageable memory does. Errors come later.
         """
-        session = self._session
+        session = self._gp_session
         half = wire.SHARED_SLOTS // 2
         self._await_move()
         (_,) = map(self._uploading.acquire, WAIT)
         try:
             if not self._is_there:
-                session.put(target._handle, target._meta, _bytes_of(data), existing=True)
+                session.put(target._gp_handle, target._gp_meta, _bytes_of(data), existing=True)
                 return
             for start in range(0, data.nbytes, wire.SHARED_SLOT):
                 piece = data[start : start + wire.SHARED_SLOT]
@@ -109,7 +109,7 @@ class Shared:
                     self._sent.popleft()
                 slot = self._turn % half
                 self._slot(slot, piece.nbytes)[:] = piece
-                arguments = (target._handle, start, slot, piece.nbytes)
+                arguments = (target._gp_handle, start, slot, piece.nbytes)
                 self._sent.append(session.begin("door.fill", arguments))
                 self._turn += 1
         finally:
@@ -117,14 +117,14 @@ class Shared:
 
     def download(self, source: Any, target: np.ndarray[Any, Any]) -> None:
         """Copy a dense array into ``target``, bytes in the order of its memory."""
-        session = self._session
+        session = self._gp_session
         half = wire.SHARED_SLOTS // 2
         asked: deque[tuple[int, Any]] = deque()
         self._await_move()
         (_,) = map(self._downloading.acquire, WAIT)
         try:
             if not self._is_there:
-                letter = "C" if source._meta.contiguity[0] else "F"
+                letter = "C" if source._gp_meta.contiguity[0] else "F"
                 session.ask("door.get", (source, letter), sink=lambda *_: _bytes_of(target))
                 return
             try:
@@ -147,7 +147,7 @@ class Shared:
             self._downloading.release()
 
     def _take(self, target: np.ndarray[Any, Any], start: int, question: Any) -> None:
-        self._session.answer(question)
+        self._gp_session.answer(question)
         half = wire.SHARED_SLOTS // 2
         size = min(wire.SHARED_SLOT, target.nbytes - start)
         slot = half + start // wire.SHARED_SLOT % half

@@ -33,7 +33,7 @@ class SparseBase(Remote, Arithmetic):
     maxprint = 50
     _shape: tuple[int, ...]
     _dtype: np.dtype[Any]
-    _device: int
+    _gp_device: int
 
     def __init__(
         self,
@@ -87,15 +87,15 @@ class SparseBase(Remote, Arithmetic):
 
     def _take(self, other: Any) -> None:
         """Become another matrix, which is then of no use."""
-        handle, old = other._handle, getattr(self, "_handle", None)
-        self._session = other._session
-        self._device = other._device
+        handle, old = other._gp_handle, getattr(self, "_gp_handle", None)
+        self._gp_session = other._gp_session
+        self._gp_device = other._gp_device
         self._shape, self._dtype = other._shape, other._dtype
-        self._handle = handle
+        self._gp_handle = handle
         if old is None:
-            del other._handle  # so that its destructor frees nothing
+            del other._gp_handle  # so that its destructor frees nothing
         else:
-            other._handle = old
+            other._gp_handle = old
 
     def _of(self, form: str) -> Any:
         return _wire.classes[form, self.is_array]

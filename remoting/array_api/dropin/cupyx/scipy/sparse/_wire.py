@@ -50,9 +50,9 @@ class Factors(Remote):
 
 def _object(kind: Any, session: Any, handle: int) -> Any:
     made: Any = object.__new__(kind)
-    made._handle = handle
-    made._session = session
-    made._device = state.local.context[0]
+    made._gp_handle = handle
+    made._gp_session = session
+    made._gp_device = state.local.context[0]
     return made
 
 

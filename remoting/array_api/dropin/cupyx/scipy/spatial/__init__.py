@@ -60,7 +60,7 @@ class KDTree(_Remote):
             )
         self._periodic = box is not None
         made = _ask("tree", self.data, box)
-        self._handle, self._session = made, _make.session_of(self.data)
+        self._gp_handle, self._gp_session = made, _make.session_of(self.data)
 
     def _points(self, x: Any) -> Any:
         x = _cupy.asarray(x)
@@ -167,7 +167,7 @@ class Delaunay(_Remote):
                 raise ValueError(f"{name} argument is not supported by CuPy.")
         self.points = _cupy.asarray(points)
         made, self.simplices, self.neighbors = _ask("triangles", self.points)
-        self._handle, self._session = made, _make.session_of(self.points)
+        self._gp_handle, self._gp_session = made, _make.session_of(self.points)
 
     def find_simplex(self, xi: Any, bruteforce: bool = False, tol: Any = None) -> Any:
         """Return the triangle of each point, -1 outside."""

@@ -1,3 +1,0 @@
-// Types of cuFFT callbacks.
-#pragma once
-#include <cufft.h>

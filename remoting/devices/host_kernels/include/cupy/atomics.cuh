@@ -1,2 +1,0 @@
-// Atomic operations, which are always there.
-#pragma once

@@ -1,0 +1,6 @@
+// What CuPy takes of the C++ library.
+#pragma once
+#include <limits>
+#include <tuple>
+#include <type_traits>
+#include <utility>

@@ -1,2 +1,0 @@
-// CUDA's constants, which are always there.
-#pragma once

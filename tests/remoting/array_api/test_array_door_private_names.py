@@ -1,0 +1,244 @@
+"""Names that public libraries take from CuPy's private modules, and advice about those not here."""
+
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import importlib
+import pkgutil
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+USED = [
+    ("cupy._core", "ndarray", "cupy.ndarray"),
+    ("cupy._core", "ElementwiseKernel", "cupy.ElementwiseKernel"),
+    ("cupy._core.core", "ndarray", "cupy.ndarray"),
+    ("cupy._core._kernel", "ElementwiseKernel", "cupy.ElementwiseKernel"),
+    ("cupy._core._reduction", "ReductionKernel", "cupy.ReductionKernel"),
+    ("cupy._core.raw", "RawModule", "cupy.RawModule"),
+    ("cupy._core.fusion", "fuse", "cupy.fuse"),
+    ("cupy._core.dlpack", "from_dlpack", "cupy.from_dlpack"),
+    ("cupy._core._routines_manipulation", "moveaxis", "cupy.moveaxis"),
+    ("cupy._creation.from_data", "asarray", "cupy.asarray"),
+    ("cupy._environment", "get_cuda_path", "cupy.cuda.get_cuda_path"),
+    ("cupy._util", "memoize", "cupy.memoize"),
+    ("cupyx._scatter", "scatter_add", "cupyx.scatter_add"),
+    ("cupyx._runtime", "get_runtime_info", "cupyx.get_runtime_info"),
+    ("cupyx._rsqrt", "rsqrt", "cupyx.rsqrt"),
+]
+
+
+@pytest.mark.parametrize(("module", "name", "public"), USED)
+def test_a_private_module_has_the_public_names(
+    cp: Any, module: str, name: str, public: str
+) -> None:
+    del cp
+    home, _, last = public.rpartition(".")
+    wanted = getattr(importlib.import_module(home), last)
+    assert getattr(importlib.import_module(module), name) is wanted
+    package, _, part = module.rpartition(".")
+    assert getattr(getattr(importlib.import_module(package), part), name) is wanted
+
+
+def test_helpers_of_private_modules_do_what_cupys_do(cp: Any) -> None:
+    internal: Any = importlib.import_module("cupy._core.internal")
+    assert internal._normalize_axis_index(-1, 3) == 2
+    assert internal._normalize_axis_indices((2, -3), 3) == (0, 2)
+    assert internal._normalize_axis_indices((2, 0), 3, sort_axes=False) == (2, 0)
+    assert internal._normalize_axis_indices(None, 2) == (0, 1)
+    with pytest.raises(np.exceptions.AxisError):
+        internal._normalize_axis_index(3, 3)
+    with pytest.raises(ValueError, match="duplicate"):
+        internal._normalize_axis_indices((0, -2), 2)
+    assert [internal.prod((2, 3)), internal.clp2(5), internal.clp2(8)] == [6, 8, 8]
+    assert [internal.get_size(3), internal.get_size(np.array([1, 2]))] == [(3,), (1, 2)]
+    typename = cp._core._scalar.get_typename
+    assert [typename(kind) for kind in "?lQdF"] == [
+        "bool", "long long", "unsigned long long", "double", "thrust::complex<float>",
+    ]  # fmt: skip
+    headers: set[str] = set()
+    assert typename("float16", headers) == "float16"
+    assert headers == {'#include "cupy/float16.cuh"'}
+    assert issubclass(cp._util.PerformanceWarning, RuntimeWarning)
+    with pytest.warns(FutureWarning, match="of a library is experimental"):
+        cp._util.experimental("of a library")
+
+
+def test_libraries_that_cupy_can_do_without_are_not_available(cp: Any) -> None:
+    assert cp.cuda.nccl.available is False
+    assert importlib.import_module("cupy.cuda.cutensor").available is False
+    with pytest.raises(AttributeError, match="CuPy"):
+        cp.cuda.nccl.NcclCommunicator  # noqa: B018
+
+
+def _said(program: str) -> str:
+    with pytest.raises((ImportError, AttributeError)) as caught:
+        exec(program, {})
+    return str(caught.value)
+
+
+OURS = "where CuPy is installed, `gpupool run --door cuda`"
+NOBODYS = "CuPy 14.2.0 has no such name either"
+
+
+@pytest.mark.parametrize(
+    ("program", "advice"),
+    [
+        ("import cupyx.distributed", OURS),
+        ("from cupyx import distributed", OURS),
+        ("import cupy; cupy.disp", OURS),
+        ("from cupy import disp", OURS),
+        ("import cupy._core._accelerator", OURS),
+        ("from cupy._core import _accelerator", OURS),
+        ("import cupy; cupy._nothing", OURS),
+        ("import cupy; cupy._util.bf16_loop", OURS),
+        ("import cupy; cupy._core.core.nothing", OURS),
+        ("import cupy; cupy.geomspace", NOBODYS),
+        ("from cupy import spacing", NOBODYS),
+        ("import cupy.nothing", NOBODYS),
+        ("import cupy; cupy.cuda.runtime.nothing", NOBODYS),
+        ("import cupyx.scipy.optimize", NOBODYS),
+        ("import cupyx.scipy.special; cupyx.scipy.special.nothing", NOBODYS),
+    ],
+)
+def test_a_missing_name_comes_with_advice_that_is_true(cp: Any, program: str, advice: str) -> None:
+    del cp
+    assert advice in _said(program)
+
+
+def test_each_module_of_the_dropin_gives_advice(cp: Any) -> None:
+    import cupyx  # pyright: ignore[reportMissingImports]
+
+    names = ["cupy", "cupyx"]
+    for package in (cp, cupyx):
+        found = pkgutil.walk_packages(package.__path__, package.__name__ + ".")
+        names += [each.name for each in found if "._" not in each.name]
+    assert len(names) > 40
+    silent: list[str] = []
+    for name in names:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            module = importlib.import_module(name)
+        with pytest.raises(AttributeError) as caught:
+            module.no_such_name  # noqa: B018
+        if "CuPy" not in str(caught.value):
+            silent.append(name)
+    assert not silent
+
+
+def test_an_attribute_that_python_asks_for_is_missing_without_a_word(cp: Any) -> None:
+    with pytest.raises(AttributeError, match=r"'__array_namespace_info__'$"):
+        cp.__array_namespace_info__  # noqa: B018
+
+
+# --- BLAS -----------------------------------------------------------------------------------------
+
+
+def _data(dtype: str, *shapes: Any, seed: int = 1) -> list[Any]:
+    made = np.random.default_rng(seed)
+    kind = np.dtype(dtype)
+    parts = [made.standard_normal(shape) + 1j * made.standard_normal(shape) for shape in shapes]
+    return [(part if kind.kind == "c" else part.real).astype(kind) for part in parts]
+
+
+def _close(ours: Any, wanted: Any) -> bool:
+    host = ours.get() if hasattr(ours, "get") else ours
+    tolerance = 1e-4 if host.dtype.char in "fF" else 1e-10
+    return host.dtype == wanted.dtype and np.allclose(host, wanted, rtol=tolerance, atol=tolerance)
+
+
+BY_TRANS = {"N": lambda a: a, "T": lambda a: a.T, "H": lambda a: a.T.conj()}
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16"])
+def test_blas_of_vectors(cp: Any, dtype: str) -> None:
+    blas: Any = importlib.import_module("cupy.cublas")
+    x, y = _data(dtype, 7, 7)
+    a, b = cp.asarray(x), cp.asarray(y)
+    size = abs(x.real) + abs(x.imag)
+    wanted: dict[str, Any] = {
+        "iamax": np.int32(size.argmax() + 1),
+        "iamin": np.int32(size.argmin() + 1),
+        "asum": size.sum(),
+        "nrm2": np.linalg.norm(x),
+    }
+    for name, value in wanted.items():
+        assert _close(getattr(blas, name)(a), value), name
+        for out in (cp.zeros((), value.dtype), np.zeros((), value.dtype)):
+            assert getattr(blas, name)(a, out=out) is out
+            assert _close(out, value), name
+    assert _close(blas.dotu(a, b), x @ y)
+    assert _close(blas.dotc(a, b), x.conj() @ y)
+    if np.dtype(dtype).kind == "f":
+        assert _close(blas.dot(a, b), x @ y)
+    else:
+        with pytest.raises(TypeError, match="dotu"):
+            blas.dot(a, b)
+    for factor in (2, np.float64(2), cp.asarray(2.0)):
+        c = b.copy()
+        assert blas.axpy(factor, a, c) is None
+        assert _close(c, (2 * x + y).astype(dtype))
+        blas.scal(factor, c)
+        assert _close(c, (2 * (2 * x + y)).astype(dtype))
+    with pytest.raises(ValueError, match="1D"):
+        blas.nrm2(a[None])
+    with pytest.raises(TypeError, match="invalid dtype"):
+        blas.nrm2(a.real.astype("f2"))
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16"])
+def test_blas_of_matrices(cp: Any, dtype: str) -> None:
+    blas: Any = importlib.import_module("cupy.cublas")
+    a, square, m, n = _data(dtype, (3, 4), (3, 3), 3, 4)
+    for trans, op in BY_TRANS.items():
+        x, y = (n, m) if trans == "N" else (m, n)
+        target = cp.asarray(y)
+        blas.gemv(trans, 2, cp.asarray(a), cp.asarray(x), 3, target)
+        assert _close(target, (2 * op(a) @ x + 3 * y).astype(dtype))
+        left = np.ascontiguousarray(a if trans == "N" else a.T)
+        made = blas.gemm(trans, "T", cp.asarray(left), cp.asarray(a), alpha=2)
+        assert _close(made, (2 * op(left) @ a.T).astype(dtype))
+        assert made.flags.f_contiguous
+        out = cp.asarray(square)
+        assert blas.gemm(trans, "T", cp.asarray(left), cp.asarray(a), out, 2, 3) is out
+        assert _close(out, (2 * op(left) @ a.T + 3 * square).astype(dtype))
+        both = blas.geam(trans, "N", 2, cp.asarray(left), 3, cp.asarray(a))
+        assert _close(both, (2 * op(left) + 3 * a).astype(dtype))
+    nothing = cp.full((3, 3), np.nan, dtype)
+    blas.gemm("N", "T", cp.asarray(a), cp.asarray(a), nothing)
+    assert _close(nothing, a @ a.T)
+    outer = cp.asarray(a)
+    blas.geru(2, cp.asarray(m), cp.asarray(n), outer)
+    blas.gerc(3, cp.asarray(m), cp.asarray(n), outer)
+    wanted = a + 2 * np.outer(m, n) + 3 * np.outer(m, n.conj())
+    assert _close(outer, wanted.astype(dtype))
+    assert _close(blas.dgmm("L", cp.asarray(a), cp.asarray(m)), m[:, None] * a)
+    assert _close(blas.dgmm("R", cp.asarray(a), cp.asarray(n), incx=-1), n[::-1] * a)
+    for lower, part in ((True, np.tril), (False, np.triu)):
+        for trans in "NT":
+            whole = BY_TRANS[trans](a) @ BY_TRANS[trans](a).T
+            assert _close(blas.syrk(trans, cp.asarray(a), lower=lower), part(whole))
+        out = cp.asarray(square)
+        blas.syrk("N", cp.asarray(a), out, 2, 3, lower)
+        kept = square - part(square)
+        assert _close(out, (part(2 * a @ a.T + 3 * square) + kept).astype(dtype))
+    solved = blas.batched_gesv(cp.asarray(square), cp.asarray(m))
+    assert _close(solved, np.linalg.solve(square, m))
+
+
+@pytest.mark.parametrize("lower", [True, False])
+@pytest.mark.parametrize("k", [0, 1, 3, 6])
+def test_blas_of_a_band(cp: Any, lower: bool, k: int) -> None:
+    blas: Any = importlib.import_module("cupy.cublas")
+    band, x, y = _data("f8", (k + 1, 5), 5, 5)
+    whole = np.zeros((5, 5))
+    for row in range(5):
+        for column in range(row, min(row + k + 1, 5)):
+            value = band[column - row, row] if lower else band[k + row - column, column]
+            whole[row, column] = whole[column, row] = value
+    target = cp.asarray(y)
+    assert blas.sbmv(k, 2, cp.asarray(band), cp.asarray(x), 3, target, lower) is target
+    assert _close(target, 2 * whole @ x + 3 * y)
