@@ -1,7 +1,8 @@
 """Ufuncs of an emulated device where a kernel of CuPy gives another result than NumPy's loop.
 
 A program that is tested here must see what it will see on a GPU, so these follow CuPy's formulas
-at the points where the two differ. Each takes the arguments of the ufunc of its name.
+at the points where the two differ. Each takes the arguments of the ufunc of its name, of which the
+operands are arrays in the types of the loop.
 """
 
 # The values that this module forwards have no static type: they are whatever a program passes.
@@ -16,12 +17,8 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int) or np.asarray(value).dtype.kind in "biu"
-
-
-def _infinite(value: Any) -> Any:
-    return False if _is_integer(value) else np.isinf(value)
+def _infinite(value: Array) -> Any:
+    return np.isinf(value) if value.dtype.kind in "fc" else False
 
 
 def _amend(made: Any, values: Any, places: Any, kwargs: dict[str, Any]) -> Any:
@@ -36,14 +33,11 @@ def _amend(made: Any, values: Any, places: Any, kwargs: dict[str, Any]) -> Any:
 
 def _power(x: Any, y: Any, **kwargs: Any) -> Any:
     """Return powers; negative ones of integers are 0, or those of 1 and -1."""
-    if not (_is_integer(x) and _is_integer(y)) or not np.any(np.less(y, 0)):
+    if x.dtype.kind not in "biu" or not np.any(y < 0):
         return np.power(x, y, **kwargs)
-    base, exponent = np.asarray(x), np.asarray(y)
-    places = exponent < 0  # asked first: the result may go into one of the operands
-    signs = np.where(exponent % 2, base, 1)
-    below = np.where(base == 1, 1, np.where(base == -1, signs, 0))
-    raised = max(y, 0) if isinstance(y, int) else np.maximum(y, 0)  # a number's type gives way
-    return _amend(np.power(x, raised, **kwargs), below, places, kwargs)
+    places = y < 0  # asked first: the result may go into one of the operands
+    below = np.where(x == 1, 1, np.where(x == -1, np.where(y % 2, x, 1), 0))
+    return _amend(np.power(x, np.maximum(y, 0), **kwargs), below, places, kwargs)
 
 
 def _floor_divide(x: Any, y: Any, **kwargs: Any) -> Any:
@@ -80,7 +74,7 @@ def _divmod(x: Any, y: Any, **kwargs: Any) -> Any:
 
 def _expm1(x: Any, **kwargs: Any) -> Any:
     """Return ``exp(x) - 1``; so it is computed for complex numbers, also for infinite ones."""
-    if np.asarray(x).dtype.kind != "c":
+    if x.dtype.kind != "c":
         return np.expm1(x, **kwargs)
     with np.errstate(all="ignore"):
         values = np.exp(x) - 1

@@ -12,6 +12,13 @@ from typing import Any
 import numpy as np
 
 from gpupool.remoting.devices.base import UnsupportedError
+from gpupool.remoting.devices.conventions.conversions import (
+    converted,
+    converting,
+    fitted,
+    operands,
+    stored,
+)
 from gpupool.remoting.devices.emulated_arithmetic import ARITHMETIC
 from gpupool.remoting.devices.emulated_bfloat16 import WIDE, in_float32, with_numbers
 from gpupool.remoting.devices.emulated_plans import EmulatedPlans
@@ -53,7 +60,7 @@ def _fill(a: Array, value: Any) -> None:
     if a.dtype.char == "V":
         a[...] = value  # each field, also from a structure of other types
     else:
-        a.fill(_cast(value, a.dtype))
+        a.fill(fitted(value, a.dtype))
 
 
 def _gather(a: Array, index: tuple[Any, ...]) -> Array:
@@ -94,23 +101,11 @@ def _setitem(a: Array, index: Any, value: Any) -> None:
     if isinstance(index, tuple):
         # The ellipsis makes an element an array without axes, which takes one of axes of length 1.
         more = () if any(item is Ellipsis for item in index) else (...,)
-        a[(*_wrapped(a, index), *more)] = _cast(value, a.dtype)
+        a[(*_wrapped(a, index), *more)] = fitted(value, a.dtype)
     elif isinstance(index, np.ndarray):
-        a[_wrapped(a, (index,))] = _cast(value, a.dtype)
+        a[_wrapped(a, (index,))] = fitted(value, a.dtype)
     else:
-        a[index] = _cast(value, a.dtype)
-
-
-def _cast(value: Any, dtype: np.dtype[Any]) -> Any:
-    if isinstance(value, np.ndarray) and value.dtype.kind == "c" and dtype.kind not in "cb":
-        return value.real
-    return value
-
-
-def _astype(a: Array, dtype: Any, order: str = "K") -> Array:
-    if a.dtype.kind == "c" and np.dtype(dtype).kind not in "cb":
-        return a.real.astype(dtype, order=order)  # pyright: ignore
-    return a.astype(dtype, order=order)  # pyright: ignore
+        a[index] = fitted(value, a.dtype)
 
 
 def _float_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -141,9 +136,9 @@ def _ufunc(name: str) -> Operation:
     function: Any = getattr(np, name)
     if not isinstance(function, np.ufunc):
         return _pseudo_ufunc(name, function)
-    function = ARITHMETIC.get(name, function)
+    typed = ARITHMETIC.get(name)
 
-    def call(*args: Any, _where: Any = None, **kwargs: Any) -> Any:
+    def call(*args: Any, _where: Any = None, casting: Any = "same_kind", **kwargs: Any) -> Any:
         if _where is not None:
             kwargs["where"] = _where
         if name in _BY_FIELDS and getattr(args[0], "dtype", _BOOL).char == "V":
@@ -153,12 +148,13 @@ def _ufunc(name: str) -> Operation:
             args = with_numbers(args)
         elif any(_is_truth(arg) for arg in args):
             args = tuple([_wide(arg) for arg in args])
-        if kwargs.get("casting") == "unsafe" and isinstance(kwargs.get("out"), np.ndarray):
-            # The client has warned of imaginary parts that are lost.
-            out, where = kwargs.pop("out"), kwargs.get("where", True)
-            np.copyto(out, _cast(function(*args, **kwargs), out.dtype), "unsafe", where)
-            return out
-        return function(*args, **kwargs)
+        if typed is not None or kwargs.get("dtype") is not None:
+            args = tuple(operands(function, args, kwargs.pop("dtype", None)))
+        if casting != "unsafe" or "out" not in kwargs:
+            return (typed or function)(*args, casting=casting, **kwargs)
+        # The client has warned of imaginary parts that are lost.
+        out = kwargs.pop("out")
+        return stored(out, (typed or function)(*args, **kwargs), kwargs.get("where", True))
 
     return call
 
@@ -181,7 +177,7 @@ def _at(name: str, a: Array, index: Any, value: Any) -> None:
     if name not in UFUNCS:
         raise ValueError(f"no ufunc {name}")
     items = index if isinstance(index, tuple) else (index,)
-    getattr(np, name).at(a, _wrapped(a, items), value)
+    getattr(np, name).at(a, _wrapped(a, items), fitted(value, a.dtype))
 
 
 def _reduceat(a: Array, indices: Array, **kwargs: Any) -> Any:
@@ -189,6 +185,7 @@ def _reduceat(a: Array, indices: Array, **kwargs: Any) -> Any:
 
 
 def _copyto(target: Array, source: Any, casting: Any = "same_kind", where: Any = None) -> None:
+    source = fitted(source, target.dtype) if casting == "unsafe" else source
     np.copyto(target, source, casting=casting, where=True if where is None else where)
 
 
@@ -201,7 +198,7 @@ def _take(a: Array, indices: Any, axis: Any = None, out: Any = None) -> Any:
 
 
 def _put(a: Array, indices: Any, values: Any, mode: Any = "wrap") -> None:
-    np.put(a, indices, values, mode=mode)
+    np.put(a, indices, fitted(values, a.dtype), mode=mode)
 
 
 def _argument(name: str) -> Operation:
@@ -209,7 +206,7 @@ def _argument(name: str) -> Operation:
 
     def call(a: Array, *args: Any, dtype: Any = None, **kwargs: Any) -> Any:
         made = np.asarray(function(a, *args, **kwargs))
-        return made if dtype is None else made.astype(dtype)
+        return made if dtype is None else converted(made, dtype)
 
     return call
 
@@ -221,7 +218,7 @@ def _reduction(name: str) -> Operation:
         if dtype is None:
             return function(a, *args, **kwargs)
         kind = np.dtype(dtype)  # the client has warned of imaginary parts that are lost
-        return function(_cast(a, kind), *args, dtype=kind, **kwargs)
+        return function(fitted(a, kind), *args, dtype=kind, **kwargs)
 
     return call
 
@@ -230,18 +227,19 @@ def _along(function: Operation) -> Operation:
     def call(a: Array, indices: Array, *rest: Any) -> Any:
         axis = rest[-1]
         length = a.size if axis is None else a.shape[axis]
+        rest = (*[fitted(each, a.dtype) for each in rest[:-1]], axis)
         return function(a, indices % length if length else indices, *rest)
 
     return call
 
 
 def _into(arrays: Any, axis: int, out: Array, casting: Any) -> None:
-    np.concatenate([_cast(a, out.dtype) for a in arrays], axis, out, casting=casting)
+    np.concatenate(fitted(arrays, out.dtype), axis, out, casting=casting)
 
 
 def _concatenate(arrays: Any, axis: int = 0, dtype: Any = None, casting: Any = "same_kind") -> Any:
     if dtype is not None:
-        arrays = [_cast(a, np.dtype(dtype)) for a in arrays]
+        arrays = fitted(arrays, dtype)
     return np.concatenate(arrays, axis, dtype=dtype, casting=casting)
 
 
@@ -267,7 +265,7 @@ def _einsum(text: str, *arrays: Any, **kwargs: Any) -> Any:
     # (A dtype without fields is false, so ``or`` would not do here.)
     dtype = kwargs["dtype"] if "dtype" in kwargs else np.result_type(*arrays)
     # The product of the first two in their own type could be too small for it.
-    arrays = tuple([a.astype(dtype, copy=False) for a in arrays])  # pyright: ignore
+    arrays = tuple([converted(a, dtype) for a in arrays])
     return np.asarray(np.einsum(text, *arrays, casting="unsafe", **kwargs)).astype(
         dtype, copy=False
     )
@@ -452,7 +450,7 @@ def operations(backend: Any) -> Mapping[str, Operation]:
         "ndarray.getitem": _getitem,
         "ndarray.gather": _gather,
         "ndarray.setitem": _setitem,
-        "ndarray.astype": _astype,
+        "ndarray.astype": converted,
         "ndarray.copy": lambda a, order="C": a.copy(order),
         "ndarray.reshape": lambda a, shape, order="C": a.reshape(shape, order=order),
         "ndarray.reshape_view": _reshape_view,
@@ -464,6 +462,7 @@ def operations(backend: Any) -> Mapping[str, Operation]:
         "ndarray.real": lambda a: a.real,
         "ndarray.imag": lambda a: a.imag,
         "ndarray.diagonal": lambda a, *args: a.diagonal(*args),
+        "linspace": lambda *args, dtype, **kwargs: converted(np.linspace(*args, **kwargs), dtype),
         "ndarray.fill": _fill,
         "ndarray.sort": lambda a, axis=-1: a.sort(axis, kind="stable"),
         "ndarray.partition": lambda a, kth, axis=-1: a.partition(kth, axis),
@@ -474,8 +473,8 @@ def operations(backend: Any) -> Mapping[str, Operation]:
         "ufunc.reduceat": _reduceat,
         "door.empty": _zeros,
         "door.zeros": _zeros,
-        "door.arange": lambda first, count, step, dtype: (first + np.arange(count) * step).astype(
-            dtype
+        "door.arange": lambda first, count, step, dtype: converted(
+            first + np.arange(count) * step, dtype
         ),
         "door.concatenate_into": _into,
         "door.linalg_errors": lambda _raised: None,  # NumPy raises them always
@@ -483,4 +482,4 @@ def operations(backend: Any) -> Mapping[str, Operation]:
         "door.memory": _memory,
     }
     table |= {name: in_float32(table[name]) for name in WIDE}
-    return table
+    return {name: converting(function) for name, function in table.items()}

@@ -10,6 +10,7 @@ and no more.
 import contextlib
 import hashlib
 import os
+import platform
 import re
 import resource
 import shutil
@@ -47,6 +48,17 @@ _FLAGS = (
     *("-fno-threadsafe-statics", "-fmax-errors=20"),
 )
 _CLANG_FLAGS = {"-fmax-errors=20": "-ferror-limit=20"}
+
+# As gpupool_conversions.h says: GCC on x86 asks it, and a conversion takes what it answers.
+_CHECKED = ("-fsanitize=float-cast-overflow", "-mno-red-zone")
+_CONVERSION = re.compile(rb"^\tcvtts[sd]2si([lq])\t.*, (%\w+)$", re.MULTILINE)
+_AMENDED = rb"""\g<0>
+\tpushfq
+\tcmp\1\tgpupool_wrong(%rip), \2
+\tcmove\1\tgpupool_right(%rip), \2
+\tmovq\t$0, gpupool_wrong(%rip)
+\tmovq\t$0, gpupool_right(%rip)
+\tpopfq"""
 
 NO_COMPILER = (
     "kernels from source need a C++ compiler on the server of an emulated GPU, and it has none: "
@@ -163,15 +175,23 @@ def _made(
     folder = Path(tempfile.mkdtemp(prefix="kernel-"))
     try:
         (folder / "kernel.in").write_text(source, encoding="utf-8", errors="surrogateescape")
+        clang = "clang" in compiler
+        checked = not clang and platform.machine() == "x86_64"
+        if checked:
+            options = ["-DGPUPOOL_CONVERSIONS", *options]
         first = ["-E", "-x", "c++", *options, f"-I{INCLUDE}", "-o", "kernel.ii", "kernel.in"]
         _run(compiler, first, folder)
         expanded = (folder / "kernel.ii").read_text("utf-8", errors="surrogateescape")
         text = kernel_source.plain(expanded, names, every=every)
         (folder / "kernel.ii").write_text(text, encoding="utf-8", errors="surrogateescape")
         standard = [option for option in options if option.startswith("-std=")]
-        flags = [_CLANG_FLAGS.get(flag, flag) for flag in _FLAGS] if "clang" in compiler else _FLAGS
-        second = [*flags, *standard, "-shared", "-x", "c++-cpp-output", "kernel.ii"]
-        log = _run(compiler, [*second, "-o", "kernel.so", "-lm"], folder)
+        flags = [_CLANG_FLAGS.get(flag, flag) for flag in _FLAGS] if clang else [*_FLAGS]
+        flags += [*standard, *(_CHECKED if checked else ())]
+        log = _run(compiler, [*flags, "-S", "-x", "c++-cpp-output", "kernel.ii"], folder)
+        if checked:
+            assembly = folder / "kernel.s"
+            assembly.write_bytes(_CONVERSION.sub(_AMENDED, assembly.read_bytes()))
+        _run(compiler, ["-shared", "kernel.s", "-o", "kernel.so", "-lm"], folder)
         library = folder / "kernel.so"
         try:
             return Compiled(Library(library), log, tuple(names)), library.stat().st_size

@@ -12,7 +12,7 @@ inline half __float2half_rn(float x) { return half(x); }
 inline half __double2half(double x) { return half(x); }
 inline half __int2half_rn(int x) { return half(x); }
 inline float __half2float(half x) { return x; }
-inline int __half2int_rn(half x) { return static_cast<int>(rint(float(x))); }
+GP_TO_ALL(half, float) GP_TO(half, float, short, short) GP_TO(half, float, ushort, unsigned short)
 inline half __ushort_as_half(unsigned short x) { return half::from_bits(x); }
 inline unsigned short __half_as_ushort(half x) { return x.bits(); }
 inline half2 __floats2half2_rn(float x, float y) { return half2{half(x), half(y)}; }
