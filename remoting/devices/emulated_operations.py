@@ -19,7 +19,7 @@ from gpupool.remoting.devices.conventions.conversions import (
     operands,
     stored,
 )
-from gpupool.remoting.devices.emulated_arithmetic import ARITHMETIC
+from gpupool.remoting.devices.emulated_arithmetic import ARITHMETIC, FORMULAS, sinc
 from gpupool.remoting.devices.emulated_bfloat16 import WIDE, in_float32, with_numbers
 from gpupool.remoting.devices.emulated_plans import EmulatedPlans
 from gpupool.remoting.devices.emulated_random import random_operations
@@ -164,11 +164,10 @@ def _pseudo_ufunc(name: str, function: Operation) -> Operation:
     def call(x: Any, out: Any = None, dtype: Any = None, **_: Any) -> Any:
         value = np.asarray(x) if dtype is None else np.asarray(x, dtype)
         kind = value.dtype if name == "fix" else _float_of(value.dtype)
-        made = np.asarray(function(value)).astype(kind)
-        if out is None:
-            return made
-        out[...] = made
-        return out
+        if name == "i0" and value.dtype.kind == "f":  # that of infinity is infinite
+            value = np.minimum(np.abs(value.astype(np.float64)), 1e300)
+        made = np.asarray(sinc(value) if name == "sinc" else function(value)).astype(kind)
+        return made if out is None else stored(out, made)
 
     return call
 
@@ -428,10 +427,10 @@ def operations(backend: Any) -> Mapping[str, Operation]:
     table |= _cuda(backend) | host_kernel_operations(backend) | emulated_sparse(backend)
     table |= HostTextures(backend).operations()
     table |= emulated_interpolators(backend) | emulated_systems() | emulated_spatial(backend)
-    table |= {
+    table |= FORMULAS | {
         "rsqrt": lambda x, **kwargs: np.reciprocal(np.sqrt(x), **kwargs),
         **{name: _argument(name) for name in ("argmax", "argmin")},
-        **{name: _reduction(name) for name in ("cumprod", "cumsum", "mean", "prod", "sum")},
+        **{name: _reduction(name) for name in ("cumprod", "cumsum", "prod", "sum")},
         "argsort": lambda a, axis=-1: np.argsort(a, axis, kind="stable"),
         "choose": _choose,
         "concatenate": _concatenate,
@@ -462,7 +461,6 @@ def operations(backend: Any) -> Mapping[str, Operation]:
         "ndarray.real": lambda a: a.real,
         "ndarray.imag": lambda a: a.imag,
         "ndarray.diagonal": lambda a, *args: a.diagonal(*args),
-        "linspace": lambda *args, dtype, **kwargs: converted(np.linspace(*args, **kwargs), dtype),
         "ndarray.fill": _fill,
         "ndarray.sort": lambda a, axis=-1: a.sort(axis, kind="stable"),
         "ndarray.partition": lambda a, kth, axis=-1: a.partition(kth, axis),

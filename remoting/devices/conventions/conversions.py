@@ -1,6 +1,7 @@
 """Conversions of floats to whole numbers as a GPU does them; NumPy does what the processor does.
 
-NaN becomes 0, and what is out of range becomes the nearest number of the type. `fitted` does it for
+What is out of range becomes the nearest number of the type. NaN becomes 0; where one of the two
+types has 64 bits, it becomes the number whose highest bit alone is set. `fitted` does it for
 whatever stores numbers, and `converting` for whatever has an ``out``.
 """
 
@@ -53,12 +54,15 @@ def fitted(value: Any, dtype: Any) -> Any:
         array = array.astype(np.float32)
     limits = np.iinfo(_REGISTERS.get(target.char, target.char))
     over, under = array >= float(limits.max), array < float(limits.min)
-    wrong = over | under | np.isnan(array)
+    none = np.isnan(array)
+    wrong = over | under | none
     if not wrong.any():
         return array
     made = array.copy("K")
     made[wrong] = 0
     made = made.astype(limits.dtype)
+    if max(array.dtype.itemsize, made.dtype.itemsize) == 8:
+        made[none] = limits.min or 1 << limits.bits - 1
     made[over] = limits.max
     made[under] = limits.min
     return made

@@ -1,6 +1,7 @@
-// Conversions of floats to whole numbers as a GPU's instruction does them: NaN becomes 0, and what is
-// out of range the nearest number of the type. A type of less than 32 bits gets the lower bits of a
-// number of 32. ARM's instructions do the same, x86's do not.
+// Conversions of floats to whole numbers as a GPU's instructions do them: what is out of range becomes
+// the nearest number of the type. NaN becomes 0; where one of the two types has 64 bits, it becomes
+// the number whose highest bit alone is set. A type of less than 32 bits gets the lower bits of a
+// number of 32. ARM's instructions do the same, but for NaN; x86's do not.
 //
 // On x86 GCC checks the range before each conversion (-fsanitize=float-cast-overflow) and calls the
 // function below where a value is outside. It notes what the instruction is going to give, and what
@@ -47,7 +48,7 @@ __ubsan_handle_float_cast_overflow(const gpupool::Conversion *conversion, unsign
     gpupool::wrong = part;
   }
   unsigned long long most = ~0ull >> (wide ? 0 : 32) >> sign;
-  if (x != x) made = 0;
+  if (x != x) made = wide ? 1ull << 63 : conversion->from->size == 64 ? 1ull << 31 : 0;
   else if (x >= end) made = moved ? most ^ 1ull << 63 : most;
   else if (x < (sign ? -end : 0)) made = sign ? ~most : 0;
   gpupool::right = static_cast<long long>(made);

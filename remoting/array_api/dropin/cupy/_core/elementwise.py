@@ -43,10 +43,11 @@ def clip(a: Any, a_min: Any, a_max: Any, out: Any = None) -> Any:
 def around(a: Any, decimals: int = 0, out: Any = None) -> Any:
     """Round to decimals."""
     array = convert.asarray(a)
+    kind = np.dtype(np.float16) if array.dtype.kind == "b" else array.dtype
     if out is not None:
+        arguments.check_cast(kind, need(out, "out").dtype, "same_kind")
         make.in_place("around", (array, decimals), {"out": out})
         return out
-    kind = np.dtype(np.float16) if array.dtype.kind == "b" else array.dtype
     return make.forward("around", (array, decimals), {}, fresh(kind, array.shape))
 
 

@@ -33,6 +33,7 @@ _WEAK: dict[type, np.dtype[Any]] = {
     complex: np.dtype(np.complex128),
 }
 _BOOL = np.dtype(np.bool_)
+_BITS = ("bitwise_and", "bitwise_or", "bitwise_xor")
 _COMPARE = frozenset(
     [
         "equal",
@@ -46,6 +47,8 @@ _COMPARE = frozenset(
         "logical_xor",
     ]
 )
+
+_AT = frozenset(("add", "subtract", "maximum", "minimum", *_BITS))
 
 Operand = Union[np.dtype[Any], type]
 """A dtype, or int, float, complex for a Python number, whose type gives way to the arrays'."""
@@ -400,16 +403,9 @@ class ufunc:
 
     def at(self, a: Any, indices: Any, b: Any = None) -> None:
         """Apply in place at ``indices``, repeated ones as often as they occur."""
-        if self.operation not in (
-            "add",
-            "subtract",
-            "maximum",
-            "minimum",
-            "bitwise_and",
-            "bitwise_or",
-            "bitwise_xor",
-        ):
+        if self.operation not in _AT:
             raise NotImplementedError(f"`{self.name}.at` is not supported yet")
+        arguments.check_added(self.operation, a.dtype)
         index = state.hooks["index"](indices)
         host = isinstance(b, (list, tuple, np.ndarray))
         value = convert.asarray(b) if host else arguments.operand(b)

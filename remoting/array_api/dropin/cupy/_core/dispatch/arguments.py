@@ -88,6 +88,12 @@ def check_cast(source: np.dtype[Any], target: np.dtype[Any], casting: str) -> No
         )
 
 
+def check_added(name: str, dtype: np.dtype[Any]) -> None:
+    """Raise for types in which no GPU adds atomically."""
+    if name == "add" and dtype.char in "?bBhH":
+        raise TypeError(f"cupyx.scatter_add does not support {dtype} as data type")
+
+
 def warn_of_complex() -> None:
     """Warn as NumPy does where imaginary parts are lost."""
     warnings.warn(
