@@ -57,10 +57,7 @@ def _field(a: Any, name: str) -> Any:
 
 
 def _fill(a: Array, value: Any) -> None:
-    if a.dtype.char == "V":
-        a[...] = value  # each field, also from a structure of other types
-    else:
-        a.fill(fitted(value, a.dtype))
+    a[...] = fitted(value, a.dtype)  # of a structure each field, also from one of other types
 
 
 def _gather(a: Array, index: tuple[Any, ...]) -> Array:
@@ -138,23 +135,22 @@ def _ufunc(name: str) -> Operation:
         return _pseudo_ufunc(name, function)
     typed = ARITHMETIC.get(name)
 
-    def call(*args: Any, _where: Any = None, casting: Any = "same_kind", **kwargs: Any) -> Any:
+    def call(*args: Any, _where: Any = None, casting: Any = None, **kwargs: Any) -> Any:
         if _where is not None:
             kwargs["where"] = _where
         if name in _BY_FIELDS and getattr(args[0], "dtype", _BOOL).char == "V":
             # NumPy's ufuncs do not take structures, its operators do.
             return np.asarray(_BY_FIELDS[name](*args))
+        if name == "positive" and _is_truth(args[0]):
+            return np.absolute(*args, **kwargs)  # of truth values the same
         if name not in _COMPARE:
             args = with_numbers(args)
         elif any(_is_truth(arg) for arg in args):
             args = tuple([_wide(arg) for arg in args])
         if typed is not None or kwargs.get("dtype") is not None:
             args = tuple(operands(function, args, kwargs.pop("dtype", None)))
-        if casting != "unsafe" or "out" not in kwargs:
-            return (typed or function)(*args, casting=casting, **kwargs)
-        # The client has warned of imaginary parts that are lost.
-        out = kwargs.pop("out")
-        return stored(out, (typed or function)(*args, **kwargs), kwargs.get("where", True))
+        # CuPy applies `casting` to outputs alone, and the client has.
+        return (typed or function)(*args, casting="unsafe", **kwargs)
 
     return call
 

@@ -43,7 +43,7 @@ def fitted(value: Any, dtype: Any) -> Any:
     if type(value) in (tuple, list):
         return type(value)([fitted(item, dtype) for item in value])
     if not _has_inexact(value):
-        return value
+        return np.asarray(value) if isinstance(value, np.integer) else value
     target = np.dtype(dtype)
     array: Any = np.asarray(value)
     if array.dtype.kind == "c" and target.kind not in "cb":
@@ -98,9 +98,11 @@ def converting(function: Operation) -> Operation:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         out = kwargs.get("out")
-        if out is None or not (_is_whole(out) and _has_inexact(args)):
+        asked = kwargs.get("casting") == "unsafe"
+        if out is None or not (_has_inexact(args) and (asked or _is_whole(out))):
             return function(*args, **kwargs)
         del kwargs["out"]
-        return stored(out, function(*args, **kwargs), kwargs.get("where", True))
+        where = kwargs.get("_where", kwargs.get("where", True))
+        return stored(out, function(*args, **kwargs), where)
 
     return call

@@ -237,6 +237,7 @@ class Methods:
             value = np.array(value, self._meta.dtype)[()]
         dtypes.check_kernel(self._meta.dtype)
         scalar = without_imaginary(arguments.operand(value), self._meta.dtype)
+        arguments.check_number(scalar, self._meta.dtype)
         self._session.call("ndarray.fill", (self, scalar), {})
 
     def mdspan(self, *, index_type: Any, allow_unsafe: bool = False) -> Any:

@@ -48,6 +48,9 @@ _COMPARE = frozenset(
     ]
 )
 
+_REAL = ("arctan2", "copysign", "hypot", "i0", "nextafter")
+"""Functions whose loops of complex numbers CuPy lists, and no compiler takes."""
+
 _AT = frozenset(("add", "subtract", "maximum", "minimum", *_BITS))
 
 Operand = Union[np.dtype[Any], type]
@@ -89,7 +92,8 @@ class ufunc:
         self.name = f"cupy_{name}"
         self.__name__ = name
         self.operation = operation or name
-        self._loops = [Loop(text) for text in loops if "V" not in text]
+        beyond = "VFD" if name in _REAL else "V"
+        self._loops = [Loop(text) for text in loops if text[0] not in beyond]
         self.types = loops
         self._by_fields = "VV->?" in loops
         self.nin = len(self._loops[0].inputs)
