@@ -74,6 +74,8 @@ class EmulatedBackend:
         """Account for the memory of a new result; views cost nothing."""
         if type(value) is not np.ndarray:
             value = np.asarray(value)
+        if not value.flags.writeable:  # as NumPy's diagonals are; a GPU's memory has no such flag
+            value.flags.writeable = True
         owner: Any = value
         while isinstance(owner.base, np.ndarray):
             owner = owner.base

@@ -1,7 +1,8 @@
 """Ufuncs of an emulated device where a kernel of CuPy gives another result than NumPy's loop.
 
 A program that is tested here must see what it will see on a GPU, so these follow CuPy's formulas
-at the points where the two differ. Each takes the arguments of the ufunc of its name.
+at the points where the two differ. Each takes the arguments of the ufunc of its name, of which the
+operands are arrays in the types of the loop.
 """
 
 # The values that this module forwards have no static type: they are whatever a program passes.
@@ -13,15 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from gpupool.remoting.devices.conventions.conversions import converted, fitted
+
 Array = np.ndarray[Any, Any]
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int) or np.asarray(value).dtype.kind in "biu"
-
-
-def _infinite(value: Any) -> Any:
-    return False if _is_integer(value) else np.isinf(value)
 
 
 def _amend(made: Any, values: Any, places: Any, kwargs: dict[str, Any]) -> Any:
@@ -36,61 +31,156 @@ def _amend(made: Any, values: Any, places: Any, kwargs: dict[str, Any]) -> Any:
 
 def _power(x: Any, y: Any, **kwargs: Any) -> Any:
     """Return powers; negative ones of integers are 0, or those of 1 and -1."""
-    if not (_is_integer(x) and _is_integer(y)) or not np.any(np.less(y, 0)):
+    if x.dtype.kind not in "biu" or not np.any(y < 0):
         return np.power(x, y, **kwargs)
-    base, exponent = np.asarray(x), np.asarray(y)
-    places = exponent < 0  # asked first: the result may go into one of the operands
-    signs = np.where(exponent % 2, base, 1)
-    below = np.where(base == 1, 1, np.where(base == -1, signs, 0))
-    raised = max(y, 0) if isinstance(y, int) else np.maximum(y, 0)  # a number's type gives way
-    return _amend(np.power(x, raised, **kwargs), below, places, kwargs)
+    places = y < 0  # asked first: the result may go into one of the operands
+    below = np.where(x == 1, 1, np.where(x == -1, np.where(y % 2, x, 1), 0))
+    return _amend(np.power(x, np.maximum(y, 0), **kwargs), below, places, kwargs)
+
+
+def _is_float(x: Array) -> bool:
+    return x.dtype.kind == "f"
 
 
 def _floor_divide(x: Any, y: Any, **kwargs: Any) -> Any:
     """Return the floor of the quotient, also of infinite numbers, of which NumPy's is NaN."""
-    places = _infinite(x) | _infinite(y)
-    if not np.any(places):
+    if not _is_float(x):
         return np.floor_divide(x, y, **kwargs)
-    with np.errstate(all="ignore"):
-        values = np.floor(np.divide(x, y))
-    return _amend(np.floor_divide(x, y, **kwargs), values, places, kwargs)
+    return np.floor(np.divide(x, y), **kwargs)
+
+
+_WIDER: dict[str, Any] = {"e": np.float32, "f": np.float64, "d": np.longdouble}
 
 
 def _remainder(x: Any, y: Any, **kwargs: Any) -> Any:
-    """Return ``x - floor(x / y) * y``, which is NaN if `y` is infinite."""
-    places = _infinite(y)
-    if not np.any(places):
+    """Return ``x - floor(x / y) * y``, rounded once; it is NaN if `y` is infinite."""
+    if not _is_float(x):
         return np.remainder(x, y, **kwargs)
-    return _amend(np.remainder(x, y, **kwargs), np.nan, places, kwargs)
+    wide, whole = _WIDER[x.dtype.char], np.floor(np.divide(x, y))
+    return np.positive((x.astype(wide) - whole * y.astype(wide)).astype(x.dtype), **kwargs)
 
 
 def _divmod(x: Any, y: Any, **kwargs: Any) -> Any:
     """Return both; outputs come as a pair."""
-    if not np.any(_infinite(x) | _infinite(y)):
-        return np.divmod(x, y, **kwargs)
-    outs: tuple[Array, ...] | None = kwargs.pop("out", None)
-    whole = _floor_divide(x, y, **kwargs)
-    rest = _remainder(x, y, **kwargs)
-    if outs is None:
-        return whole, rest
-    for out, made in zip(outs, (whole, rest), strict=True):
-        np.copyto(out, made, "same_kind", kwargs.get("where", True))
-    return outs
+    outs = kwargs.pop("out", (None, None))
+    rest = _remainder(x, y)  # first: the floor may go into one of the operands
+    whole = _floor_divide(x, y, out=outs[0], **kwargs)
+    return whole, np.positive(rest, out=outs[1], **kwargs)
+
+
+def _fmod(x: Any, y: Any, **kwargs: Any) -> Any:
+    """Return the remainder; that of 64 bits is computed in float64."""
+    if x.dtype.char not in "qQlL":
+        return np.fmod(x, y, **kwargs)
+    made = fitted(np.fmod(x.astype(float), np.where(y == 0, 1, y).astype(float)), x.dtype)
+    return np.positive(made.astype(x.dtype), **kwargs)
+
+
+def _shift(name: str) -> Callable[..., Any]:
+    """Return a shift by the lower 32 bits of a number."""
+    function: Any = getattr(np, name)
+    low = 0xFFFFFFFF
+
+    def call(x: Any, y: Any, **kwargs: Any) -> Any:
+        return function(x, y & low if y.dtype.itemsize == 8 else y, **kwargs)
+
+    return call
+
+
+def _extreme(name: str) -> Callable[..., Any]:
+    """Return an extreme of pairs, of which 0 is more than -0."""
+    function: Any = getattr(np, name)
+
+    def call(x: Any, y: Any, **kwargs: Any) -> Any:
+        if not _is_float(x):
+            return function(x, y, **kwargs)
+        places = (x == 0) & (y == 0)
+        values = x + y if "max" in name else -(-x - y)
+        return _amend(function(x, y, **kwargs), values, places, kwargs)
+
+    return call
+
+
+def _lcm(x: Any, y: Any, **kwargs: Any) -> Any:
+    """Return a multiple that is not negative, also where it does not fit."""
+    return np.absolute(np.lcm(x, y), **kwargs)
+
+
+def _reciprocal(x: Any, **kwargs: Any) -> Any:
+    """Return one divided by the number; that of the whole number 0 is 0."""
+    zero = (x == 0) & (x.dtype.kind in "iu")
+    return _amend(np.reciprocal(x, **kwargs), 0, zero, kwargs)
 
 
 def _expm1(x: Any, **kwargs: Any) -> Any:
     """Return ``exp(x) - 1``; so it is computed for complex numbers, also for infinite ones."""
-    if np.asarray(x).dtype.kind != "c":
+    if x.dtype.kind != "c":
         return np.expm1(x, **kwargs)
-    with np.errstate(all="ignore"):
-        values = np.exp(x) - 1
-        return _amend(np.expm1(x, **kwargs), values, np.full(np.shape(x), True), kwargs)
+    return np.subtract(np.exp(x), 1, **kwargs)
 
 
 ARITHMETIC: dict[str, Callable[..., Any]] = {
+    **{name: _extreme(name) for name in ("fmax", "fmin", "maximum", "minimum")},
+    **{name: _shift(name) for name in ("left_shift", "right_shift")},
     "divmod": _divmod,
     "expm1": _expm1,
     "floor_divide": _floor_divide,
+    "fmod": _fmod,
+    "lcm": _lcm,
     "power": _power,
+    "reciprocal": _reciprocal,
     "remainder": _remainder,
 }
+
+
+def sinc(x: Any) -> Any:
+    """Return the sine of pi x divided by that; it is 0 for whole numbers, and 1 for NaN."""
+    if x.dtype.kind == "c":
+        return np.sinc(x)
+    x = x.astype(np.float64)
+    made = np.where(np.remainder(x, 1) == 0, x == 0, np.sinc(x))
+    return np.where(np.isnan(x), 1, made)
+
+
+def _angle(z: Any, deg: Any = False) -> Any:
+    made = np.angle(z, deg)
+    if z.dtype.kind != "f":
+        return made
+    return np.where(z >= 0, 0, 180 if deg else np.pi).astype(made.dtype)
+
+
+def _clip(a: Array, a_min: Any = None, a_max: Any = None, **kwargs: Any) -> Any:
+    """Clip; a limit that is NaN is none."""
+    low, high = _without_nan(a_min, -np.inf), _without_nan(a_max, np.inf)
+    return np.clip(a, low, high, **kwargs)
+
+
+def _without_nan(limit: Any, none: float) -> Any:
+    kind = getattr(limit, "dtype", np.dtype(type(limit)))
+    if kind.kind != "f" or not np.any(np.isnan(limit)):
+        return limit
+    return np.where(np.isnan(limit), none, limit).astype(kind) if np.ndim(limit) else none
+
+
+def _mean(a: Array, *args: Any, dtype: Any = None, **kwargs: Any) -> Any:
+    if dtype is None or np.dtype(dtype).kind not in "iu":
+        return np.mean(a if dtype is None else fitted(a, dtype), *args, dtype=dtype, **kwargs)
+    return converted(np.mean(a.real, *args, dtype=np.float64, **kwargs), dtype)
+
+
+def _linspace(*args: Any, dtype: Any, **kwargs: Any) -> Any:
+    return converted(np.linspace(*args, **kwargs), dtype)
+
+
+def _place(a: Array, mask: Array, vals: Array) -> None:
+    np.place(a, mask, converted(vals, a.dtype))
+
+
+FORMULAS: dict[str, Callable[..., Any]] = {
+    "angle": _angle,
+    "clip": _clip,
+    "linspace": _linspace,
+    "mean": _mean,
+    "place": _place,
+}
+"""Functions that are no ufuncs, and take what clients pass."""

@@ -13,7 +13,14 @@ import numpy as np
 
 from gpupool.remoting.devices.base import UnsupportedError
 from gpupool.remoting.devices.conventions import device_properties
-from gpupool.remoting.devices.emulated_arithmetic import ARITHMETIC
+from gpupool.remoting.devices.conventions.conversions import (
+    converted,
+    converting,
+    fitted,
+    operands,
+    stored,
+)
+from gpupool.remoting.devices.emulated_arithmetic import ARITHMETIC, FORMULAS, sinc
 from gpupool.remoting.devices.emulated_bfloat16 import WIDE, in_float32, with_numbers
 from gpupool.remoting.devices.emulated_plans import EmulatedPlans
 from gpupool.remoting.devices.emulated_random import random_operations
@@ -51,10 +58,7 @@ def _field(a: Any, name: str) -> Any:
 
 
 def _fill(a: Array, value: Any) -> None:
-    if a.dtype.char == "V":
-        a[...] = value  # each field, also from a structure of other types
-    else:
-        a.fill(_cast(value, a.dtype))
+    a[...] = fitted(value, a.dtype)  # of a structure each field, also from one of other types
 
 
 def _gather(a: Array, index: tuple[Any, ...]) -> Array:
@@ -95,23 +99,11 @@ def _setitem(a: Array, index: Any, value: Any) -> None:
     if isinstance(index, tuple):
         # The ellipsis makes an element an array without axes, which takes one of axes of length 1.
         more = () if any(item is Ellipsis for item in index) else (...,)
-        a[(*_wrapped(a, index), *more)] = _cast(value, a.dtype)
+        a[(*_wrapped(a, index), *more)] = fitted(value, a.dtype)
     elif isinstance(index, np.ndarray):
-        a[_wrapped(a, (index,))] = _cast(value, a.dtype)
+        a[_wrapped(a, (index,))] = fitted(value, a.dtype)
     else:
-        a[index] = _cast(value, a.dtype)
-
-
-def _cast(value: Any, dtype: np.dtype[Any]) -> Any:
-    if isinstance(value, np.ndarray) and value.dtype.kind == "c" and dtype.kind not in "cb":
-        return value.real
-    return value
-
-
-def _astype(a: Array, dtype: Any, order: str = "K") -> Array:
-    if a.dtype.kind == "c" and np.dtype(dtype).kind not in "cb":
-        return a.real.astype(dtype, order=order)  # pyright: ignore
-    return a.astype(dtype, order=order)  # pyright: ignore
+        a[index] = fitted(value, a.dtype)
 
 
 def _float_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -142,24 +134,24 @@ def _ufunc(name: str) -> Operation:
     function: Any = getattr(np, name)
     if not isinstance(function, np.ufunc):
         return _pseudo_ufunc(name, function)
-    function = ARITHMETIC.get(name, function)
+    typed = ARITHMETIC.get(name)
 
-    def call(*args: Any, _where: Any = None, **kwargs: Any) -> Any:
+    def call(*args: Any, _where: Any = None, casting: Any = None, **kwargs: Any) -> Any:
         if _where is not None:
             kwargs["where"] = _where
         if name in _BY_FIELDS and getattr(args[0], "dtype", _BOOL).char == "V":
             # NumPy's ufuncs do not take structures, its operators do.
             return np.asarray(_BY_FIELDS[name](*args))
+        if name == "positive" and _is_truth(args[0]):
+            return np.absolute(*args, **kwargs)  # of truth values the same
         if name not in _COMPARE:
             args = with_numbers(args)
         elif any(_is_truth(arg) for arg in args):
             args = tuple([_wide(arg) for arg in args])
-        if kwargs.get("casting") == "unsafe" and isinstance(kwargs.get("out"), np.ndarray):
-            # The client has warned of imaginary parts that are lost.
-            out, where = kwargs.pop("out"), kwargs.get("where", True)
-            np.copyto(out, _cast(function(*args, **kwargs), out.dtype), "unsafe", where)
-            return out
-        return function(*args, **kwargs)
+        if typed is not None or kwargs.get("dtype") is not None:
+            args = tuple(operands(function, args, kwargs.pop("dtype", None)))
+        # CuPy applies `casting` to outputs alone, and the client has.
+        return (typed or function)(*args, casting="unsafe", **kwargs)
 
     return call
 
@@ -169,11 +161,10 @@ def _pseudo_ufunc(name: str, function: Operation) -> Operation:
     def call(x: Any, out: Any = None, dtype: Any = None, **_: Any) -> Any:
         value = np.asarray(x) if dtype is None else np.asarray(x, dtype)
         kind = value.dtype if name == "fix" else _float_of(value.dtype)
-        made = np.asarray(function(value)).astype(kind)
-        if out is None:
-            return made
-        out[...] = made
-        return out
+        if name == "i0" and value.dtype.kind == "f":  # that of infinity is infinite
+            value = np.minimum(np.abs(value.astype(np.float64)), 1e300)
+        made = np.asarray(sinc(value) if name == "sinc" else function(value)).astype(kind)
+        return made if out is None else stored(out, made)
 
     return call
 
@@ -182,7 +173,7 @@ def _at(name: str, a: Array, index: Any, value: Any) -> None:
     if name not in UFUNCS:
         raise ValueError(f"no ufunc {name}")
     items = index if isinstance(index, tuple) else (index,)
-    getattr(np, name).at(a, _wrapped(a, items), value)
+    getattr(np, name).at(a, _wrapped(a, items), fitted(value, a.dtype))
 
 
 def _reduceat(a: Array, indices: Array, **kwargs: Any) -> Any:
@@ -190,6 +181,7 @@ def _reduceat(a: Array, indices: Array, **kwargs: Any) -> Any:
 
 
 def _copyto(target: Array, source: Any, casting: Any = "same_kind", where: Any = None) -> None:
+    source = fitted(source, target.dtype) if casting == "unsafe" else source
     np.copyto(target, source, casting=casting, where=True if where is None else where)
 
 
@@ -202,7 +194,7 @@ def _take(a: Array, indices: Any, axis: Any = None, out: Any = None) -> Any:
 
 
 def _put(a: Array, indices: Any, values: Any, mode: Any = "wrap") -> None:
-    np.put(a, indices, values, mode=mode)
+    np.put(a, indices, fitted(values, a.dtype), mode=mode)
 
 
 def _argument(name: str) -> Operation:
@@ -210,7 +202,7 @@ def _argument(name: str) -> Operation:
 
     def call(a: Array, *args: Any, dtype: Any = None, **kwargs: Any) -> Any:
         made = np.asarray(function(a, *args, **kwargs))
-        return made if dtype is None else made.astype(dtype)
+        return made if dtype is None else converted(made, dtype)
 
     return call
 
@@ -222,7 +214,7 @@ def _reduction(name: str) -> Operation:
         if dtype is None:
             return function(a, *args, **kwargs)
         kind = np.dtype(dtype)  # the client has warned of imaginary parts that are lost
-        return function(_cast(a, kind), *args, dtype=kind, **kwargs)
+        return function(fitted(a, kind), *args, dtype=kind, **kwargs)
 
     return call
 
@@ -231,18 +223,19 @@ def _along(function: Operation) -> Operation:
     def call(a: Array, indices: Array, *rest: Any) -> Any:
         axis = rest[-1]
         length = a.size if axis is None else a.shape[axis]
+        rest = (*[fitted(each, a.dtype) for each in rest[:-1]], axis)
         return function(a, indices % length if length else indices, *rest)
 
     return call
 
 
 def _into(arrays: Any, axis: int, out: Array, casting: Any) -> None:
-    np.concatenate([_cast(a, out.dtype) for a in arrays], axis, out, casting=casting)
+    np.concatenate(fitted(arrays, out.dtype), axis, out, casting=casting)
 
 
 def _concatenate(arrays: Any, axis: int = 0, dtype: Any = None, casting: Any = "same_kind") -> Any:
     if dtype is not None:
-        arrays = [_cast(a, np.dtype(dtype)) for a in arrays]
+        arrays = fitted(arrays, dtype)
     return np.concatenate(arrays, axis, dtype=dtype, casting=casting)
 
 
@@ -268,7 +261,7 @@ def _einsum(text: str, *arrays: Any, **kwargs: Any) -> Any:
     # (A dtype without fields is false, so ``or`` would not do here.)
     dtype = kwargs["dtype"] if "dtype" in kwargs else np.result_type(*arrays)
     # The product of the first two in their own type could be too small for it.
-    arrays = tuple([a.astype(dtype, copy=False) for a in arrays])  # pyright: ignore
+    arrays = tuple([converted(a, dtype) for a in arrays])
     return np.asarray(np.einsum(text, *arrays, casting="unsafe", **kwargs)).astype(
         dtype, copy=False
     )
@@ -413,10 +406,10 @@ def operations(backend: Any) -> Mapping[str, Operation]:
     table |= _cuda(backend) | host_kernel_operations(backend) | emulated_sparse(backend)
     table |= HostTextures(backend).operations()
     table |= emulated_interpolators(backend) | emulated_systems() | emulated_spatial(backend)
-    table |= {
+    table |= FORMULAS | {
         "rsqrt": lambda x, **kwargs: np.reciprocal(np.sqrt(x), **kwargs),
         **{name: _argument(name) for name in ("argmax", "argmin")},
-        **{name: _reduction(name) for name in ("cumprod", "cumsum", "mean", "prod", "sum")},
+        **{name: _reduction(name) for name in ("cumprod", "cumsum", "prod", "sum")},
         "argsort": lambda a, axis=-1: np.argsort(a, axis, kind="stable"),
         "choose": _choose,
         "concatenate": _concatenate,
@@ -435,7 +428,7 @@ def operations(backend: Any) -> Mapping[str, Operation]:
         "ndarray.getitem": _getitem,
         "ndarray.gather": _gather,
         "ndarray.setitem": _setitem,
-        "ndarray.astype": _astype,
+        "ndarray.astype": converted,
         "ndarray.copy": lambda a, order="C": a.copy(order),
         "ndarray.reshape": lambda a, shape, order="C": a.reshape(shape, order=order),
         "ndarray.reshape_view": _reshape_view,
@@ -457,8 +450,8 @@ def operations(backend: Any) -> Mapping[str, Operation]:
         "ufunc.reduceat": _reduceat,
         "door.empty": _zeros,
         "door.zeros": _zeros,
-        "door.arange": lambda first, count, step, dtype: (first + np.arange(count) * step).astype(
-            dtype
+        "door.arange": lambda first, count, step, dtype: converted(
+            first + np.arange(count) * step, dtype
         ),
         "door.concatenate_into": _into,
         "door.linalg_errors": lambda _raised: None,  # NumPy raises them always
@@ -466,4 +459,4 @@ def operations(backend: Any) -> Mapping[str, Operation]:
         "door.memory": _memory,
     }
     table |= {name: in_float32(table[name]) for name in WIDE}
-    return table
+    return {name: converting(function) for name, function in table.items()}

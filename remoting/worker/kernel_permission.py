@@ -6,6 +6,7 @@ holds any code there, so nothing is compiled where the confinement lacks a part.
 
 import os
 from collections.abc import Collection
+from pathlib import Path
 
 from gpupool.remoting.devices.host_kernels import host_compiler
 
@@ -36,4 +37,5 @@ def decide(holds: Collection[str], *, cuda: bool) -> None:
     if reason:
         host_compiler.refuse(reason)
     else:
-        host_compiler.permit()
+        folder = os.environ.get("CUPY_CACHE_DIR")  # as the host has it for each worker
+        host_compiler.permit(Path(folder) if folder else None)

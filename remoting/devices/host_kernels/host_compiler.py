@@ -4,12 +4,16 @@ The worker starts the compiler in its own confinement, in a folder of its privat
 is removed afterwards. What comes out is loaded into the worker and is a program's native code
 there. So it is for processes alone that say so: see ``permit``. A compiler has a limit of processor
 time, of real time, of memory and of the size of its files, and a worker keeps so many libraries
-and no more.
+and no more. A library is a file in the folder of the user's compiled kernels too, which the host
+carries from one worker of a user to the next (``remoting/host/kernel_cache.py``).
 """
 
 import contextlib
+import functools
 import hashlib
+import json
 import os
+import platform
 import re
 import resource
 import shutil
@@ -48,6 +52,17 @@ _FLAGS = (
 )
 _CLANG_FLAGS = {"-fmax-errors=20": "-ferror-limit=20"}
 
+# As gpupool_conversions.h says: GCC on x86 asks it, and a conversion takes what it answers.
+_CHECKED = ("-fsanitize=float-cast-overflow", "-mno-red-zone")
+_CONVERSION = re.compile(rb"^\tcvtts[sd]2si([lq])\t.*, (%\w+)$", re.MULTILINE)
+_AMENDED = rb"""\g<0>
+\tpushfq
+\tcmp\1\tgpupool_wrong(%rip), \2
+\tcmove\1\tgpupool_right(%rip), \2
+\tmovq\t$0, gpupool_wrong(%rip)
+\tmovq\t$0, gpupool_right(%rip)
+\tpopfq"""
+
 NO_COMPILER = (
     "kernels from source need a C++ compiler on the server of an emulated GPU, and it has none: "
     "install g++ there (Debian: apt install g++), or clang++, on its PATH"
@@ -64,11 +79,17 @@ class Compiled:
 
 
 _refusal: list[str] = ["this process is no worker of emulated GPUs"]
+_folders: list[Path] = []
 
 
-def permit() -> None:
-    """Let this process compile kernels and run them: what it holds is the program's alone."""
+def permit(folder: Path | None = None) -> None:
+    """Let this process compile kernels and run them: what it holds is the program's alone.
+
+    Args:
+        folder: of the kernels that the user's earlier workers compiled, which takes new ones.
+    """
     _refusal.clear()
+    _folders[:] = [] if folder is None else [folder]
 
 
 def refuse(reason: str) -> None:
@@ -100,7 +121,7 @@ class _Libraries:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.found: dict[bytes, Compiled] = {}
+        self.found: dict[str, Compiled] = {}
         self.size = 0
 
     def room(self) -> None:
@@ -130,12 +151,14 @@ def compiled(
         UnsupportedError: it cannot be compiled here.
     """
     compiler = find()
-    told = "\0".join((source, *options, "", *names)).encode(errors="surrogateescape")
-    key = hashlib.sha256(told).digest()
+    texts = (_surroundings(compiler), source, *options, str(every), *names)
+    key = hashlib.sha256("\0".join(texts).encode(errors="surrogateescape")).hexdigest()
     with _libraries.lock:
         if key not in _libraries.found:
             _libraries.room()
-            made, size = _made(compiler, source, _translated(options), list(names), every=every)
+            made, size = _kept(key) or _made(
+                key, compiler, source, _translated(options), list(names), every=every
+            )
             _libraries.found[key] = made
             _libraries.size += size
         return _libraries.found[key]
@@ -157,24 +180,67 @@ def _translated(options: Sequence[str]) -> list[str]:
     return made
 
 
+@functools.cache
+def _surroundings(compiler: str) -> str:
+    """Return a hash of all that a library depends on beside its source: compiler and headers."""
+    path, found = os.path.realpath(compiler), os.stat(compiler)
+    made = hashlib.sha256(f"{path} {found.st_size} {found.st_mtime_ns}".encode())
+    for part in sorted(INCLUDE.parent.rglob("*.[chp]*")):
+        if part.is_file() and part.suffix != ".pyc":
+            made.update(part.read_bytes())
+    return made.hexdigest()
+
+
+def _kept(key: str) -> tuple[Compiled, int] | None:
+    """Return a library that an earlier worker of this user compiled; None if there is none."""
+    for folder in _folders:
+        path = folder / f"{key}.so"
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            told = json.loads(path.read_bytes().rpartition(b"\n")[2])
+            made = Compiled(Library(path), str(told["log"]), tuple(map(str, told["names"])))
+            return made, path.stat().st_size
+    return None
+
+
+def _keep(key: str, library: Path, made: Compiled) -> None:
+    """Keep a library for later workers; what is not in it stands in a line behind it."""
+    told = json.dumps({"log": made.log, "names": made.names}).encode()
+    for folder in _folders:
+        with contextlib.suppress(OSError):  # it is compiled again then
+            folder.mkdir(mode=0o700, exist_ok=True)
+            unfinished = folder / f"tmp{key}"
+            unfinished.write_bytes(library.read_bytes() + b"\n" + told)
+            unfinished.rename(folder / f"{key}.so")
+
+
 def _made(
-    compiler: str, source: str, options: list[str], names: list[str], *, every: bool
+    key: str, compiler: str, source: str, options: list[str], names: list[str], *, every: bool
 ) -> tuple[Compiled, int]:
     folder = Path(tempfile.mkdtemp(prefix="kernel-"))
     try:
         (folder / "kernel.in").write_text(source, encoding="utf-8", errors="surrogateescape")
+        clang = "clang" in compiler
+        checked = not clang and platform.machine() == "x86_64"
+        if checked:
+            options = ["-DGPUPOOL_CONVERSIONS", *options]
         first = ["-E", "-x", "c++", *options, f"-I{INCLUDE}", "-o", "kernel.ii", "kernel.in"]
         _run(compiler, first, folder)
         expanded = (folder / "kernel.ii").read_text("utf-8", errors="surrogateescape")
         text = kernel_source.plain(expanded, names, every=every)
         (folder / "kernel.ii").write_text(text, encoding="utf-8", errors="surrogateescape")
         standard = [option for option in options if option.startswith("-std=")]
-        flags = [_CLANG_FLAGS.get(flag, flag) for flag in _FLAGS] if "clang" in compiler else _FLAGS
-        second = [*flags, *standard, "-shared", "-x", "c++-cpp-output", "kernel.ii"]
-        log = _run(compiler, [*second, "-o", "kernel.so", "-lm"], folder)
+        flags = [_CLANG_FLAGS.get(flag, flag) for flag in _FLAGS] if clang else [*_FLAGS]
+        flags += [*standard, *(_CHECKED if checked else ())]
+        log = _run(compiler, [*flags, "-S", "-x", "c++-cpp-output", "kernel.ii"], folder)
+        if checked:
+            assembly = folder / "kernel.s"
+            assembly.write_bytes(_CONVERSION.sub(_AMENDED, assembly.read_bytes()))
+        _run(compiler, ["-shared", "kernel.s", "-o", "kernel.so", "-lm"], folder)
         library = folder / "kernel.so"
         try:
-            return Compiled(Library(library), log, tuple(names)), library.stat().st_size
+            made = Compiled(Library(library), log, tuple(names))
+            _keep(key, library, made)
+            return made, library.stat().st_size
         except OSError as error:  # a function that is declared only, or another C library
             text = str(error).replace(f"{folder}/", "")
             raise CompileException(f"what was compiled cannot be loaded: {text}") from None

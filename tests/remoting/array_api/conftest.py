@@ -63,6 +63,9 @@ SESSIONS: list[Session] = []
 def dropin() -> Iterator[Any]:
     """Import `cupy` of the drop-in, with two emulated devices; forget it afterwards."""
     assert "cupy" not in sys.modules
+    patch = pytest.MonkeyPatch()
+    for name, value in door_kit.AS_ON_REAL_GPUS.items():
+        patch.setenv(name, value)
     sys.path.insert(0, str(door_kit.DROPIN))
     import cupy  # pyright: ignore[reportMissingImports]
 
@@ -74,6 +77,7 @@ def dropin() -> Iterator[Any]:
     sys.path.remove(str(door_kit.DROPIN))
     for name in [name for name in sys.modules if name.split(".")[0] in ("cupy", "cupyx")]:
         del sys.modules[name]
+    patch.undo()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

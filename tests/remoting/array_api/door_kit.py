@@ -29,6 +29,9 @@ from gpupool.remoting.worker.worker_main import KEEPALIVE_LINK, set_options
 
 DROPIN = Path(__file__).resolve().parents[3] / "remoting" / "array_api" / "dropin"
 MIB = 1 << 20
+AS_ON_REAL_GPUS = {"GPUPOOL_BLOCKING": "0"}
+"""Calls do not wait, as they do by default on emulated GPUs and under pytest."""
+
 HAS_COMPILER = sys.platform == "linux" and any(map(shutil.which, host_compiler.COMPILERS))
 STACKS_S = 5.0
 
@@ -384,7 +387,8 @@ def link(servers: list[Server], listen: Callable[[int], socket.socket]) -> None:
 
 def program_environment(agent: Agent | None, **environment: str) -> dict[str, str]:
     """Return the environment of a user's program, with the drop-in first on its path."""
-    variables = {**os.environ, "PYTHONPATH": str(DROPIN), "PYTHONFAULTHANDLER": "1", **environment}
+    variables = {**os.environ, "PYTHONPATH": str(DROPIN), "PYTHONFAULTHANDLER": "1"}
+    variables |= {**AS_ON_REAL_GPUS, **environment}
     variables.pop("GPUPOOL_AGENT", None)
     if agent is not None:
         variables["GPUPOOL_AGENT"] = agent.path

@@ -122,6 +122,23 @@ print(c)
     assert "line 6, in <module>\n" not in blocked.stderr
 
 
+@pytest.mark.parametrize(("asked", "place"), [("", "call"), ("1", "call"), ("0", "end")])
+def test_calls_wait_by_default_on_emulated_gpus(asked: str, place: str) -> None:
+    source = """
+import cupy as cp
+cp.linalg.cholesky(cp.eye(3))  # the first of its kind waits
+try:
+    cp.linalg.cholesky(-cp.eye(3))
+    print("end")
+    cp.cuda.Device().synchronize()
+except cp.linalg.LinAlgError:
+    print("call")
+"""
+    with door_kit.pool(1) as agent:
+        done = door_kit.run_program(agent, source, GPUPOOL_BLOCKING=asked)
+    assert done.stdout.split()[0] == place
+
+
 def test_an_error_that_nothing_waited_for_is_told_at_the_end() -> None:
     with door_kit.pool(1) as agent:
         source = """

@@ -12,7 +12,17 @@ inline half __float2half_rn(float x) { return half(x); }
 inline half __double2half(double x) { return half(x); }
 inline half __int2half_rn(int x) { return half(x); }
 inline float __half2float(half x) { return x; }
-inline int __half2int_rn(half x) { return static_cast<int>(rint(float(x))); }
+GP_TO_ALL(half, float)
+#define GP_TO_SHORT(to, T, rounding, rounded)                                             \
+  inline T __half2##to##_##rounding(half x) {                                             \
+    const float least = static_cast<T>(-1) < 0 ? -32768 : 0, whole = rounded(float(x));   \
+    return static_cast<T>(whole != whole ? 0 : min(max(whole, least), least + 65535));    \
+  }
+#define GP_TO_SHORTS(rounding, rounded)                                                   \
+  GP_TO_SHORT(short, short, rounding, rounded) GP_TO_SHORT(ushort, unsigned short, rounding, rounded)
+GP_TO_SHORTS(rn, rint) GP_TO_SHORTS(rz, trunc) GP_TO_SHORTS(ru, ceil) GP_TO_SHORTS(rd, floor)
+#undef GP_TO_SHORTS
+#undef GP_TO_SHORT
 inline half __ushort_as_half(unsigned short x) { return half::from_bits(x); }
 inline unsigned short __half_as_ushort(half x) { return x.bits(); }
 inline half2 __floats2half2_rn(float x, float y) { return half2{half(x), half(y)}; }

@@ -132,5 +132,6 @@ inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) {
 #undef GP_VECTORS
 
 #include "gpupool_math.h"
+#include "gpupool_conversions.h"
 #include "gpupool_threads.h"
 #include "gpupool_textures.h"

@@ -52,7 +52,7 @@ static Launch *launch;
 static Entry entry;
 static jmp_buf home;
 static Coroutine coroutines[THREADS_MAX];
-static unsigned started, current;  // coroutines in use, and the one that runs
+static unsigned made, started, current;  // coroutines, those in use, and the one that runs
 static unsigned next_thread, count, waiting;
 static State states[THREADS_MAX];
 static unsigned masks[THREADS_MAX], participants[THREADS_MAX];
@@ -90,7 +90,7 @@ inline bool next_block() {
 static bool finished;
 
 // Runs threads until none is left to begin; the whole grid, as long as no thread waits.
-static void run_threads() {
+static void run_threads_once() {
   for (;;) {
     while (next_thread < count) {
       unsigned thread = next_thread++;
@@ -107,8 +107,15 @@ static void run_threads() {
       break;
     }
   }
-  coroutines[current].idle = true;
-  _longjmp(home, 1);
+}
+
+// A coroutine is made once in a launch; between blocks it waits.
+static void run_threads() {
+  for (;;) {
+    run_threads_once();
+    coroutines[current].idle = true;
+    if (_setjmp(coroutines[current].at) == 0) _longjmp(home, 1);
+  }
 }
 
 // Stops the thread until the scheduler lets it go on.
@@ -182,6 +189,11 @@ static void start() {
   current = started++;
   char *stack = launch->stacks + current * (STACK + GUARD) + GUARD;
   coroutines[current].idle = false;
+  if (current < made) {
+    if (_setjmp(home) == 0) _longjmp(coroutines[current].at, 1);
+    return;
+  }
+  made++;
   if (mprotect(stack, STACK, PROT_READ | PROT_WRITE) != 0) {
     launch->status = 2;
     strncpy(launch->text, "no memory is left for the stacks of a block's threads", 200);
@@ -242,7 +254,7 @@ extern "C" __attribute__((visibility("default"))) void gpupool_launch(gpupool::E
   gridDim = dim3(launch->grid[0], launch->grid[1], launch->grid[2]);
   blockIdx = uint3{0, 0, 0};
   gpupool::count = blockDim.x * blockDim.y * blockDim.z;
-  gpupool::next_thread = gpupool::waiting = gpupool::started = 0;
+  gpupool::next_thread = gpupool::waiting = gpupool::made = gpupool::started = 0;
   gpupool::finished = false;
   gpupool::run_grid();
 }

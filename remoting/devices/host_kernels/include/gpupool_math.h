@@ -113,13 +113,10 @@ inline float modf(float x, float *whole) { return __builtin_modff(x, whole); }
 inline double modf(double x, double *whole) { return __builtin_modf(x, whole); }
 inline int ilogb(float x) { return __builtin_ilogbf(x); }
 inline int ilogb(double x) { return __builtin_ilogb(x); }
+inline int ilogbf(float x) { return __builtin_ilogbf(x); }
 inline float fma(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
 inline double fma(double x, double y, double z) { return __builtin_fma(x, y, z); }
 inline float fmaf(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
-inline long lround(double x) { return __builtin_lround(x); }
-inline long long llround(double x) { return __builtin_llround(x); }
-inline long lrint(double x) { return __builtin_lrint(x); }
-inline long long llrint(double x) { return __builtin_llrint(x); }
 
 #define GP_ASKS(name, called)                                                             \
   inline bool name(float x) { return __builtin_##called(x); }                             \
@@ -176,11 +173,6 @@ inline double __ddiv_rn(double x, double y) { return x / y; }
 inline double __dsqrt_rn(double x) { return sqrt(x); }
 inline double __fma_rn(double x, double y, double z) { return fma(x, y, z); }
 inline float __saturatef(float x) { return x > 0 ? (x < 1 ? x : 1) : 0; }
-inline int __float2int_rn(float x) { return static_cast<int>(rint(x)); }
-inline int __float2int_rz(float x) { return static_cast<int>(x); }
-inline int __float2int_rd(float x) { return static_cast<int>(floor(x)); }
-inline int __float2int_ru(float x) { return static_cast<int>(ceil(x)); }
-inline float __int2float_rn(int x) { return static_cast<float>(x); }
 
 // --- bits ----------------------------------------------------------------------------------------
 
@@ -201,6 +193,11 @@ inline float __int_as_float(int x) { return gpupool::same_bits<float>(x); }
 inline float __uint_as_float(unsigned x) { return gpupool::same_bits<float>(x); }
 inline long long __double_as_longlong(double x) { return gpupool::same_bits<long long>(x); }
 inline double __longlong_as_double(long long x) { return gpupool::same_bits<double>(x); }
+inline int __double2hiint(double x) { return static_cast<int>(__double_as_longlong(x) >> 32); }
+inline int __double2loint(double x) { return static_cast<int>(__double_as_longlong(x)); }
+inline double __hiloint2double(int high, int low) {
+  return __longlong_as_double(static_cast<long long>(high) << 32 | static_cast<unsigned>(low));
+}
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
 inline int __clz(int x) { return x ? __builtin_clz(static_cast<unsigned>(x)) : 32; }

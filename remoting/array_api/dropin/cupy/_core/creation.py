@@ -256,10 +256,10 @@ def _triangle(name: str) -> Any:
 
 
 def diag(v: Any, k: int = 0) -> Any:
-    """Return a diagonal as a view, or a matrix with the given diagonal."""
+    """Return a copy of a diagonal, or a matrix with the given diagonal."""
     array = convert.asarray(v)
     if array.ndim == 2:
-        return array.diagonal(k)
+        return array.diagonal(k).copy()
     if array.ndim != 1:
         raise ValueError("Input must be 1- or 2-d.")
     number = arguments.integer(k)

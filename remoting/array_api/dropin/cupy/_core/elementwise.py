@@ -36,7 +36,7 @@ def clip(a: Any, a_min: Any, a_max: Any, out: Any = None) -> Any:
     if dtypes.is_bfloat16(kind):
         kind = np.dtype(np.float32)  # CuPy's ufunc has no loop for it
     if out is not None:
-        arguments.check_cast(kind, need(out, "out").dtype, "same_kind")
+        arguments.check_out(out, kind, shape)
         make.in_place("clip", (array, low, high), {"out": out})
         return out
     return make.forward("clip", (array, low, high), {}, fresh(kind, shape))
@@ -45,10 +45,11 @@ def clip(a: Any, a_min: Any, a_max: Any, out: Any = None) -> Any:
 def around(a: Any, decimals: int = 0, out: Any = None) -> Any:
     """Round to decimals."""
     array = convert.asarray(a)
+    kind = np.dtype(np.float16) if array.dtype.kind == "b" else array.dtype
     if out is not None:
+        arguments.check_out(out, kind, array.shape)
         make.in_place("around", (array, decimals), {"out": out})
         return out
-    kind = np.dtype(np.float16) if array.dtype.kind == "b" else array.dtype
     return make.forward("around", (array, decimals), {}, fresh(kind, array.shape))
 
 
@@ -83,6 +84,8 @@ def where(condition: Any, x: Any = None, y: Any = None) -> Any:
 def _truth(name: str) -> Any:
     def function(x: Any, out: Any = None) -> Any:
         array = convert.asarray(x)
+        if array.dtype.kind == "c" and name.endswith("inf"):
+            raise TypeError(f"{name} is not supported for {array.dtype}: it would be ambiguous")
         if out is not None:
             make.in_place(name, (array, out), {})
             return out

@@ -295,6 +295,8 @@ def setitem(a: Any, index: Any, value: Any) -> None:
         return
     array: bool = kind is not float
     key = (value._gp_meta if array else float, key)
+    if not array:
+        arguments.check_number(value, a._gp_meta.dtype)
     found = _written.get(key)
     session = a._gp_session
     if found is None or (array and value._gp_session is not session):
@@ -331,6 +333,7 @@ def _setitem(a: Any, index: Any, value: Any) -> None:
     else:
         value = arguments.operand(value)
     value = without_imaginary(value, a._gp_meta.dtype)
+    arguments.check_number(value, a._gp_meta.dtype)
     if not arrays:
         target = basic(a._gp_meta, items)
         if isinstance(value, Remote):

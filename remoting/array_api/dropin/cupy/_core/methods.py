@@ -228,6 +228,7 @@ class Methods:
             value = np.array(value, self._gp_meta.dtype)[()]
         dtypes.check_kernel(self._gp_meta.dtype)
         scalar = without_imaginary(arguments.operand(value), self._gp_meta.dtype)
+        arguments.check_number(scalar, self._gp_meta.dtype)
         self._gp_session.call("ndarray.fill", (self, scalar), {})
 
     def mdspan(self, *, index_type: Any, allow_unsafe: bool = False) -> Any:

@@ -32,6 +32,8 @@ def take(a: Any, indices: Any, axis: Any = None, out: Any = None) -> Any:
         shape = array.shape[:at] + inserted + array.shape[at + 1 :]
         axis = at
     if out is not None:
+        if need(out, "out").dtype != array.dtype:
+            raise TypeError("Output dtype mismatch")
         make.in_place("take", (array, index, axis), {"out": out})
         return out
     return make.forward("take", (array, index, axis), {}, fresh(array.dtype, shape))

@@ -33,10 +33,16 @@ _WEAK: dict[type, np.dtype[Any]] = {
     complex: np.dtype(np.complex128),
 }
 _BOOL = np.dtype(np.bool_)
+_BITS = ("bitwise_and", "bitwise_or", "bitwise_xor")
 _COMPARES = """
     equal not_equal greater greater_equal less less_equal logical_and logical_or logical_xor
 """
 _COMPARE = frozenset(_COMPARES.split())
+
+_REAL = ("arctan2", "copysign", "hypot", "i0", "nextafter")
+"""Functions whose loops of complex numbers CuPy lists, and no compiler takes."""
+
+_AT = frozenset(("add", "subtract", "maximum", "minimum", *_BITS))
 
 Operand = Union[np.dtype[Any], type]
 """A dtype, or int, float, complex for a Python number, whose type gives way to the arrays'."""
@@ -77,7 +83,8 @@ class ufunc:
         self.name = f"cupy_{name}"
         self.__name__ = name
         self.operation = operation or name
-        self._loops = [Loop(text) for text in loops if "V" not in text]
+        beyond = "VFD" if name in _REAL else "V"
+        self._loops = [Loop(text) for text in loops if text[0] not in beyond]
         self.types = loops
         self._by_fields = "VV->?" in loops
         self.nin = len(self._loops[0].inputs)
@@ -391,16 +398,9 @@ class ufunc:
 
     def at(self, a: Any, indices: Any, b: Any = None) -> None:
         """Apply in place at ``indices``, repeated ones as often as they occur."""
-        if self.operation not in (
-            "add",
-            "subtract",
-            "maximum",
-            "minimum",
-            "bitwise_and",
-            "bitwise_or",
-            "bitwise_xor",
-        ):
+        if self.operation not in _AT:
             raise NotImplementedError(f"`{self.name}.at` is not supported yet")
+        arguments.check_added(self.operation, a.dtype)
         index = state.hooks["index"](indices)
         host = isinstance(b, (list, tuple, np.ndarray))
         value = convert.asarray(b) if host else arguments.operand(b)

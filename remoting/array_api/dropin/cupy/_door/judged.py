@@ -14,6 +14,8 @@ whose value no check reads is in the kind by its type alone, and a long list by 
 from __future__ import annotations
 
 import hashlib
+import os
+import sys
 from typing import Any
 
 import numpy as np
@@ -77,6 +79,18 @@ EACH = object()
 
 linalg_raises = False
 """Whether a program asked for errors of `linalg` that only the elements show."""
+
+
+def each_waits(devices: list[dict[str, Any]]) -> bool:
+    """Say whether each call waits for its result, so that its error is told at once.
+
+    Unless the variable says it, that is so on emulated GPUs, which are for tests, and under pytest,
+    where an error would be a later test's.
+    """
+    asked = os.environ.get("GPUPOOL_BLOCKING", "")
+    if asked:
+        return asked != "0"
+    return "pytest" in sys.modules or any(device.get("emulated") is True for device in devices)
 
 
 def is_judged(name: str) -> bool:

@@ -38,8 +38,8 @@ class Hooks(NamedTuple):
 
     #: Ask the worker how much memory a device has left.
     low_room: Callable[[int], None]
-    #: Wait after a call, where GPUPOOL_BLOCKING says so; None to wait for nothing.
-    blocking_call: Callable[[], None] | None
+    #: Wait for a call, where each is waited for.
+    blocking_call: Callable[[], None]
     #: Make the error for a current device that is another session's.
     refusal: Callable[[int], Exception]
 
@@ -64,7 +64,8 @@ class CallQueue:
         self._flusher = Flusher(connection, sender)
         self._first_device = first_device
         self._on_low_room = hooks.low_room
-        self._on_blocking_call = hooks.blocking_call
+        self._wait = hooks.blocking_call
+        self._on_blocking_call: Callable[[], None] | None = None
         self._refusal = hooks.refusal
         self._operations: dict[str, int] = {}
         self._version = ""  # of the server
@@ -74,8 +75,11 @@ class CallQueue:
         self._where = first_device  # the device of that context
         self._sites: sites.Sites = [None] * sites.SITES_MAX
 
-    def welcome(self, operations: dict[str, int], version: str, room: list[int]) -> None:
-        """Take the worker's description: operations, version, memory of its devices."""
+    def welcome(
+        self, operations: dict[str, int], version: str, room: list[int], blocks: bool
+    ) -> None:
+        """Take the worker's description; wait after each call, or not."""
+        self._on_blocking_call = self._wait if blocks else None
         self._operations = operations
         self._version = version
         self._room = room

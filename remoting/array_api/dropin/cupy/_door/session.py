@@ -59,7 +59,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 from typing import Any
 
 import numpy as np
@@ -68,7 +67,7 @@ from cupy._door import answers, cbor, state, waits, wire
 from cupy._door.calls import Plan, plan_of
 from cupy._door.errors import MALFORMED, DoorError, exception_named, nonsense, visible
 from cupy._door.handles import Handles
-from cupy._door.judged import Judged, is_judged
+from cupy._door.judged import Judged, each_waits, is_judged
 from cupy._door.locks import WAIT, alone
 from cupy._door.meta import Meta
 from cupy._door.older import add_note
@@ -114,10 +113,9 @@ class Session:
         self._receiver = Receiver(self._connection)
         self._sender = Sender(self._connection, self._receiver)
         self._handles = Handles(self._sender, first_device)
-        blocking = os.environ.get("GPUPOOL_BLOCKING", "") not in ("", "0")
         hooks = Hooks(
             low_room=self._look_for_room,
-            blocking_call=self.synchronize if blocking else None,
+            blocking_call=self.synchronize,
             refusal=self.refusal,
         )
         self._queue = CallQueue(self._connection, self._sender, self._handles, first_device, hooks)
@@ -195,7 +193,8 @@ class Session:
         self.need_bfloat16 = self._handles.need_bfloat16
         self.devices = devices
         self.server = welcome
-        self._queue.welcome(self.operations, visible(welcome.get("version")), room)
+        blocks = each_waits(devices)
+        self._queue.welcome(self.operations, visible(welcome.get("version")), room, blocks)
 
     def close(self, *, wait: bool = True) -> None:
         """End the session: at once without ``wait``, else after queued calls, with their errors."""

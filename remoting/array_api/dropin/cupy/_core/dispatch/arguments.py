@@ -88,6 +88,25 @@ def check_cast(source: np.dtype[Any], target: np.dtype[Any], casting: str) -> No
         )
 
 
+def check_out(out: Any, source: np.dtype[Any], shape: tuple[int, ...]) -> None:
+    """Raise for an output of another shape, or of a type that cannot take the result."""
+    if need(out, "out").shape != shape:
+        raise ValueError("Out shape is mismatched")
+    check_cast(source, out.dtype, "same_kind")
+
+
+def check_number(value: Any, dtype: np.dtype[Any]) -> None:
+    """Raise for a number of Python that a whole type cannot hold, as the worker's NumPy would."""
+    if isinstance(value, _PYTHON_NUMBERS) and dtype.kind in "iu":
+        np.empty((), dtype)[()] = value.real if isinstance(value, complex) else value
+
+
+def check_added(name: str, dtype: np.dtype[Any]) -> None:
+    """Raise for types in which no GPU adds atomically."""
+    if name == "add" and dtype.char in "?bBhH":
+        raise TypeError(f"cupyx.scatter_add does not support {dtype} as data type")
+
+
 def warn_of_complex() -> None:
     """Warn as NumPy does where imaginary parts are lost."""
     warnings.warn(

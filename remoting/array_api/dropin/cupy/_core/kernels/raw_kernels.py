@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import le
 from typing import Any
 
 import numpy as np
@@ -84,7 +85,9 @@ class RawKernel:
         values = tuple(_argument(value) for value in args)
         kernel = self._compiled.in_session(make.session_of(*values))
         keywords = {"shared_mem": int(shared_mem)} if shared_mem else {}
-        launch = (kernel, _dims("grid", grid), _dims("block", block), values)
+        blocks, threads = _dims("grid", grid), _dims("block", block)
+        check_launch(blocks, threads)
+        launch = (kernel, blocks, threads, values)
         if stream is None:
             kernel._gp_session.call("kernel.launch_raw", launch, keywords)
             return
@@ -234,6 +237,17 @@ def _dims(name: str, value: Any) -> tuple[int, ...]:
         kind = type(value).__name__
         raise TypeError(f"Argument '{name}' has incorrect type (expected tuple, got {kind})")
     return tuple([max(1, arguments.integer(item)) for item in (*value, 1, 1)[:3]])
+
+
+def check_launch(blocks: tuple[int, ...], threads: tuple[int, ...]) -> None:
+    """Raise for a grid or a block that no GPU has."""
+    most = all(map(le, (*blocks, *threads), _MOST))
+    if not most or threads[0] * threads[1] * threads[2] > _MOST[3]:
+        error = state.hooks["CUDADriverError"]
+        raise error("CUDA_ERROR_INVALID_VALUE: invalid argument")
+
+
+_MOST = (2**31 - 1, 65535, 65535, 1024, 1024, 64)
 
 
 def _argument(value: Any) -> Any:

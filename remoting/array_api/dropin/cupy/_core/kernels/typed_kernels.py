@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from cupy._core.dispatch import arguments, make
-from cupy._core.kernels.raw_kernels import Compiled, checked
+from cupy._core.kernels.raw_kernels import Compiled, check_launch, checked
 from cupy._core.ufunc import broadcast
 from cupy._door.meta import fresh
 from cupy._door.older import zip_strict
@@ -189,6 +189,7 @@ class ElementwiseKernel(_Typed):
         block_size = int(kwargs.get("block_size", 128))
         if block_size <= 0:
             raise ValueError("block_size must be greater than zero")
+        check_launch((1, 1, 1), (block_size, 1, 1))
         if len(args) not in (self.nin, self.nargs):
             raise TypeError(
                 f"Wrong number of arguments for {self.name!r}. It must be either {self.nin} or "

@@ -1,0 +1,67 @@
+"""What one worker of a user compiled, a later one of that user loads."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import door_kit
+import pytest
+
+from gpupool.remoting.devices.host_kernels import host_compiler, kernel_source
+from gpupool.remoting.devices.host_kernels.kernel_errors import CompileException
+
+SOURCE = 'extern "C" __global__ void fill(int *a) { float unused = 1; a[threadIdx.x] = 7; }'
+
+pytestmark = pytest.mark.skipif(not door_kit.HAS_COMPILER, reason="kernels need a compiler")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path / "kernels"
+    host_compiler.permit()
+
+
+def compiled(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, source: str = SOURCE
+) -> host_compiler.Compiled:
+    """Compile as a new worker of the same user does."""
+    kept = vars(host_compiler)
+    monkeypatch.setitem(kept, "_libraries", kept["_Libraries"]())
+    host_compiler.permit(folder)
+    return host_compiler.compiled(kernel_source.unit(source), [])
+
+
+def test_a_later_worker_compiles_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = compiled(folder, monkeypatch)
+    monkeypatch.setattr(host_compiler, "_made", None)  # compiling again would call it
+    again = compiled(folder, monkeypatch)
+    assert (again.names, again.log) == (first.names, first.log) == (("fill",), first.log)
+    assert "unused" in first.log
+    assert again.library.address("fill") != 0
+
+
+def test_another_source_or_compiler_is_compiled(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled(folder, monkeypatch)
+    compiled(folder, monkeypatch, SOURCE.replace("7", "8"))
+    assert len(list(folder.iterdir())) == 2
+    monkeypatch.setattr(host_compiler, "_surroundings", "a newer {}".format)
+    compiled(folder, monkeypatch)
+    assert len(list(folder.iterdir())) == 3
+
+
+@pytest.mark.parametrize("content", [b"", b"no library", b"\x7fELF\n{}", b'\n{"log": 1}'])
+def test_a_file_that_is_no_library_is_not_used(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    compiled(folder, monkeypatch)
+    (kept,) = folder.iterdir()
+    kept.unlink()
+    kept.write_bytes(content)
+    assert compiled(folder, monkeypatch).names == ("fill",)
+
+
+def test_what_does_not_compile_is_not_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CompileException):
+        compiled(folder, monkeypatch, "__global__ void f() { nothing }")
+    assert not folder.exists()
