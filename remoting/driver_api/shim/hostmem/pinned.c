@@ -160,6 +160,11 @@ static void unmap_range(const struct gp_range *range) {
     }
 }
 
+void gp_end_mirrors(const struct gp_range *range) {
+    gp_drain((const void *)(uintptr_t)range->start, range->size);
+    unmap_range(range);
+}
+
 // --- allocation -----------------------------------------------------------------------------------
 
 // Memory for which the kernel tells of writes; NULL if that cannot be had.
@@ -255,7 +260,7 @@ int gp_free_host(void *address) {
     if (address == NULL) return GP_SUCCESS;
     struct gp_range range;
     GP_CHECK(gp_remove_range((uint64_t)(uintptr_t)address, &range));
-    if (range.kind != GP_HOST_MEMORY || range.detail == NULL) {
+    if (range.kind != GP_HOST_MEMORY || range.detail == NULL || range.flags & GP_VIRTUAL_HOST) {
         gp_add_range(range);
         return GP_INVALID_VALUE;
     }
@@ -391,7 +396,7 @@ GP_EXPORT int cuMemHostGetFlags(unsigned *flags, void *address) {
     }
     if (range.kind != GP_HOST_MEMORY) return GP_INVALID_VALUE;
     // Unified addressing implies that it is mappable.
-    *flags = (range.flags & ~SAME_ADDRESS) | MAPPABLE;
+    *flags = (range.flags & ~(SAME_ADDRESS | GP_VIRTUAL_HOST)) | MAPPABLE;
     return GP_SUCCESS;
 }
 

@@ -12,7 +12,7 @@ static int pointer_attribute(void *data, int attribute, uint64_t address, bool k
     switch (attribute) {
         case 1:
             wide = known ? (uint64_t)(uintptr_t)gp_owner_of(range->start) : 0;
-            if (known && wide == 0) wide = (uint64_t)(uintptr_t)&gp.primaries[range->device];
+            if (known && wide == 0 && !gp_is_virtual(range)) wide = (uint64_t)(uintptr_t)&gp.primaries[range->device];
             size = 8;
             break;
         case 2: narrow = known ? (host ? 1 : 2) : 0; break;
