@@ -107,6 +107,7 @@ GP_EXPORT int cuStreamQuery(void *stream) {
 GP_EXPORT int cuStreamWaitEvent(void *stream, void *event, unsigned flags) {
     GP_ENTER_ON(stream);
     GP_CHECK(gp_check(event, GP_EVENT));
+    if (flags > 1) return GP_INVALID_VALUE;
     GP_ON(stream);
     struct gp_handle *to = gp_stream_handle(stream), *from = event;
     if (to == NULL) return GP_INVALID_HANDLE;
