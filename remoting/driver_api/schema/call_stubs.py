@@ -48,6 +48,7 @@ REFUSED = {
     "cuStreamCreate": "a1 > 1",
     "cuStreamCreateWithPriority": "a1 > 1",
     "cuEventCreate": "a1 > 7 || (a1 & 6) == 4",
+    "cuFuncSetCacheConfig": "a1 < 0 || a1 > 3",
 }
 """Flags that CUDA refuses, in C: a call without a reply has to be refused where it is made."""
 

@@ -314,6 +314,7 @@ GP_EXPORT int cuCtxResetPersistingL2Cache(void) {
 
 GP_EXPORT int cuFuncSetCacheConfig(void *a0, int a1) {
     GP_ENTER();
+    if (a1 < 0 || a1 > 3) return GP_INVALID_VALUE;
     GP_CHECK(gp_function_here(a0));
     uint64_t values[2] = {((struct gp_handle *)a0)->id, (uint64_t)a1};
     int status = gp_post(283, values, 2);

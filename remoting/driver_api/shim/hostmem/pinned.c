@@ -232,7 +232,7 @@ static void *allocate_eagerly(size_t size) {
 
 static int allocate(void **address, size_t size, unsigned flags) {
     GP_ENTER();
-    if (address == NULL || size == 0 || size > SIZE_MAX / 2) return GP_INVALID_VALUE;
+    if (address == NULL || size == 0 || size > SIZE_MAX / 2 || flags > 7) return GP_INVALID_VALUE;
     int device = gp_current_device();
     void *made = NULL;
     unsigned seen = 0;

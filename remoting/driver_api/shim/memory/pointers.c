@@ -47,6 +47,8 @@ GP_EXPORT int cuPointerGetAttribute(void *data, int attribute, uint64_t address)
     struct gp_range range = {0};
     if (data == NULL) return GP_INVALID_VALUE;
     if (!gp_find_range(address, &range)) return GP_INVALID_VALUE;
+    bool here = range.kind == GP_HOST_MEMORY || range.kind == GP_MANAGED_MEMORY;
+    if (attribute == 4 && !here) return GP_INVALID_VALUE;  // CU_POINTER_ATTRIBUTE_HOST_POINTER
     return pointer_attribute(data, attribute, address, true, &range);
 }
 

@@ -15,6 +15,7 @@ enum { ON_DEVICE = 1, ON_HOST, ON_NODE, ON_NEAREST_NODE };
 #define HOST_OFFERED 145   // CU_DEVICE_ATTRIBUTE_HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
 #define PINNED 1           // CU_MEM_ALLOCATION_TYPE_PINNED
 #define FILE_DESCRIPTOR 1  // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+#define FABRIC 8           // CU_MEM_HANDLE_TYPE_FABRIC
 #define READ_WRITE 3       // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 
 struct location {
@@ -114,6 +115,10 @@ GP_EXPORT int cuMemCreate(uint64_t *handle, size_t size, const struct properties
     GP_CHECK(gp_ready());
     if (handle == NULL || properties == NULL || size == 0 || flags != 0) return GP_INVALID_VALUE;
     if (properties->type != PINNED) return GP_INVALID_VALUE;
+    if (properties->handles & ~(FILE_DESCRIPTOR | FABRIC)) return GP_INVALID_VALUE;
+    if (properties->location.type < ON_DEVICE || properties->location.type > ON_NEAREST_NODE) {
+        return GP_INVALID_VALUE;
+    }
     if (is_host(&properties->location)) return create_host(handle, size, properties);
     GP_CHECK(device_at(&properties->location));
     if (properties->handles & ~FILE_DESCRIPTOR) return GP_NOT_SUPPORTED;

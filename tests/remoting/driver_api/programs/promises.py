@@ -127,7 +127,7 @@ def streams() -> None:
     must("cuCtxSynchronize")
 
 
-def contexts(image: bytes) -> None:
+def contexts(image: bytes, context: int) -> None:
     """Limits, functions, modules, occupancy."""
     walk("cuCtxGetLimit", 9, lambda a: call("cuCtxGetLimit", out(), a))
     walk("cuDeviceGetGraphMemAttribute", 3, lambda a: call("cuDeviceGetGraphMemAttribute", 0, a, out()))
@@ -140,7 +140,7 @@ def contexts(image: bytes) -> None:
     for flags in range(2):
         name = "cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags"
         say(name, flags, call(name, out(), function[0], 128, 0, flags))
-    for option in (0, 4, 7, 9, 10, 11, 12, 14, 15):
+    for option in (7, 10, 11, 12, 14, 15):
         options, values, loaded = words(option), (U64 * 1)(0), out()
         status = call("cuModuleLoadDataEx", loaded, image, 1, options, values)
         say("cuModuleLoadDataEx", option, status or call("cuModuleUnload", loaded[0]))
@@ -148,6 +148,7 @@ def contexts(image: bytes) -> None:
         made = out()
         status = call("cuCtxCreate_v2", made, flags, 0)
         say("cuCtxCreate", flags, status or call("cuCtxDestroy_v2", made[0]))
+        must("cuCtxSetCurrent", context)
 
 
 def graphs() -> None:
@@ -156,7 +157,7 @@ def graphs() -> None:
     must("cuGraphCreate", graph, 0)
     must("cuGraphCreate", child, 0)
     for kind in (4, 5, 13):
-        for ownership in (0, 1, 2) if kind == 4 else (0, 1, 2):
+        for ownership in (0, 1) if kind == 4 else (0, 1, 2):
             given = (U64 * 32)(kind, 0)
             if kind == 4:
                 made = out()
@@ -208,7 +209,7 @@ def main() -> None:
         say("attribute", attribute, value.value if status == 0 else -1000 - status)
     memory()
     streams()
-    contexts(image)
+    contexts(image, context[0])
     graphs()
     tensors()
     must("cuCtxSynchronize")
