@@ -89,7 +89,11 @@ static struct gp_mapped *new_mapped(void *host, uint64_t size) {
 // Have the worker make the mirror, at the same address if that is free there.
 static int ask(struct gp_mapped *made, bool zeros) {
     struct gp_request request = {.body = &made->device, .capacity = sizeof made->device};
-    if (!zeros) memcpy(made->shadow, made->host, made->size);
+    for (size_t from = 0, size; !zeros && from < made->size; from += size) {
+        size = made->size - from < GP_CHUNK ? made->size - from : GP_CHUNK;
+        bool touched = !made->own || gp_is_touched(made->host + from, size);
+        if (touched) memcpy(made->shadow + from, made->host + from, size);
+    }
     return gp_exchange_map_host(&request, made->id, made->size, (uintptr_t)made->host, made->shadow,
                                 zeros ? 0 : made->size);
 }
@@ -135,6 +139,7 @@ static int map_range(const struct gp_range *range, uint64_t *device) {
     pthread_mutex_lock(&mapping);
     if (!is_mapped(range, device)) {
         struct gp_mapped *made = new_mapped((void *)(uintptr_t)range->start, range->size);
+        if (made != NULL) made->own = range->detail != NULL && !(range->flags & GP_VIRTUAL_HOST);
         status = made == NULL ? GP_OUT_OF_MEMORY : ask(made, false);
         if (status == GP_SUCCESS) {
             *device = made->device;
