@@ -3,21 +3,12 @@
     python promises.py test_kernels.sm_90.cubin
 
 Run natively and behind the door: the lines must be the same, but for those that an attribute or a
-page tells of. ENUMS names the enumeration of cuda.h that each walks, and its last value.
+page tells of.
 """
 
 import ctypes
 import sys
 
-ENUMS = {
-    "CUhostalloc": 4, "CUhostregister": 8, "CUstream_flags": 1, "CUevent_flags": 4, "CUmemLocationType": 4,
-    "CUmemAllocationHandleType": 8, "CUmem_advise": 6, "CUmem_range_attribute": 8, "CUpointer_attribute": 22,
-    "CUfunction_attribute": 15, "CUfunc_cache": 3, "CUlimit": 9, "CUgraphInstantiate_flags": 8,
-    "CUstreamCaptureMode": 2, "CUmemPool_attribute": 12, "CUjit_option": 34, "CUstreamAttrID": 18,
-    "CUdevice_P2PAttribute": 5, "CUgraphNodeType": 13, "CUtensorMapDataType": 15, "CUtensorMapSwizzle": 6,
-    "CUctx_flags": 32, "CUoccupancy_flags": 1, "CUgraphMem_attribute": 3, "CUlibraryOption": 1,
-    "CUmemAttach_flags": 4, "CUstreamUpdateCaptureDependencies_flags": 1, "CUsharedconfig": 2,
-}  # fmt: skip
 MIB = 1 << 20
 CU = ctypes.CDLL("libcuda.so.1")
 U64, SIZE = ctypes.c_uint64, ctypes.c_size_t
@@ -91,7 +82,11 @@ def memory() -> None:
         for attribute in range(25):
             status = call("cuPointerGetAttribute", out(), attribute, address[0])
             say("cuPointerGetAttribute", (name, attribute), status)
-    walk("cuMemRangeGetAttribute", 8, lambda a: call("cuMemRangeGetAttribute", out(), 4, a, managed[0], MIB))
+    walk(
+        "cuMemRangeGetAttribute",
+        8,
+        lambda a: call("cuMemRangeGetAttribute", out(), 4, a, managed[0], MIB),
+    )
     for kind in range(6):
         for handles in (0, 1, 2, 4, 8) if kind == 1 else (0,):
             made, asked = out(), words(1, handles, kind, 0)
@@ -104,7 +99,11 @@ def memory() -> None:
     must("cuMemPoolCreate", pool, words(1, 0, 1, 0))
     walk("cuMemPoolGetAttribute", 12, lambda a: call("cuMemPoolGetAttribute", pool[0], a, out()))
     for attribute in range(1, 9):
-        say("cuMemPoolSetAttribute", attribute, call("cuMemPoolSetAttribute", pool[0], attribute, out()))
+        say(
+            "cuMemPoolSetAttribute",
+            attribute,
+            call("cuMemPoolSetAttribute", pool[0], attribute, out()),
+        )
 
 
 def streams() -> None:
@@ -118,7 +117,11 @@ def streams() -> None:
     for flags in range(3):
         say("cuStreamWaitEvent", flags, call("cuStreamWaitEvent", stream[0], event[0], flags))
     for flags in range(2):
-        say("cuEventRecordWithFlags", flags, call("cuEventRecordWithFlags", event[0], stream[0], flags))
+        say(
+            "cuEventRecordWithFlags",
+            flags,
+            call("cuEventRecordWithFlags", event[0], stream[0], flags),
+        )
     walk("cuStreamGetAttribute", 18, lambda a: call("cuStreamGetAttribute", stream[0], a, out()))
     for mode in range(4):
         graph = out()
@@ -130,7 +133,11 @@ def streams() -> None:
 def contexts(image: bytes, context: int) -> None:
     """Limits, functions, modules, occupancy."""
     walk("cuCtxGetLimit", 9, lambda a: call("cuCtxGetLimit", out(), a))
-    walk("cuDeviceGetGraphMemAttribute", 3, lambda a: call("cuDeviceGetGraphMemAttribute", 0, a, out()))
+    walk(
+        "cuDeviceGetGraphMemAttribute",
+        3,
+        lambda a: call("cuDeviceGetGraphMemAttribute", 0, a, out()),
+    )
     module, function = out(), out()
     must("cuModuleLoadData", module, image)
     must("cuModuleGetFunction", function, module[0], b"increment")
@@ -170,9 +177,15 @@ def graphs() -> None:
             status = call("cuGraphAddNode_v2", out(), graph[0], 0, 0, 0, given)
             say("cuGraphAddNode", (kind, ownership), status)
     for flags in range(2):
-        say("cuGraphConditionalHandleCreate", flags, call("cuGraphConditionalHandleCreate", out(), graph[0], 0, 0, flags))
+        say(
+            "cuGraphConditionalHandleCreate",
+            flags,
+            call("cuGraphConditionalHandleCreate", out(), graph[0], 0, 0, flags),
+        )
     for flags in (0, 1, 8, 9):
-        say("cuGraphInstantiate", flags, call("cuGraphInstantiateWithFlags", out(), child[0], flags))
+        say(
+            "cuGraphInstantiate", flags, call("cuGraphInstantiateWithFlags", out(), child[0], flags)
+        )
 
 
 def tensors() -> None:
