@@ -38,7 +38,7 @@ def words(*values: int) -> ctypes.Array[ctypes.c_int32]:
 
 def say(name: str, value: object, status: int) -> None:
     """Print a line."""
-    print(name, value, status)  # noqa: T201
+    print(name, value, status)
 
 
 def walk(name: str, last: int, once: object) -> None:
@@ -214,7 +214,7 @@ def main() -> None:
     must("cuInit", 0)
     must("cuDevicePrimaryCtxRetain", context, 0)
     must("cuCtxSetCurrent", context[0])
-    with open(sys.argv[1], "rb") as file:  # noqa: PTH123
+    with open(sys.argv[1], "rb") as file:
         image = file.read()
     for attribute in range(1, 163):
         value = ctypes.c_int(-99)
@@ -226,7 +226,7 @@ def main() -> None:
     graphs()
     tensors()
     must("cuCtxSynchronize")
-    print("walked")  # noqa: T201
+    print("walked")
 
 
 if __name__ == "__main__":
