@@ -18,7 +18,7 @@ Devices = Sequence[Mapping[str, object]]
 
 
 def _number(device: Mapping[str, object], key: str) -> float | None:
-    value = device[key]
+    value = device.get(key)
     return float(value) if isinstance(value, int | float) else None
 
 
@@ -58,6 +58,15 @@ MEASURED: dict[str, Callable[[Mapping[str, object]], str]] = {
     "memory.free": _free,
     "utilization.gpu": _reading("utilization", 100, ".0f"),
     "temperature.gpu": _reading("temperature_c", 1, ".0f"),
+    "temperature.memory": _reading("memory_temperature_c", 1, ".0f"),
+    **dict.fromkeys(
+        ("clocks.current.sm", "clocks.current.graphics"), _reading("sm_clock_hz", 1e-6, ".0f")
+    ),
+    **dict.fromkeys(("power.limit", "enforced.power.limit"), _reading("power_limit_w", 1, ".2f")),
+    "pcie.link.gen.current": _reading("pcie_generation", 1, ".0f"),
+    "pcie.link.gen.max": _reading("pcie_generation_max", 1, ".0f"),
+    "pcie.link.width.current": _reading("pcie_width", 1, ".0f"),
+    "pcie.link.width.max": _reading("pcie_width_max", 1, ".0f"),
     **dict.fromkeys(
         ("power.draw", "power.draw.instant", "power.draw.average"), _reading("power_w", 1, ".2f")
     ),

@@ -28,7 +28,6 @@ def agent(monkeypatch: pytest.MonkeyPatch) -> None:
         return fields | {"devices": DEVICES, "processes": [os.getpid()]}
 
     monkeypatch.setattr(smi, "ask_agent", answer)
-    monkeypatch.setattr(nvidia_smi.signal, "signal", lambda *_: None)
 
 
 def say(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:

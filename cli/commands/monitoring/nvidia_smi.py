@@ -178,7 +178,6 @@ class Answer:
 
 def main(words: list[str]) -> int:
     """Run, and return the exit code."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # it ends where nobody reads on
     try:
         return _run(words)
     except Refusal as refusal:
@@ -215,4 +214,5 @@ def _run(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # it ends where nobody reads on
     sys.exit(main(sys.argv[1:]))

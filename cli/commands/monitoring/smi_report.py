@@ -59,6 +59,9 @@ def _values(device: Device, processes: Sequence[int], *, xml: bool) -> dict[str,
         "load": value("utilization.gpu", "%"),
         "heat": value("temperature.gpu", "C"),
         "power": value("power.draw", "W"),
+        "limit": value("power.limit", "W"),
+        "memory_heat": value("temperature.memory", "C"),
+        "clock": value("clocks.current.sm", "MHz"),
         "processes": empty if xml else text if rows else none,
     }
 
@@ -97,9 +100,9 @@ def report(
 
 # By the letter of -s: the columns, their units, and the field that is read.
 COLUMNS = {
-    "p": "pwr:W:power.draw gtemp:C:temperature.gpu mtemp:C:",
+    "p": "pwr:W:power.draw gtemp:C:temperature.gpu mtemp:C:temperature.memory",
     "u": "sm:%:utilization.gpu mem:%: enc:%: dec:%: jpg:%: ofa:%:",
-    "c": "mclk:MHz: pclk:MHz:",
+    "c": "mclk:MHz: pclk:MHz:clocks.current.sm",
     "v": "pviol:%: tviol:bool:",
     "m": "fb:MB:memory.used bar1:MB: ccpm:MB:",
     "e": "sbecc:errs: dbecc:errs: pci:errs:",
