@@ -1,7 +1,7 @@
 """The GPUs of a lease or of the pool as ``gpupool smi`` and NVML show them."""
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING
 
 from gpupool.pool.errors import GpupoolError, UnreachableError
@@ -31,6 +31,16 @@ class Device:
     utilization: float | None = None  # 0 to 1, of the whole GPU
     temperature_c: float | None = None
     power_w: float | None = None
+    power_limit_w: float | None = None
+    memory_temperature_c: float | None = None
+    sm_clock_hz: float | None = None
+    pcie_width: int | None = None
+    pcie_width_max: int | None = None
+    pcie_generation: int | None = None
+    pcie_generation_max: int | None = None
+
+
+READINGS = tuple(each.name for each in fields(Device) if each.default is None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +76,7 @@ def _device(
         emulated=gpu.emulated,
         memory=memory,
         used=used,
-        utilization=measured.utilization if measured else None,
-        temperature_c=measured.temperature_c if measured else None,
-        power_w=measured.power_w if measured else None,
+        **{name: getattr(measured, name) for name in READINGS if measured},
     )
 
 

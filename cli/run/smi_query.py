@@ -3,7 +3,10 @@
 Fields, headings and units as nvidia-smi's own help (``--help-query-gpu``) and output have them.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
 
 from gpupool.pool.errors import UsageError
 
@@ -15,7 +18,7 @@ Devices = Sequence[Mapping[str, object]]
 
 
 def _number(device: Mapping[str, object], key: str) -> float | None:
-    value = device[key]
+    value = device.get(key)
     return float(value) if isinstance(value, int | float) else None
 
 
@@ -44,57 +47,59 @@ def _text(key: str) -> Callable[[Mapping[str, object]], str]:
     return lambda device: str(device[key]) or NOT_MEASURED
 
 
-MEASURED: dict[str, tuple[str, Callable[[Mapping[str, object]], str]]] = {
-    "index": ("", _text("index")),
-    "name": ("", _text("name")),
-    "uuid": ("", _text("uuid")),
-    "pci.bus_id": ("", _text("bus_id")),
-    "compute_cap": ("", _text("capability")),
-    "memory.total": ("MiB", lambda device: _mib(device, "memory")),
-    "memory.used": ("MiB", lambda device: _mib(device, "used")),
-    "memory.free": ("MiB", _free),
-    "utilization.gpu": ("%", _reading("utilization", 100, ".0f")),
-    "temperature.gpu": ("", _reading("temperature_c", 1, ".0f")),
-    "power.draw": ("W", _reading("power_w", 1, ".2f")),
+MEASURED: dict[str, Callable[[Mapping[str, object]], str]] = {
+    "index": _text("index"),
+    "name": _text("name"),
+    "uuid": _text("uuid"),
+    "pci.bus_id": _text("bus_id"),
+    "compute_cap": _text("capability"),
+    "memory.total": lambda device: _mib(device, "memory"),
+    "memory.used": lambda device: _mib(device, "used"),
+    "memory.free": _free,
+    "utilization.gpu": _reading("utilization", 100, ".0f"),
+    "temperature.gpu": _reading("temperature_c", 1, ".0f"),
+    "temperature.memory": _reading("memory_temperature_c", 1, ".0f"),
+    **dict.fromkeys(
+        ("clocks.current.sm", "clocks.current.graphics"), _reading("sm_clock_hz", 1e-6, ".0f")
+    ),
+    **dict.fromkeys(("power.limit", "enforced.power.limit"), _reading("power_limit_w", 1, ".2f")),
+    "pcie.link.gen.current": _reading("pcie_generation", 1, ".0f"),
+    "pcie.link.gen.max": _reading("pcie_generation_max", 1, ".0f"),
+    "pcie.link.width.current": _reading("pcie_width", 1, ".0f"),
+    "pcie.link.width.max": _reading("pcie_width_max", 1, ".0f"),
+    **dict.fromkeys(
+        ("power.draw", "power.draw.instant", "power.draw.average"), _reading("power_w", 1, ".2f")
+    ),
 }
-"""Fields with their units, and how each is read off a device."""
+"""How each field that a server measures is read off a device."""
 
-ALIASES = {
-    "gpu_name": "name",
-    "gpu_uuid": "uuid",
-    "gpu_bus_id": "pci.bus_id",
-    "power.draw.instant": "power.draw",
-    "power.draw.average": "power.draw",
+APPS = {
+    "timestamp": (),
+    "gpu_name": (),
+    "gpu_bus_id": (),
+    "gpu_serial": (),
+    "gpu_uuid": (),
+    "pid": (),
+    "process_name": ("name",),
+    "used_gpu_memory [MiB]": ("used_memory",),
 }
+"""Of --query-compute-apps: the headings, and other names of the fields."""
 
-UNITS = {
-    "memory.reserved": "MiB",
-    "utilization.memory": "%",
-    "fan.speed": "%",
-    "power.limit": "W",
-    "power.max_limit": "W",
-    "power.default_limit": "W",
-    "enforced.power.limit": "W",
-    "clocks.sm": "MHz",
-    "clocks.gr": "MHz",
-    "clocks.mem": "MHz",
-    "clocks.current.sm": "MHz",
-    "clocks.current.graphics": "MHz",
-    "clocks.current.memory": "MHz",
-    "clocks.max.sm": "MHz",
-    "clocks.max.memory": "MHz",
-}
-"""Fields that nvidia-smi has and that no server reports, with their units."""
 
-UNITLESS = frozenset(
-    (
-        *("serial", "gpu_serial", "display_active", "display_mode", "display_attached", "pstate"),
-        *("persistence_mode", "compute_mode", "mig.mode.current", "mig.mode.pending"),
-        *("ecc.mode.current", "vbios_version", "temperature.memory", "pci.domain", "pci.bus"),
-        *("pcie.link.gen.current", "pcie.link.width.current", "accounting.mode"),
-    )
-)
-"""The same without units."""
+@cache
+def words_of(name: str) -> str:
+    """Return a file of ``smi/``, which has what nvidia-smi says."""
+    return (Path(__file__).with_name("smi") / name).read_text("utf-8")
+
+
+@cache
+def fields_known() -> dict[str, str]:
+    """Return the heading of each field and of each other name that nvidia-smi has for it."""
+    found: dict[str, str] = {}
+    for line in words_of("fields.txt").splitlines():
+        heading, *others = line.split(" | ")
+        found |= dict.fromkeys((heading.partition(" ")[0], *others), heading)
+    return found
 
 
 def listed(devices: Devices) -> list[str]:
@@ -130,36 +135,82 @@ def query(devices: Devices, driver: str, fields: str, form: str) -> list[str]:
     Raises:
         UsageError: for a format or a field that nvidia-smi has not, or that is not known here.
     """
+    headings = [_heading(name.strip(), fields_known()) for name in fields.split(",")]
+    fixed = {"driver_version": driver, "count": str(len(devices)), "timestamp": stamp()}
+
+    def cell(device: Mapping[str, object], name: str) -> str:
+        if name in fixed:
+            return fixed[name] or NOT_MEASURED
+        return MEASURED.get(name, _not_measured)(device)
+
+    return _table(headings, devices, cell, form)
+
+
+def query_apps(devices: Devices, processes: Sequence[int], fields: str, form: str) -> list[str]:
+    """Return the lines of a query of programs: each process of the lease is on each device.
+
+    Raises:
+        UsageError: as for ``query``.
+    """
+    known = {
+        name: heading
+        for heading, others in APPS.items()
+        for name in (heading.partition(" ")[0], *others)
+    }
+    headings = [_heading(name.strip(), known) for name in fields.split(",")]
+    rows = [{**device, "pid": pid} for device in devices for pid in processes]
+
+    def cell(row: Mapping[str, object], name: str) -> str:
+        pid = str(row["pid"])
+        if name == "process_name":
+            return process_name(pid)
+        if name == "used_gpu_memory":
+            return str(int(_number(row, "used") or 0) // len(processes) // MIB)
+        fixed = {"timestamp": stamp(), "pid": pid, "gpu_serial": NOT_MEASURED}
+        return fixed.get(name) or str(row[name.removeprefix("gpu_")])
+
+    return _table(headings, rows, cell, form)
+
+
+def process_name(pid: str) -> str:
+    """Return the program of a process of this machine."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text("utf-8").partition("\0")[0] or NOT_MEASURED
+    except OSError:
+        return NOT_MEASURED
+
+
+def stamp() -> str:
+    """Return the time as nvidia-smi writes it."""
+    now = time.time()
+    return time.strftime("%Y/%m/%d %H:%M:%S", time.localtime(now)) + f".{int(now % 1 * 1000):03}"
+
+
+def _heading(name: str, known: Mapping[str, str]) -> str:
+    if name not in known:
+        names = ", ".join(dict.fromkeys(heading.partition(" ")[0] for heading in known.values()))
+        raise UsageError(f'Field "{name}" is not a valid field to query', hint=f"fields: {names}")
+    return known[name]
+
+
+def _table(
+    headings: Sequence[str],
+    rows: Devices,
+    cell: Callable[[Mapping[str, object], str], str],
+    form: str,
+) -> list[str]:
     words = {word.strip() for word in form.split(",")}
     if "csv" not in words or words - FORMATS:
         raise UsageError(
             f"--format={form} is not a format", hint="--format=csv[,noheader][,nounits]"
         )
-    columns = [_column(name.strip(), driver, len(devices)) for name in fields.split(",")]
-    bare = "nounits" in words
-    lines = [] if "noheader" in words else [", ".join(heading for heading, _, _ in columns)]
-    for device in devices:
+    lines = [] if "noheader" in words else [", ".join(headings)]
+    for row in rows:
         cells: list[str] = []
-        for _, unit, read in columns:
-            value = read(device)
-            cells.append(value if bare or not unit or value == NOT_MEASURED else f"{value} {unit}")
+        for heading in headings:
+            name, _, unit = heading.partition(" ")
+            value = cell(row, name)
+            bare = "nounits" in words or not unit or value == NOT_MEASURED
+            cells.append(value if bare else f"{value} {unit.strip('[]')}")
         lines.append(", ".join(cells))
     return lines
-
-
-def _column(
-    name: str, driver: str, count: int
-) -> tuple[str, str, Callable[[Mapping[str, object]], str]]:
-    """Return a field's heading, its unit, and how to read it."""
-    fixed = {"driver_version": driver or NOT_MEASURED, "count": str(count)}
-    if name in fixed:
-        return name, "", lambda device: fixed[name]
-    real = ALIASES.get(name, name)
-    if real in MEASURED:
-        unit, read = MEASURED[real]
-    elif real in UNITS or real in UNITLESS:
-        unit, read = UNITS.get(real, ""), _not_measured
-    else:
-        known = ", ".join(("driver_version", "count", *MEASURED))
-        raise UsageError(f'Field "{name}" is not a valid field to query', hint=f"fields: {known}")
-    return (f"{name} [{unit}]" if unit else name), unit, read

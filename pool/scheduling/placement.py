@@ -82,6 +82,7 @@ def make_offer(
         why = f"{len(gpus)} of {len(server.gpus)} GPUs have room ({idle_text})"
         if reserved is not None:
             why += f"; {reserved.entry.user} has waited longer and goes first"
+        why += _lacking_text(server, request)
         why += _reserved_text(admission, server, user) + _coming_text(state, request)
         why += _kept_text(state, server, request)
         return _no_offer(server, RefusalKind.BUSY, why, ahead)
@@ -170,6 +171,21 @@ def _policy_refusal(
         if refusal is not None:
             return refuse(RefusalKind.BUSY, refusal.why)
     return refusal
+
+
+def _lacking_text(server: Server, request: Request) -> str:
+    """Return what keeps GPUs from a request that is no lease's doing, of two of them at most."""
+    found: list[str] = []
+    for gpu in sorted(server.gpus.values(), key=lambda each: each.index):
+        if why := gpu.fault or gpu.clash:
+            found.append(f"GPU {gpu.index}: {why}")
+        elif gpu.memory_free < wanted_size(gpu, request) <= gpu.memory_free + gpu.memory_foreign:
+            share = gpu.memory_foreign / max(gpu.memory_total, 1)
+            found.append(
+                f"programs outside of the pool hold {share:.0%} of the memory of GPU {gpu.index}"
+            )
+    more = f"; and {len(found) - 2} GPUs more" if len(found) > 2 else ""
+    return "".join(f"; {each}" for each in found[:2]) + more
 
 
 def _reserved_text(admission: Admission, server: Server, user: str) -> str:

@@ -59,7 +59,7 @@ def test_query_as_gputil_asks() -> None:
 
 def test_no_units_keeps_the_heading() -> None:
     assert query(DEVICES[:1], "", "gpu_name,memory.free,count,driver_version", "csv,nounits") == [
-        "gpu_name, memory.free [MiB], count, driver_version",
+        "name, memory.free [MiB], count, driver_version",  # as nvidia-smi's own, whatever was asked
         "NVIDIA H200, 15360, 1, [N/A]",
     ]
 

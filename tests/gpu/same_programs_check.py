@@ -65,6 +65,7 @@ PROGRAMS = [
     Program("settings", (CUBIN,)),
     Program("thread_streams", ("500",)),
     Program("virtual"),
+    Program("host_virtual", (CUBIN,)),
     Program("linker", (str(KERNELS / "test_kernels.ptx"),)),
     Program("tensors", (), "refused 1 1"),
     Program("hosts", (CUBIN,), "large graph 100 100200 2"),

@@ -267,3 +267,36 @@ def test_eight_of_the_known_values_are_told(count: int) -> None:
     assert never_reason(pool.state, request) == (
         f"no GPU of the pool has gpu.name = X; known values: {told}"
     )
+
+
+# --- what is no lease's doing ---------------------------------------------------------------------
+
+
+def with_readings(pool: Pool, **readings: object) -> Pool:
+    """Have the GPUs of ``A`` have these values."""
+    server = pool.state.servers[A]
+    gpus = {key: replace(gpu, **readings) for key, gpu in server.gpus.items()}  # type: ignore[arg-type]
+    servers = pool.state.servers.set(A, replace(server, gpus=gpus))
+    pool.machine.state = replace(pool.state, servers=servers)
+    return pool
+
+
+def test_a_wait_says_which_programs_or_faults_it_is_for() -> None:
+    """And does not stand for minutes at "0 of 1 GPUs have room (1 idle)"."""
+    one = ("H200", 100 * GIB)
+    half = with_gpus(Pool(), A, one).request(fraction=0.5)
+    taken = with_readings(with_gpus(Pool(), A, one), memory_foreign=60 * GIB)
+    assert refused(taken, "ada", half).why == (
+        "0 of 1 GPUs have room (1 idle); "
+        "programs outside of the pool hold 60% of the memory of GPU 0"
+    )
+    fault = "another gpupool server on this machine offers it"
+    broken = with_readings(with_gpus(Pool(), A, one), fault=fault)
+    assert refused(broken, "ada", half).why == (f"0 of 1 GPUs have room (1 idle); GPU 0: {fault}")
+    many = with_readings(with_gpus(Pool(), A, *[one] * 4), fault="lost")
+    assert refused(many, "ada", half).why == (
+        "0 of 4 GPUs have room (4 idle); GPU 0: lost; GPU 1: lost; and 2 GPUs more"
+    )
+    # What leases hold is no foreign program's fault, even where there is one.
+    small = with_readings(with_gpus(Pool(), A, one), memory_foreign=GIB, memory_granted=90 * GIB)
+    assert refused(small, "ada", half).why == "0 of 1 GPUs have room (0 idle)"

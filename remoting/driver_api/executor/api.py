@@ -23,12 +23,24 @@ CONFIGS_MAX = 512
 CAPTURE_RELAXED = 2
 EVENT_DISABLE_TIMING = 2
 
+ATTRIBUTES_END = 148
+"""Behind the last CUdevice_attribute of CUDA 13.0, the newest interface that programs see."""
+
 HIDDEN_ATTRIBUTES = {
-    # What this door does not do, by CUdevice_attribute: concurrent managed access, pageable access
-    # and its page tables, host registration by pointer, handles of Windows, arrays without memory
-    # of their own, RDMA, multicast.
-    **dict.fromkeys((88, 89, 91, 100, 101, 104, 105, 110, 112, 116, 117, 121, 128, 132), 0),
+    # What this door does not do, by CUdevice_attribute, and a program is told so. The test of them
+    # names what shows each of the others. Memory that both sides share, and atomics on it:
+    **dict.fromkeys((18, 86, 88, 89, 91, 100, 101, 130, 147), 0),
+    131: -1,
+    # Handles of Windows, fabrics, dma_buf, RDMA; external semaphores; other graphics interfaces.
+    **dict.fromkeys((104, 105, 110, 114, 116, 117, 118, 124, 128, 135, 138, 146), 0),
+    # Compression, arrays without memory of their own, multicast.
+    **dict.fromkeys((107, 112, 121, 132), 0),
+    # Pools of the host's memory, and its sharing between nodes.
+    **dict.fromkeys((142, 143, 144), 0),
 }
+
+POOL_HANDLES, FILE_DESCRIPTORS = 119, 1
+"""CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES, and the one kind that this door passes on."""
 
 
 class CudaError(Exception):
@@ -143,14 +155,16 @@ class Api:
         return found
 
     def device_attributes(self, ordinal: int) -> dict[int, int]:
-        """Return all attributes of a device that the driver knows."""
+        """Return all attributes of a device that the driver knows, as a client is told them."""
         found: dict[int, int] = {}
         for attribute in self.cu.CUdevice_attribute:
             number = int(attribute)
-            if 0 < number < 192:
+            if 0 < number < ATTRIBUTES_END:
                 status, value = self.cu.cuDeviceGetAttribute(attribute, ordinal)
                 if not status:
-                    found[number] = int(value)
+                    found[number] = HIDDEN_ATTRIBUTES.get(number, int(value))
+        if POOL_HANDLES in found:
+            found[POOL_HANDLES] &= FILE_DESCRIPTORS
         return found
 
     def error_texts(self) -> list[tuple[int, bytes, bytes]]:

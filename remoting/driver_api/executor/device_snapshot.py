@@ -6,7 +6,7 @@ from uuid import UUID
 
 from gpupool.remoting.devices.base import DeviceSpec
 from gpupool.remoting.devices.nvml import count_links
-from gpupool.remoting.driver_api.executor.api import HIDDEN_ATTRIBUTES, Api
+from gpupool.remoting.driver_api.executor.api import Api
 from gpupool.remoting.driver_api.schema import table
 
 DEVICE_COUNT_MAX = 16
@@ -24,7 +24,7 @@ def encode_device(
 ) -> bytes:
     """Return one device as ``struct wire_device`` of shim/runtime/snapshot.c."""
     assert spec.ordinal is not None
-    attributes = {**api.device_attributes(spec.ordinal), **HIDDEN_ATTRIBUTES}
+    attributes = api.device_attributes(spec.ordinal)
     values = [attributes.get(number, 0) for number in range(ATTRIBUTE_COUNT)]
     known = bytes(number in attributes for number in range(ATTRIBUTE_COUNT))
     peers = bytearray(DEVICE_COUNT_MAX)

@@ -48,7 +48,8 @@ struct device {
     unsigned domain, bus, slot;
     int major, minor;
     uint64_t memory, used;
-    double utilization, temperature, power;  // a fraction, Celsius, watts; negative: not known
+    // A fraction, Celsius, watts, megahertz, lanes; negative: not known.
+    double utilization, temperature, power, power_limit, clock, width, width_max, generation, generation_max;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -89,9 +90,9 @@ static bool ask(char *line) {
     return good;
 }
 
-static double number(const char *object, const char *key) {
+static double number(const char *object, const char *key, double scale) {
     const char *value = gp_json_field(object, key);
-    double found = value == NULL || *value == 'n' ? -1 : strtod(value, NULL);
+    double found = value == NULL || *value == 'n' ? -1 : strtod(value, NULL) * scale;
     return found >= 0 && found <= NUMBER_MAX ? found : -1;
 }
 
@@ -110,9 +111,15 @@ static bool take_device(const char *object, struct device *device, unsigned inde
     if (memory == NULL || used == NULL) return false;
     device->memory = strtoull(memory, NULL, 10);
     device->used = strtoull(used, NULL, 10);
-    device->utilization = number(object, "utilization");
-    device->temperature = number(object, "temperature_c");
-    device->power = number(object, "power_w");
+    device->utilization = number(object, "utilization", 1);
+    device->temperature = number(object, "temperature_c", 1);
+    device->power = number(object, "power_w", 1);
+    device->power_limit = number(object, "power_limit_w", 1);
+    device->clock = number(object, "sm_clock_hz", 1e-6);
+    device->width = number(object, "pcie_width", 1);
+    device->width_max = number(object, "pcie_width_max", 1);
+    device->generation = number(object, "pcie_generation", 1);
+    device->generation_max = number(object, "pcie_generation_max", 1);
     gp_json_string(gp_json_field(object, "server"), device->server, sizeof device->server);
     gp_json_string(gp_json_field(object, "capability"), capability, sizeof capability);
     gp_json_string(gp_json_field(object, "bus_id"), device->bus_id, sizeof device->bus_id);
@@ -570,6 +577,53 @@ EXPORT int nvmlDeviceGetPowerUsage(const struct device *device, unsigned *milliw
     if (device->power < 0) return NOT_SUPPORTED;
     *milliwatts = (unsigned)(device->power * 1000 + 0.5);
     return SUCCESS;
+}
+
+static int tell(double value, double scale, unsigned *told) {
+    if (value < 0) return NOT_SUPPORTED;
+    *told = (unsigned)(value * scale + 0.5);
+    return SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetPowerManagementLimit(const struct device *device, unsigned *milliwatts) {
+    ENTER_DEVICE(device, milliwatts);
+    return tell(device->power_limit, 1000, milliwatts);
+}
+
+EXPORT int nvmlDeviceGetEnforcedPowerLimit(const struct device *device, unsigned *milliwatts) {
+    return nvmlDeviceGetPowerManagementLimit(device, milliwatts);
+}
+
+// Of NVML_CLOCK_GRAPHICS and NVML_CLOCK_SM, which are one; servers measure no others.
+EXPORT int nvmlDeviceGetClockInfo(const struct device *device, int kind, unsigned *mhz) {
+    ENTER_DEVICE(device, mhz);
+    if (kind < 0 || kind > 3) return INVALID_ARGUMENT;
+    return kind > 1 ? NOT_SUPPORTED : tell(device->clock, 1, mhz);
+}
+
+EXPORT int nvmlDeviceGetClock(const struct device *device, int kind, int of, unsigned *mhz) {
+    ENTER_DEVICE(device, mhz);
+    return of == 0 ? nvmlDeviceGetClockInfo(device, kind, mhz) : NOT_SUPPORTED;
+}
+
+EXPORT int nvmlDeviceGetCurrPcieLinkWidth(const struct device *device, unsigned *lanes) {
+    ENTER_DEVICE(device, lanes);
+    return tell(device->width, 1, lanes);
+}
+
+EXPORT int nvmlDeviceGetMaxPcieLinkWidth(const struct device *device, unsigned *lanes) {
+    ENTER_DEVICE(device, lanes);
+    return tell(device->width_max, 1, lanes);
+}
+
+EXPORT int nvmlDeviceGetCurrPcieLinkGeneration(const struct device *device, unsigned *generation) {
+    ENTER_DEVICE(device, generation);
+    return tell(device->generation, 1, generation);
+}
+
+EXPORT int nvmlDeviceGetMaxPcieLinkGeneration(const struct device *device, unsigned *generation) {
+    ENTER_DEVICE(device, generation);
+    return tell(device->generation_max, 1, generation);
 }
 
 // Processes of this lease, by their numbers on this machine.

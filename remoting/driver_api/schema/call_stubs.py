@@ -44,6 +44,14 @@ copy to such memory is a copy to the host, which a program may read at once, too
 """
 
 
+REFUSED = {
+    "cuStreamCreate": "a1 > 1",
+    "cuStreamCreateWithPriority": "a1 > 1",
+    "cuEventCreate": "a1 > 7 || (a1 & 6) == 4",
+    "cuFuncSetCacheConfig": "a1 < 0 || a1 > 3",
+}
+"""Flags that CUDA refuses, in C: a call without a reply has to be refused where it is made."""
+
 KNOWN = {"cuEventElapsedTime_v2": "gp_known_elapsed(a0, a1, a2)"}
 """Calls whose answer the library may have already."""
 
@@ -197,6 +205,7 @@ def stub(function: Function, number: int, words: list[str]) -> str:
     lines = [
         enter,
         *routing(name, tokens),
+        *([f"if ({REFUSED[name]}) return GP_INVALID_VALUE;"] if name in REFUSED else []),
         *parts.checks,
         *([f"if ({KNOWN[name]}) return GP_SUCCESS;"] if name in KNOWN else []),
         f"uint64_t values[{max(len(parts.values), 1)}] = {values};",

@@ -205,6 +205,14 @@ def test_virtual_memory_management(library: Path, tmp_path: Path) -> None:
         assert control.calls()["cuMemCreate"] == 2
 
 
+def test_the_hosts_memory_by_virtual_memory_management(library: Path, tmp_path: Path) -> None:
+    """At a NUMA node it grows, moves, and kernels see it, as XGBoost keeps its pinned memory."""
+    program = compiled("host_virtual", tmp_path, library)
+    with Control(tmp_path) as control:
+        done = run(library, control, [str(program), str(KERNELS / "test_kernels.sm_90.cubin")])
+        assert (done.stdout, done.stderr) == ("results right\n", "")
+
+
 def test_the_linker(library: Path, tmp_path: Path) -> None:
     """The server links what lies on the client, and the client loads the image."""
     program = compiled("linker", tmp_path, library)

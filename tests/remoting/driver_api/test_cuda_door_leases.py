@@ -1,13 +1,18 @@
 """A real server, worker and ``gpupool run`` with the CUDA door, on a driver without a GPU."""
 
 import contextlib
+import json
+import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -322,6 +327,67 @@ def test_nvml_inside_of_a_lease_shows_the_partition(fake_gpu_pool: FakeGpuPool) 
     outside = fake_gpu_pool.command("smi")
     assert "whole pool" in outside.stdout
     assert re.search(r"\| 0B / 140G", outside.stdout), outside.stdout
+
+
+READ = """
+import pynvml as n
+n.nvmlInit()
+known, unknown = (n.nvmlDeviceGetHandleByIndex(at) for at in range(2))
+reads = {
+    "sm": lambda d: n.nvmlDeviceGetClockInfo(d, n.NVML_CLOCK_SM),
+    "graphics": lambda d: n.nvmlDeviceGetClockInfo(d, n.NVML_CLOCK_GRAPHICS),
+    "now": lambda d: n.nvmlDeviceGetClock(d, n.NVML_CLOCK_SM, n.NVML_CLOCK_ID_CURRENT),
+    "limit": n.nvmlDeviceGetPowerManagementLimit,
+    "enforced": n.nvmlDeviceGetEnforcedPowerLimit,
+    "width": n.nvmlDeviceGetCurrPcieLinkWidth,
+    "widest": n.nvmlDeviceGetMaxPcieLinkWidth,
+    "generation": n.nvmlDeviceGetCurrPcieLinkGeneration,
+    "last": n.nvmlDeviceGetMaxPcieLinkGeneration,
+}
+for name, read in reads.items():
+    print(name, read(known))
+    try:
+        read(unknown)
+    except n.NVMLError_NotSupported:
+        continue
+    print("made up", name)
+try:
+    n.nvmlDeviceGetClockInfo(known, n.NVML_CLOCK_MEM)
+except n.NVMLError_NotSupported:
+    print("memory unknown")
+"""
+
+
+def test_nvml_tells_what_a_server_measures(tmp_path: Path) -> None:
+    """As PyTorch's clock_rate() and monitoring tools ask; what is not measured is not supported."""
+    about = {"name": "H200", "server": "a", "memory": 1, "used": 0, "capability": "9.0"}
+    read = {"sm_clock_hz": 1.98e9, "power_limit_w": 700.0, "pcie_width": 8, "pcie_width_max": 16}
+    read |= {"pcie_generation": 3, "pcie_generation_max": 5}
+    devices = [about | read | {"uuid": "GPU-0", "bus_id": "0:1:0"}]
+    devices += [about | dict.fromkeys(read) | {"uuid": "GPU-1", "bus_id": "0:2:0"}]
+    line = {"ok": True, "driver": "580.1", "cuda": "13.0", "processes": [], "devices": devices}
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "agent"))
+        listener.listen()
+
+        def answer() -> None:
+            with suppress(OSError):
+                while True:
+                    sock, _ = listener.accept()
+                    with sock, sock.makefile("rwb") as lines:
+                        lines.readline()
+                        lines.write(json.dumps(line).encode() + b"\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        env = os.environ | {"GPUPOOL_AGENT": str(tmp_path / "agent")}
+        env["LD_LIBRARY_PATH"] = str(build.library_dir())
+        command = [sys.executable, "-c", READ]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        listener.shutdown(socket.SHUT_RDWR)
+    assert done.stdout.split("\n")[:-1] == [
+        *("sm 1980", "graphics 1980", "now 1980", "limit 700000", "enforced 700000"),
+        *("width 8", "widest 16", "generation 3", "last 5", "memory unknown"),
+    ], done.stderr
 
 
 def test_nvml_outside_of_a_lease_finds_no_driver(fake_gpu_pool: FakeGpuPool) -> None:

@@ -18,7 +18,9 @@ from fake_cuda.control import Control
 from test_cuda_door import KERNELS, ROOT, compiled, in_python, right, run
 
 from gpupool.remoting.driver_api import build
+from gpupool.remoting.driver_api.executor.memory import mirrors
 from gpupool.remoting.driver_api.executor.memory.mirrors import (
+    MIRROR_LARGE,
     MIRROR_TOGETHER,
     NO_PAGES,
     Mirror,
@@ -203,13 +205,22 @@ def test_copies_kernels_and_events_in_their_order(library: Path, tmp_path: Path)
         right(run(library, control, [str(program), image]))
 
 
+@pytest.mark.parametrize("large", [MIRROR_LARGE, MIRROR_TOGETHER // 2], ids=["", "by threads"])
 @given(
     st.integers(1, 3 * MIRROR_TOGETHER // 2),
     st.lists(st.tuples(st.integers(0, 2 * MIRROR_TOGETHER), st.integers(1, 100_000)), max_size=20),
 )
 @settings(max_examples=examples(40), deadline=None)
-def test_what_has_changed_in_a_mirror(size: int, changes: list[tuple[int, int]]) -> None:
+def test_what_has_changed_in_a_mirror(
+    large: int, size: int, changes: list[tuple[int, int]]
+) -> None:
     """All of it, and at its edges nothing that has not."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mirrors, "MIRROR_LARGE", large)
+        check_changes(size, changes)
+
+
+def check_changes(size: int, changes: list[tuple[int, int]]) -> None:
     memory = np.zeros(size, np.uint8)
     mirror = Mirror(memory.ctypes.data, memory, np.zeros(size, np.uint8), 0, NO_PAGES)
     for start, length in changes:

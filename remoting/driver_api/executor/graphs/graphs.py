@@ -348,7 +348,10 @@ class Graphs(HandlerGroup):
         kind = params.kind
         if kind == node_params.GRAPH and len(numbers) == 1:
             child = self._child(made.handle)
-            self._keep_within(made, numbers[0], child)
+            if self.objects["g"].get(numbers[0]) == child:  # the graph itself has moved there
+                made.children.append(numbers[0])
+            else:
+                self._keep_within(made, numbers[0], child)
         elif kind == node_params.CONDITIONAL:
             bodies = params.word(node_params.CONDITIONAL_BODIES)
             for at, number in enumerate(numbers):

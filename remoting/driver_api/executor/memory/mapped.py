@@ -17,6 +17,7 @@ from gpupool.remoting.driver_api.executor.out_of_band import OutOfBandReplies
 MAPPED_SIZE_MAX = 256 << 20
 """Bytes of the client's memory that kernels may see, all together."""
 
+ZEROS = 2 << 20
 SHARED_SIZE_MAX = 4 << 30
 """Bytes in common with other workers: NCCL takes 9.6 MB for each way of each channel."""
 
@@ -102,7 +103,12 @@ class Mapped(HandlerGroup):
         self._admit(number, size)
         data = self.client.read_bulk(size, MAPPED_SIZE_MAX) if self.client.bulk else bytearray(size)
         mirror = self._mirror_at(wish, size) or self._mirror_anywhere(size)
-        mirror.bytes[:] = mirror.shadow[:] = np.frombuffer(data, np.uint8)
+        mirror.bytes[:] = np.frombuffer(data, np.uint8)
+        # Zeros that nobody writes are one page, which the processor has in its cache.
+        for at in range(0, size, ZEROS):
+            part = mirror.bytes[at : at + ZEROS]
+            if part.any():
+                mirror.shadow[at : at + ZEROS] = part
         self.waiter.add_mirror(number, mirror)
         self._out_of_band_replies.start()
         self._out_of_band_replies.need()

@@ -6,7 +6,9 @@ meanwhile. So what travels says which of its bytes are new.
 
 import ctypes
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,10 @@ PARTS_MAX = 32
 
 MIRROR_RUNS_MAX = 16
 """Changes that are so far apart travel apart; but no more than so many for each block."""
+
+MIRROR_LARGE = 16 << 20
+MIRROR_PARTS = 8
+"""A larger mirror is compared by so many threads: one takes 16 ms for 100 MiB on an H200's host."""
 
 MEMCMP = ctypes.CDLL(None).memcmp
 MEMCMP.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
@@ -81,6 +87,12 @@ def _merge(targets: tuple[Bytes, Bytes], write: Write) -> None:
         words[all_new] = False
 
 
+@cache
+def comparers() -> ThreadPoolExecutor:
+    """Return the threads that compare large mirrors."""
+    return ThreadPoolExecutor(MIRROR_PARTS)
+
+
 @dataclass(slots=True)
 class Mirror:
     """Pinned memory that kernels see in place of the client's."""
@@ -100,21 +112,34 @@ class Mirror:
 
         Nearly always nothing has changed, which memcmp says fastest.
         """
-        whole = len(self.bytes)
-        if MEMCMP(self.address, self.copy, whole) == 0:
-            return
+        whole, part = len(self.bytes), len(self.bytes)
+        if whole >= MIRROR_LARGE:
+            part = -(-whole // MIRROR_PARTS // MIRROR_BLOCK) * MIRROR_BLOCK
+        parts = [(at, min(at + part, whole)) for at in range(0, whole, part)]
+        many = len(parts) > 1
+        for (begin, end), same in zip(
+            parts, (comparers().map if many else map)(self._is_same, parts), strict=True
+        ):
+            if not same:
+                yield from self._changes_of(begin, end)
+
+    def _is_same(self, part: tuple[int, int]) -> bool:
+        first, end = part
+        return MEMCMP(self.address + first, self.copy + first, end - first) == 0
+
+    def _changes_of(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
         # What copies brought has changed throughout: blocks in sequence are looked at together.
-        first = 0
-        for start in range(0, whole, MIRROR_BLOCK):
-            size = min(MIRROR_BLOCK, whole - start)
-            same = MEMCMP(self.address + start, self.copy + start, size) == 0
+        first = begin
+        for start in range(begin, end, MIRROR_BLOCK):
+            stop = min(start + MIRROR_BLOCK, end)
+            same = self._is_same((start, stop))
             if same and first < start:
                 yield from self._runs(first, start, MIRROR_RUNS_MAX)
             if same:
-                first = start + size
-            elif start + size - first >= MIRROR_TOGETHER or start + size == whole:
-                yield from self._runs(first, start + size, MIRROR_RUNS_MAX)
-                first = start + size
+                first = stop
+            elif stop - first >= MIRROR_TOGETHER or stop == end:
+                yield from self._runs(first, stop, MIRROR_RUNS_MAX)
+                first = stop
 
     def take_changes(self) -> Iterator[Change]:
         """Give what has changed; the client has it from then on."""

@@ -3,6 +3,7 @@
 
 GP_EXPORT int cuStreamCreate(void **a0, unsigned int a1) {
     GP_ENTER();
+    if (a1 > 1) return GP_INVALID_VALUE;
     if (a0 == NULL) return GP_INVALID_VALUE;
     struct gp_handle *made = gp_make(GP_STREAM);
     if (made == NULL) return GP_OUT_OF_MEMORY;
@@ -15,6 +16,7 @@ GP_EXPORT int cuStreamCreate(void **a0, unsigned int a1) {
 
 GP_EXPORT int cuStreamCreateWithPriority(void **a0, unsigned int a1, int a2) {
     GP_ENTER();
+    if (a1 > 1) return GP_INVALID_VALUE;
     if (a0 == NULL) return GP_INVALID_VALUE;
     struct gp_handle *made = gp_make(GP_STREAM);
     if (made == NULL) return GP_OUT_OF_MEMORY;
@@ -38,6 +40,7 @@ GP_EXPORT int cuStreamDestroy_v2(void *a0) {
 
 GP_EXPORT int cuEventCreate(void **a0, unsigned int a1) {
     GP_ENTER();
+    if (a1 > 7 || (a1 & 6) == 4) return GP_INVALID_VALUE;
     if (a0 == NULL) return GP_INVALID_VALUE;
     struct gp_handle *made = gp_make(GP_EVENT);
     if (made == NULL) return GP_OUT_OF_MEMORY;
@@ -311,6 +314,7 @@ GP_EXPORT int cuCtxResetPersistingL2Cache(void) {
 
 GP_EXPORT int cuFuncSetCacheConfig(void *a0, int a1) {
     GP_ENTER();
+    if (a1 < 0 || a1 > 3) return GP_INVALID_VALUE;
     GP_CHECK(gp_function_here(a0));
     uint64_t values[2] = {((struct gp_handle *)a0)->id, (uint64_t)a1};
     int status = gp_post(283, values, 2);

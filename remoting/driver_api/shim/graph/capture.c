@@ -8,7 +8,8 @@ static __thread int capture_mode;
 
 // --- beginning and ending -------------------------------------------------------------------------
 
-static int begin(struct gp_handle *stream, struct gp_handle *given) {
+static int begin(struct gp_handle *stream, struct gp_handle *given, int mode) {
+    if (mode < 0 || mode > 2) return GP_INVALID_VALUE;
     if (stream->id == GP_LEGACY_STREAM) return GP_CAPTURE_UNSUPPORTED;
     if (gp_capture_of_handle(stream)) return GP_ILLEGAL_STATE;
     struct gp_handle *graph = given != NULL ? given : gp_new_graph(NULL);
@@ -26,7 +27,7 @@ static int begin_mode(void *stream, int mode) {
     GP_ON(stream);
     struct gp_handle *handle = gp_stream_handle(stream);
     if (handle == NULL) return GP_INVALID_HANDLE;
-    GP_CHECK(begin(handle, NULL));
+    GP_CHECK(begin(handle, NULL, mode));
     return gp_post_begin_capture(handle->id, mode, gp_captured_graph(stream)->id);
 }
 
@@ -64,7 +65,7 @@ GP_EXPORT int cuStreamBeginCaptureToGraph(void *stream, void *graph, void **node
     if (handle == NULL) return GP_INVALID_HANDLE;
     GP_CHECK(gp_check(graph, GP_GRAPH));
     GP_CHECK(check_nodes(graph, nodes, count));
-    GP_CHECK(begin(handle, graph));
+    GP_CHECK(begin(handle, graph, mode));
     if (count > GP_EDGES_AT_ONCE) return GP_INVALID_VALUE;
     uint64_t id = ((struct gp_handle *)graph)->id;
     return send_nodes(gp_open_begin_capture_to(handle->id, mode, id, count), nodes, data, count);

@@ -27,6 +27,9 @@ enum {
     GP_NODE_CONDITIONAL,
 };
 
+// CUgraphChildGraphNodeOwnership.
+enum { GP_CHILD_CLONE = 0, GP_CHILD_MOVE };
+
 struct gp_location {
     int type, id;
 };
@@ -204,6 +207,7 @@ struct gp_graph {
     bool partial;      // the worker has nodes that are not here
     bool conditional;  // a body of a conditional node
     bool memory;       // has nodes that allocate or free
+    bool moved;        // the program gave it to the node that it is within
     struct gp_handle *within;  // the node that this graph belongs to
     struct gp_staged_list staged;
     struct gp_call_list calls;

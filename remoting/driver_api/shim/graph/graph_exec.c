@@ -29,9 +29,7 @@ static struct gp_handle *node_by_id(struct gp_handle *of, uint64_t id) {
     return NULL;
 }
 
-// What the executable needs to know of the graph when that one is gone.
-static int take_over(struct gp_exec *exec, struct gp_handle *graph) {
-    const struct gp_graph *from = GP_GRAPH_OF(graph);
+static int take_allocations(struct gp_exec *exec, const struct gp_graph *from) {
     for (unsigned at = 0; at < from->allocations.count; at++) {
         const struct gp_allocation *one = &from->allocations.items[at];
         if (one->freed) continue;
@@ -41,6 +39,18 @@ static int take_over(struct gp_exec *exec, struct gp_handle *graph) {
         exec->allocations.items = grown;
         grown[exec->allocations.count++] = *one;
     }
+    for (unsigned at = 0; at < from->count; at++) {
+        const struct gp_node *node = GP_NODE_OF(from->nodes[at]);
+        for (unsigned child = 0; child < node->child_count; child++) {
+            GP_CHECK(take_allocations(exec, GP_GRAPH_OF(node->children[child])));
+        }
+    }
+    return GP_SUCCESS;
+}
+
+// What the executable needs to know of the graph when that one is gone.
+static int take_over(struct gp_exec *exec, struct gp_handle *graph) {
+    GP_CHECK(take_allocations(exec, GP_GRAPH_OF(graph)));
     gp_share_objects(&exec->objects, graph);
     GP_CHECK(gp_gather_calls(&exec->calls, graph, NULL));
     return gp_gather_staged(&exec->staged, graph, NULL);

@@ -8,13 +8,18 @@ static int make_children(struct gp_handle *handle, const struct gp_node_params *
     if (!bodies && given->type != GP_NODE_GRAPH) return GP_SUCCESS;
     struct gp_node *node = GP_NODE_OF(handle);
     unsigned count = bodies ? given->conditional.size : 1;
+    bool moves = !bodies && given->graph.ownership == GP_CHILD_MOVE;
     node->children = calloc(count, sizeof *node->children);
     if (node->children == NULL) return GP_OUT_OF_MEMORY;
     for (; node->child_count < count; node->child_count++) {
         struct gp_handle *child = bodies ? gp_new_graph(handle)
-                                         : gp_clone_within(given->graph.graph, handle);
+                                  : moves ? given->graph.graph
+                                          : gp_clone_within(given->graph.graph, handle);
         if (child == NULL) return GP_OUT_OF_MEMORY;
-        if (bodies) GP_GRAPH_OF(child)->conditional = true;
+        struct gp_graph *graph = GP_GRAPH_OF(child);
+        graph->conditional |= bodies || (moves && GP_GRAPH_OF(node->graph)->conditional);
+        graph->within = handle;
+        graph->moved = moves;
         node->children[node->child_count] = child;
     }
     return GP_SUCCESS;
@@ -94,6 +99,9 @@ void gp_graph_frees(struct gp_handle *handle, uint64_t address) {
 
 static int note_memory(struct gp_handle *graph, struct gp_node_params *given, uint64_t address) {
     if (given->type == GP_NODE_FREE) gp_graph_frees(graph, given->address);
+    if (given->type == GP_NODE_GRAPH) {
+        GP_GRAPH_OF(graph)->memory |= GP_GRAPH_OF(given->graph.graph)->memory;
+    }
     if (given->type != GP_NODE_ALLOCATE) return GP_SUCCESS;
     given->allocate.address = address;
     return gp_graph_allocates(graph, address, given->allocate.size, given->allocate.location.id);
@@ -117,7 +125,15 @@ static int check_new(void **made, void *graph, void **on, size_t count) {
 // A node that came to nothing is taken out again; it is the last of its graph.
 static void undo(struct gp_handle *handle) {
     struct gp_node *node = GP_NODE_OF(handle);
-    for (unsigned at = 0; at < node->child_count; at++) gp_drop_graph(node->children[at]);
+    for (unsigned at = 0; at < node->child_count; at++) {
+        struct gp_graph *child = GP_GRAPH_OF(node->children[at]);
+        if (child->moved) {
+            child->within = NULL;
+            child->moved = false;
+        } else {
+            gp_drop_graph(node->children[at]);
+        }
+    }
     GP_GRAPH_OF(node->graph)->count--;
     free(node->children);
     free(node->edges);

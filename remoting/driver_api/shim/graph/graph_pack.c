@@ -163,12 +163,19 @@ static int pack_batch(const struct gp_batch_node *given, struct gp_packed *packe
     return gp_pack_context(&packed->params.batch.context);
 }
 
-static int pack_child(struct gp_packed *packed) {
+static int pack_child(struct gp_handle *graph, struct gp_packed *packed) {
     struct gp_handle *child = packed->params.graph.graph;
-    if (gp_check(child, GP_GRAPH) != GP_SUCCESS) return GP_INVALID_VALUE;
+    int ownership = packed->params.graph.ownership;
+    if (gp_check(child, GP_GRAPH) != GP_SUCCESS || GP_GRAPH_OF(child)->moved) return GP_INVALID_VALUE;
     GP_REACH(child);
-    // CU_GRAPH_CHILD_GRAPH_OWNERSHIP_CLONE is the only one; graphs with memory nodes need the other.
-    if (packed->params.graph.ownership != 0 || GP_GRAPH_OF(child)->memory) return GP_NOT_SUPPORTED;
+    if (ownership != GP_CHILD_CLONE && ownership != GP_CHILD_MOVE) return GP_INVALID_VALUE;
+    if (ownership == GP_CHILD_CLONE && GP_GRAPH_OF(child)->memory) return GP_NOT_SUPPORTED;
+    if (ownership == GP_CHILD_MOVE && GP_GRAPH_OF(child)->within != NULL) return GP_INVALID_VALUE;
+    while (ownership == GP_CHILD_MOVE && graph != NULL) {  // not into itself
+        if (graph == child) return GP_INVALID_VALUE;
+        struct gp_handle *node = GP_GRAPH_OF(graph)->within;
+        graph = node == NULL ? NULL : GP_NODE_OF(node)->graph;
+    }
     packed->params.graph.graph = (void *)(uintptr_t)child->id;
     return GP_SUCCESS;
 }
@@ -193,7 +200,7 @@ static int pack(struct gp_handle *graph, const struct gp_node_params *given,
         case GP_NODE_KERNEL: return pack_kernel(&given->kernel, packed);
         case GP_NODE_MEMCPY: return pack_copy(graph, given, packed);
         case GP_NODE_MEMSET: return pack_fill(packed);
-        case GP_NODE_GRAPH: return pack_child(packed);
+        case GP_NODE_GRAPH: return pack_child(graph, packed);
         case GP_NODE_EMPTY: return GP_SUCCESS;
         case GP_NODE_WAIT_EVENT: return pack_event(packed);
         case GP_NODE_RECORD_EVENT: return pack_event(packed);

@@ -9,10 +9,12 @@
 #include "mapped.h"
 #include "managed.h"
 
+#include <fcntl.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#define TOUCHED (3ull << 62)  // in memory, or swapped: of an entry of /proc/self/pagemap
 #define BLOCK ((size_t)16 << 10)
 #define GROUP 64          // blocks
 #define WANTED_TURNS 255
@@ -233,6 +235,36 @@ static void push_tracked(struct gp_mapped *at) {
     }
 }
 
+bool gp_is_touched(const unsigned char *start, size_t size) {
+    static int file = -1;
+    static pid_t of;
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    uint64_t entries[GP_CHUNK / 4096 + 1], first = (uintptr_t)start / 4096, end = (uintptr_t)start + size;
+    size_t bytes = ((end + 4095) / 4096 - first) * sizeof *entries;
+    if (bytes > sizeof entries) return true;
+    pthread_mutex_lock(&lock);
+    if (of != getpid()) {
+        if (of != 0 && file >= 0) close(file);  // that of the process which forked
+        file = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+        of = getpid();
+    }
+    bool known = file >= 0 && pread(file, entries, bytes, (off_t)(first * 8)) == (ssize_t)bytes;
+    pthread_mutex_unlock(&lock);
+    bool touched = !known;
+    for (size_t at = 0; at < bytes / sizeof *entries && !touched; at++) touched = entries[at] & TOUCHED;
+    return touched;
+}
+
+// Of a large pool, a program uses little at a time.
+static void push_untracked(struct gp_mapped *at) {
+    bool whole = !at->own || at->size < 2 * GP_CHUNK;
+    if (whole) push_part(at, 0, at->size);
+    for (uint64_t from = 0; !whole && from < at->size; from += GP_CHUNK) {
+        uint64_t size = at->size - from < GP_CHUNK ? at->size - from : GP_CHUNK;
+        if (gp_is_touched(at->host + from, size)) push_part(at, from, from + size);
+    }
+}
+
 void gp_push_mapped(void) {
     static __thread bool pushing;
     if (pushing) return;
@@ -243,7 +275,7 @@ void gp_push_mapped(void) {
         if (at->dirty != NULL) {
             push_tracked(at);
         } else if (!at->shared) {
-            push_part(at, 0, at->size);
+            push_untracked(at);
         }
     }
     pthread_mutex_unlock(&gp_push_lock);

@@ -9,6 +9,7 @@ struct gp_mapped {
     uint64_t id, device, size;
     int ordinal;  // of a device of the server whose kernels see it
     bool eager;
+    bool own;     // the library's, and nobody's else: what was never touched is zeros
     bool shared;                   // with other workers, and never compared with what is here
     unsigned char *host, *shadow;  // shadow: what both sides have
     // Of memory whose writes are tracked; NULL otherwise.
@@ -29,5 +30,9 @@ bool gp_track(struct gp_mapped *made, unsigned char *alias);
 void gp_mapped_enter(struct gp_mapped *made);  // with gp_push_lock held
 struct gp_mapped *gp_mapped_take(const void *host);  // out of the list, NULL for none
 void gp_mapped_discard(struct gp_mapped *of);
+
+// Whether any page of a chunk, or of less, was ever written or read: else it has no bytes but zeros.
+#define GP_CHUNK ((size_t)2 << 20)
+bool gp_is_touched(const unsigned char *start, size_t size);
 
 #endif

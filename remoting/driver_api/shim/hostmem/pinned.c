@@ -89,7 +89,11 @@ static struct gp_mapped *new_mapped(void *host, uint64_t size) {
 // Have the worker make the mirror, at the same address if that is free there.
 static int ask(struct gp_mapped *made, bool zeros) {
     struct gp_request request = {.body = &made->device, .capacity = sizeof made->device};
-    if (!zeros) memcpy(made->shadow, made->host, made->size);
+    for (size_t from = 0, size; !zeros && from < made->size; from += size) {
+        size = made->size - from < GP_CHUNK ? made->size - from : GP_CHUNK;
+        bool touched = !made->own || gp_is_touched(made->host + from, size);
+        if (touched) memcpy(made->shadow + from, made->host + from, size);
+    }
     return gp_exchange_map_host(&request, made->id, made->size, (uintptr_t)made->host, made->shadow,
                                 zeros ? 0 : made->size);
 }
@@ -135,6 +139,7 @@ static int map_range(const struct gp_range *range, uint64_t *device) {
     pthread_mutex_lock(&mapping);
     if (!is_mapped(range, device)) {
         struct gp_mapped *made = new_mapped((void *)(uintptr_t)range->start, range->size);
+        if (made != NULL) made->own = range->detail != NULL && !(range->flags & GP_VIRTUAL_HOST);
         status = made == NULL ? GP_OUT_OF_MEMORY : ask(made, false);
         if (status == GP_SUCCESS) {
             *device = made->device;
@@ -158,6 +163,11 @@ static void unmap_range(const struct gp_range *range) {
         if (found->device != range->start) gp_remove_range(found->device, &gone);
         give_back(found);
     }
+}
+
+void gp_end_mirrors(const struct gp_range *range) {
+    gp_drain((const void *)(uintptr_t)range->start, range->size);
+    unmap_range(range);
 }
 
 // --- allocation -----------------------------------------------------------------------------------
@@ -227,7 +237,7 @@ static void *allocate_eagerly(size_t size) {
 
 static int allocate(void **address, size_t size, unsigned flags) {
     GP_ENTER();
-    if (address == NULL || size == 0 || size > SIZE_MAX / 2) return GP_INVALID_VALUE;
+    if (address == NULL || size == 0 || size > SIZE_MAX / 2 || flags > 7) return GP_INVALID_VALUE;
     int device = gp_current_device();
     void *made = NULL;
     unsigned seen = 0;
@@ -255,7 +265,7 @@ int gp_free_host(void *address) {
     if (address == NULL) return GP_SUCCESS;
     struct gp_range range;
     GP_CHECK(gp_remove_range((uint64_t)(uintptr_t)address, &range));
-    if (range.kind != GP_HOST_MEMORY || range.detail == NULL) {
+    if (range.kind != GP_HOST_MEMORY || range.detail == NULL || range.flags & GP_VIRTUAL_HOST) {
         gp_add_range(range);
         return GP_INVALID_VALUE;
     }
@@ -391,7 +401,7 @@ GP_EXPORT int cuMemHostGetFlags(unsigned *flags, void *address) {
     }
     if (range.kind != GP_HOST_MEMORY) return GP_INVALID_VALUE;
     // Unified addressing implies that it is mappable.
-    *flags = (range.flags & ~SAME_ADDRESS) | MAPPABLE;
+    *flags = (range.flags & ~(SAME_ADDRESS | GP_VIRTUAL_HOST)) | MAPPABLE;
     return GP_SUCCESS;
 }
 

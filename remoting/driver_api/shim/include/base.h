@@ -300,11 +300,12 @@ enum {
     GP_HOST_MEMORY,
     GP_MANAGED_MEMORY,
     GP_GLOBAL_MEMORY,
-    GP_VIRTUAL_MEMORY,  // mapped by cuMemMap
+    GP_VIRTUAL_MEMORY,  // mapped by cuMemMap; the host's is GP_HOST_MEMORY
     GP_SHARED_MEMORY,   // another process's
 };
 #define GP_RESERVED 1  // in the flags of a range: nothing else of the program gets its addresses
 #define GP_OF_POOL 2   // the same addresses come again and again
+#define GP_VIRTUAL_HOST 0x20000000u  // the host's memory, mapped by cuMemMap
 bool gp_find_range(uint64_t address, struct gp_range *found);
 bool gp_set_waits(uint64_t address, bool waits);  // false where no range is
 // Memory that ends with the context in which it was allocated, which is the current one for gp_own.

@@ -25,6 +25,7 @@ int gp_settle_host(uint64_t address, void *stream);
 
 // virtual.c and pool.c: what pointers are asked for
 unsigned long long gp_handles_allowed(const struct gp_range *range);
+bool gp_is_virtual(const struct gp_range *range);  // mapped by cuMemMap
 void *gp_pool_of(const struct gp_range *range);
 
 // context_end.c

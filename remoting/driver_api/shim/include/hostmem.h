@@ -46,6 +46,7 @@ int gp_drain(const void *start, size_t size);  // until nothing is on its way th
 int gp_see(uint64_t *address);
 int gp_free_host(void *address);
 int gp_unregister_host(void *address);
+void gp_end_mirrors(const struct gp_range *range);  // its bytes are here from then on
 
 // mapped.c
 // Where the server of this call keeps these bytes of the host, if it has a mirror of all of them.

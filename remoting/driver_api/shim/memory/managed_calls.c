@@ -228,6 +228,9 @@ GP_EXPORT int cuMemAdvise(uint64_t address, size_t size, int advice, int device)
 GP_EXPORT int cuMemAdvise_v2(uint64_t address, size_t size, int advice, struct location location) {
     GP_CHECK(gp_ready());
     int device = CPU;
+    // Nodes of the host may be preferred, but only a device, or all of the host, accesses memory.
+    if (location.type < ON_DEVICE || location.type > ON_DEVICE + 3) return GP_INVALID_VALUE;
+    if (advice > 4 && location.type > ON_HOST) return GP_INVALID_VALUE;
     if (advice == 3 || advice > 4) GP_CHECK(find_location(location, &device));
     return advise(address, size, advice, device);
 }

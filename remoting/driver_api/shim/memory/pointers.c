@@ -12,7 +12,7 @@ static int pointer_attribute(void *data, int attribute, uint64_t address, bool k
     switch (attribute) {
         case 1:
             wide = known ? (uint64_t)(uintptr_t)gp_owner_of(range->start) : 0;
-            if (known && wide == 0) wide = (uint64_t)(uintptr_t)&gp.primaries[range->device];
+            if (known && wide == 0 && !gp_is_virtual(range)) wide = (uint64_t)(uintptr_t)&gp.primaries[range->device];
             size = 8;
             break;
         case 2: narrow = known ? (host ? 1 : 2) : 0; break;
@@ -47,6 +47,8 @@ GP_EXPORT int cuPointerGetAttribute(void *data, int attribute, uint64_t address)
     struct gp_range range = {0};
     if (data == NULL) return GP_INVALID_VALUE;
     if (!gp_find_range(address, &range)) return GP_INVALID_VALUE;
+    bool here = range.kind == GP_HOST_MEMORY || range.kind == GP_MANAGED_MEMORY;
+    if (attribute == 4 && !here) return GP_INVALID_VALUE;  // CU_POINTER_ATTRIBUTE_HOST_POINTER
     return pointer_attribute(data, attribute, address, true, &range);
 }
 

@@ -8,6 +8,7 @@
 #define ON_DEVICE 1        // CU_MEM_LOCATION_TYPE_DEVICE
 #define PINNED 1           // CU_MEM_ALLOCATION_TYPE_PINNED
 #define FILE_DESCRIPTOR 1  // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+#define FABRIC 8           // CU_MEM_HANDLE_TYPE_FABRIC
 
 struct location {
     int type, id;
@@ -112,9 +113,11 @@ GP_EXPORT int cuMemSetMemPool(const struct location *location, int type, void *p
 GP_EXPORT int cuMemPoolCreate(void **pool, const struct pool_properties *properties) {
     GP_CHECK(gp_ready());
     if (pool == NULL || properties == NULL) return GP_INVALID_VALUE;
-    if (properties->type != PINNED || properties->location.type != ON_DEVICE) {
-        return GP_NOT_SUPPORTED;
+    int place = properties->location.type, handles = properties->handles;
+    if (place < ON_DEVICE || place > ON_DEVICE + 3 || handles & ~(FILE_DESCRIPTOR | FABRIC)) {
+        return GP_INVALID_VALUE;
     }
+    if (properties->type != PINNED || place != ON_DEVICE) return GP_NOT_SUPPORTED;
     GP_CHECK(gp_check_device(properties->location.id));
     GP_ROUTE(properties->location.id);
     if (properties->handles & ~FILE_DESCRIPTOR) return GP_NOT_SUPPORTED;

@@ -123,6 +123,8 @@ static int create_context(void **made, unsigned flags, int device) {
     GP_CHECK(gp_ready());
     if (made == NULL) return GP_INVALID_VALUE;
     GP_CHECK(gp_check_device(device));
+    // One way to wait for the GPU, and others of CU_CTX_FLAGS_MASK.
+    if (flags > 255 || (flags & 7 & ((flags & 7) - 1)) != 0) return GP_INVALID_VALUE;
     struct gp_context *context = calloc(1, sizeof *context);
     if (context == NULL) return GP_OUT_OF_MEMORY;
     gp_begin_context(context, device);

@@ -107,9 +107,11 @@ GP_EXPORT int cuStreamQuery(void *stream) {
 GP_EXPORT int cuStreamWaitEvent(void *stream, void *event, unsigned flags) {
     GP_ENTER_ON(stream);
     GP_CHECK(gp_check(event, GP_EVENT));
+    if (flags > 1) return GP_INVALID_VALUE;
     GP_ON(stream);
     struct gp_handle *to = gp_stream_handle(stream), *from = event;
     if (to == NULL) return GP_INVALID_HANDLE;
+    if (flags != 0 && !gp_capture_of_handle(to)) return GP_ILLEGAL_STATE;
     if (gp_several && !gp_reaches(from->device)) {
         // The servers know nothing of each other's events, so this thread waits for both.
         bool captured = gp_capture_of_handle(to) || gp_capture_of_handle(from);
@@ -235,6 +237,7 @@ static int record(void *event, void *stream, unsigned flags) {
     GP_REACH(event);
     struct gp_handle *of = gp_stream_handle(stream);
     if (of == NULL) return GP_INVALID_HANDLE;
+    if (flags != 0 && !gp_capture_of(stream)) return flags > 1 ? GP_INVALID_VALUE : GP_ILLEGAL_STATE;
     __atomic_store_n(&((struct gp_handle *)event)->capture, gp_capture_of(stream),
                      __ATOMIC_RELAXED);
     if (flags != 0) gp_recorded_elsewhere(event);  // CU_EVENT_RECORD_EXTERNAL: by graphs

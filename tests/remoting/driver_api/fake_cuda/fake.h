@@ -602,6 +602,7 @@ struct CUgraph_st {
     CUgraphNode *nodes; /* in the order of their making */
     unsigned node_count;
     uint64_t id;
+    bool moved; /* into a node */
 };
 
 struct exec_node {

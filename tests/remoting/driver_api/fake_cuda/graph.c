@@ -302,7 +302,7 @@ API CUresult cuGraphCreate(CUgraph *phGraph, unsigned int flags) {
 
 API CUresult cuGraphDestroy(CUgraph hGraph) {
     ENTER();
-    REQUIRE(IS(hGraph, MAGIC_GRAPH));
+    REQUIRE(IS(hGraph, MAGIC_GRAPH) && !hGraph->moved);
     hGraph->magic = MAGIC_DEAD;
     for (unsigned i = 0; i < hGraph->node_count; i++)
         hGraph->nodes[i]->magic = MAGIC_DEAD;
@@ -428,6 +428,8 @@ API CUresult cuGraphAddEventWaitNode(CUgraphNode *phGraphNode, CUgraph hGraph,
     return node_add(phGraphNode, hGraph, dependencies, numDependencies, &work);
 }
 
+#define CHILD_MOVES 1 /* CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE */
+
 static CUgraph graph_clone(CUgraph graph);
 
 API CUresult cuGraphAddChildGraphNode(CUgraphNode *phGraphNode, CUgraph hGraph,
@@ -491,6 +493,8 @@ static CUresult work_from_params(CUgraphNodeParams *p, struct work *work) {
         return CUDA_SUCCESS;
     case CU_GRAPH_NODE_TYPE_GRAPH:
         REQUIRE(IS(p->graph.graph, MAGIC_GRAPH));
+        REQUIRE((int)p->graph.ownership >= 0 && (int)p->graph.ownership <= CHILD_MOVES);
+        REQUIRE(!p->graph.graph->moved);
         *work = (struct work){.kind = WORK_GRAPH};
         return CUDA_SUCCESS;
     case CU_GRAPH_NODE_TYPE_EMPTY:
@@ -556,7 +560,11 @@ API CUresult cuGraphAddNode_v2(CUgraphNode *phGraphNode, CUgraph hGraph,
     REQUIRE(nodeParams != NULL);
     TRY(work_from_params(nodeParams, &work));
     TRY(node_add(phGraphNode, hGraph, dependencies, numDependencies, &work));
-    if (work.kind == WORK_GRAPH)
+    bool moves = work.kind == WORK_GRAPH && (int)nodeParams->graph.ownership == CHILD_MOVES;
+    if (moves) {
+        (*phGraphNode)->child = nodeParams->graph.graph;
+        nodeParams->graph.graph->moved = true;
+    } else if (work.kind == WORK_GRAPH)
         (*phGraphNode)->child = graph_clone(nodeParams->graph.graph);
     if (work.kind == WORK_CONDITIONAL) {
         CUgraph *bodies = zeroed(nodeParams->conditional.size * sizeof *bodies);
@@ -1053,6 +1061,7 @@ API CUresult cuGraphInstantiateWithFlags(CUgraphExec *phGraphExec, CUgraph hGrap
                                          unsigned long long flags) {
     ENTER();
     REQUIRE(phGraphExec != NULL && IS(hGraph, MAGIC_GRAPH) && flags <= 15 && (flags & 5) != 5);
+    REQUIRE(!hGraph->moved);
     if (flags & DEVICE_LAUNCH)
         TRY(device_launch_check(hGraph));
     *phGraphExec = exec_new(hGraph, flags);
@@ -1178,6 +1187,9 @@ static CUresult exec_find(CUgraphExec exec, CUgraphNode node, enum work_kind kin
         if (exec->nodes[i].source == node && exec->nodes[i].work.kind == kind) {
             *work = &exec->nodes[i].work;
             return CUDA_SUCCESS;
+        } else if (exec->nodes[i].work.kind == WORK_GRAPH &&
+                   exec_find(exec->nodes[i].work.graph, node, kind, work) == CUDA_SUCCESS) {
+            return CUDA_SUCCESS;
         }
     return CUDA_ERROR_INVALID_VALUE;
 }
@@ -1189,10 +1201,14 @@ static CUresult exec_settle(void) {
 }
 
 static struct exec_node *exec_node_find(CUgraphExec exec, CUgraphNode node) {
-    for (unsigned i = 0; IS(exec, MAGIC_EXEC) && i < exec->node_count; i++)
+    struct exec_node *found = NULL;
+    for (unsigned i = 0; IS(exec, MAGIC_EXEC) && i < exec->node_count && !found; i++) {
         if (exec->nodes[i].source == node)
-            return &exec->nodes[i];
-    return NULL;
+            found = &exec->nodes[i];
+        else if (exec->nodes[i].work.kind == WORK_GRAPH)
+            found = exec_node_find(exec->nodes[i].work.graph, node);
+    }
+    return found;
 }
 
 API CUresult cuGraphNodeSetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode,

@@ -437,6 +437,105 @@ static void conditions(void) {
     CHECK(cuMemFree_v2(numbers));
 }
 
+static int launched(void *exec, uint64_t numbers) {
+    CHECK(cuMemsetD8Async(numbers, 0, BYTES, stream));
+    CHECK(cuGraphLaunch(exec, stream));
+    CHECK(cuStreamSynchronize(stream));
+    return value(numbers);
+}
+
+// A graph that increments twice, the second time in a graph that has moved into it, and once more under a
+// condition: as XLA builds a loop. `inner` and `kernel` are the nodes.
+static void *nest(struct kernel_node *one, void **kernel, void **inner, void **body) {
+    void *middle, *deep, *node;
+    uint64_t handle;
+    CHECK(cuGraphCreate(&middle, 0));
+    CHECK(cuGraphCreate(&deep, 0));
+    CHECK(cuGraphAddKernelNode_v2(kernel, deep, NULL, 0, one));
+    CHECK(cuGraphAddKernelNode_v2(&node, middle, NULL, 0, one));
+    struct node_params child = {.type = 4, .child = {deep, 1}};
+    CHECK(cuGraphAddNode_v2(inner, middle, &node, NULL, 1, &child));
+    CHECK(cuGraphConditionalHandleCreate(&handle, middle, NULL, 1, 1));
+    struct node_params when = {.type = 13, .conditional = {.handle = handle, .size = 1}};
+    CHECK(cuGraphAddNode_v2(&node, middle, inner, NULL, 1, &when));
+    CHECK(cuGraphAddKernelNode_v2(body, when.conditional.graphs[0], NULL, 0, one));
+    return middle;
+}
+
+// Graphs that move into others (CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE): they stay the program's to fill and to
+// change, and end with the node.
+static void moves(void) {
+    uint64_t numbers, room;
+    int n = N, none = 0, type = -1;
+    void *graph, *node, *again, *kernel, *inner, *body, *found, *exec, *two[2], *off[2], *late;
+    CHECK(cuMemAlloc_v2(&numbers, BYTES));
+    struct kernel_node one = counting(&numbers, &n, two), nothing = counting(&numbers, &none, off);
+    CHECK(cuGraphCreate(&graph, 0));
+    void *middle = nest(&one, &kernel, &inner, &body);
+    struct node_params child = {.type = 4, .child = {middle, 1}};
+    CHECK(cuGraphAddNode_v2(&node, graph, NULL, NULL, 0, &child));
+    CHECK(cuGraphChildGraphNodeGetGraph(node, &found));
+    NEED(found == middle);
+    CHECK(cuGraphNodeGetType(inner, &type));
+    NEED(type == 4);
+    CHECK(cuGraphAddKernelNode_v2(&late, middle, &inner, 1, &one));  // it may still grow
+    NEED(cuGraphDestroy(middle) != 0);
+    NEED(cuGraphInstantiateWithFlags(&exec, middle, 0) != 0);
+    NEED(cuGraphAddNode_v2(&again, graph, NULL, NULL, 0, &child) != 0);  // moved already
+    child.child.ownership = 0;
+    NEED(cuGraphAddNode_v2(&again, graph, NULL, NULL, 0, &child) != 0);
+    child = (struct node_params){.type = 4, .child = {graph, 1}};
+    OURS(cuGraphAddNode_v2(&again, middle, NULL, NULL, 0, &child) == 1);  // into itself
+    child.child.ownership = 7;
+    NEED(cuGraphAddNode_v2(&again, graph, NULL, NULL, 0, &child) != 0);
+    size_t count = 0;
+    CHECK(cuGraphGetNodes(graph, NULL, &count));
+    NEED(count == 1);
+
+    // Nodes however deep are changed in the executable of the whole, and whole graphs are exchanged.
+    CHECK(cuGraphInstantiateWithFlags(&exec, graph, 0));
+    NEED(launched(exec, numbers) == 4);
+    CHECK(cuGraphExecKernelNodeSetParams_v2(exec, kernel, &nothing));
+    NEED(launched(exec, numbers) == 3);
+    CHECK(cuGraphNodeSetEnabled(exec, late, 0));
+    NEED(launched(exec, numbers) == 2);
+    CHECK(cuGraphExecKernelNodeSetParams_v2(exec, kernel, &one));
+    CHECK(cuGraphNodeSetEnabled(exec, late, 1));
+    void *other = nest(&nothing, &kernel, &inner, &body), *whole;
+    CHECK(cuGraphAddKernelNode_v2(&late, other, &inner, 1, &one));
+    CHECK(cuGraphExecChildGraphNodeSetParams(exec, node, other));
+    NEED(launched(exec, numbers) == 1);
+    CHECK(cuGraphCreate(&whole, 0));
+    child = (struct node_params){.type = 4, .child = {other, 1}};
+    CHECK(cuGraphAddNode_v2(&again, whole, NULL, NULL, 0, &child));
+    struct update update = {9, NULL, NULL};
+    CHECK(cuGraphExecUpdate_v2(exec, whole, &update));
+    NEED(update.result == 0 && launched(exec, numbers) == 1);
+    CHECK(cuGraphDestroy(whole));
+    CHECK(cuGraphExecDestroy(exec));
+    CHECK(cuGraphDestroy(graph));
+    OURS(cuGraphDestroy(middle) == 400);
+
+    // Memory that a graph allocates and leaves goes with it into the other.
+    CHECK(cuGraphCreate(&graph, 0));
+    CHECK(cuGraphCreate(&middle, 0));
+    struct allocate_node take = {.type = 1, .location = {1, 0}, .size = BYTES};
+    CHECK(cuGraphAddMemAllocNode(&inner, middle, NULL, 0, &take));
+    room = take.address;
+    struct memset_node five = {.target = room, .value = 5, .element = 4, .width = N, .height = 1};
+    CHECK(cuGraphAddMemsetNode(&node, middle, &inner, 1, &five, context));
+    child = (struct node_params){.type = 4, .child = {middle, 0}};
+    NEED(cuGraphAddNode_v2(&node, graph, NULL, NULL, 0, &child) == 801);  // no clone of it
+    child.child.ownership = 1;
+    CHECK(cuGraphAddNode_v2(&node, graph, NULL, NULL, 0, &child));
+    NEED(cuGraphClone(&found, graph) == 801);
+    run(graph, 1);
+    NEED(value(room) == 5);
+    CHECK(cuMemFree_v2(room));
+    CHECK(cuGraphDestroy(graph));
+    CHECK(cuMemFree_v2(numbers));
+}
+
 static void mistakes(void) {
     void *graph, *other, *node, *exec;
     uint64_t numbers = 0;
@@ -480,6 +579,7 @@ int main(int count, char **arguments) {
     memory();
     objects();
     conditions();
+    moves();
     mistakes();
     CHECK(cuCtxSynchronize());
     puts("results right");

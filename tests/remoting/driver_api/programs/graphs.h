@@ -63,6 +63,10 @@ struct node_params {
             unsigned size;
             void **graphs, *context;
         } conditional;
+        struct {
+            void *graph;
+            int ownership;
+        } child;
     };
     long long last;
 };

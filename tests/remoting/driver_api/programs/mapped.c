@@ -53,6 +53,28 @@ static int *make(size_t count) {
     return made;
 }
 
+// One pool of which parts are used, as CatBoost has it: what nobody has touched yet is compared all the same
+// once a kernel, or the program, writes there.
+static void a_pool(void) {
+    enum { POOL = 6 << 20, STEP = POOL / 8 };  // ints: 24 MiB
+    int *pool;
+    CHECK(cuMemHostAlloc((void **)&pool, POOL * sizeof(int), 0));
+    pool[STEP] = 5;
+    CHECK(cuMemsetD32_v2_ptds(of(pool + 2 * STEP), 9, 100));  // it has a mirror from here on
+    NEED(pool[2 * STEP] == 9 && pool[2 * STEP + 99] == 9 && pool[2 * STEP + 100] == 0);
+    for (int at = 3; at < 8; at++) {
+        pool[at * STEP + 7] = at;  // for the first time
+        CHECK(cuMemcpyDtoD_v2(of(pool + at * STEP + 8), of(pool + at * STEP + 7), 4));
+        CHECK(cuMemsetD32_v2_ptds(of(pool + POOL - at), (unsigned)at, 1));
+        CHECK(cuCtxSynchronize());
+        NEED(pool[at * STEP + 8] == at && pool[POOL - at] == at);
+    }
+    CHECK(cuMemcpyDtoD_v2(of(pool), of(pool + STEP), 4));
+    CHECK(cuCtxSynchronize());
+    NEED(pool[0] == 5 && pool[1] == 0 && pool[STEP + 1] == 0);
+    CHECK(cuMemFreeHost(pool));
+}
+
 // These return when they have written, because it is memory of the host.
 static void set_by_the_device(void) {
     CHECK(cuMemsetD8_v2(of(small), 7, SMALL * sizeof(int)));
@@ -159,6 +181,7 @@ int main(int words, char **word) {
     CHECK(cuStreamCreate(&stream, 1));
     CHECK(cuMemAlloc_v2(&orders, sizeof(struct order)));
     CHECK(cuMemAlloc_v2(&memory, LARGE * sizeof(int)));
+    a_pool();
     for (int round = 0; round < 2; round++) {
         stop = false;
         small = make(SMALL);

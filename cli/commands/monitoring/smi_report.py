@@ -1,0 +1,154 @@
+"""``nvidia-smi -q``, ``dmon``, ``pmon`` and ``topo -m`` of a lease, as nvidia-smi writes them.
+
+The files of ``cli/run/smi/`` have its words; what no server reports is N/A, as of a GPU without it.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from functools import cache
+
+from gpupool.cli.run.smi_query import MEASURED, NOT_MEASURED, process_name, words_of
+
+Device = Mapping[str, object]
+
+
+@cache
+def sections(name: str) -> tuple[tuple[str, str], ...]:
+    """Return the parts of a report on a device, each behind the word of ``-d`` that asks for it."""
+    parts = words_of(name).removeprefix("#").split("\n#")
+    return tuple((kind, text) for kind, _, text in (part.partition("\n") for part in parts))
+
+
+def _values(device: Device, processes: Sequence[int], *, xml: bool) -> dict[str, str]:
+    def value(field: str, unit: str) -> str:
+        found = MEASURED[field](device)
+        return "N/A" if found == NOT_MEASURED else f"{found} {unit}".strip()
+
+    domain, bus, slot = [*str(device["bus_id"]).split(":"), "", ""][:3]
+    each = f"{int(value('memory.used', '')) // max(len(processes), 1)} MiB"
+    rows: list[str] = []
+    for pid in map(str, processes):
+        tags = (
+            ("pid", pid),
+            ("type", "C"),
+            ("process_name", process_name(pid)),
+            ("used_memory", each),
+        )
+        if xml:
+            inner = "".join(f"\t\t\t\t<{tag}>{text}</{tag}>\n" for tag, text in tags)
+            rows.append(f"\t\t\t<process_info>\n{inner}\t\t\t</process_info>\n")
+        else:
+            names = ("    Process ID", "        Type", "        Name", "        Used GPU Memory")
+            rows += [
+                f"    {name:<51}: {text}\n" for name, (_, text) in zip(names, tags, strict=True)
+            ]
+    empty = f"\t\t<processes>\n{''.join(rows)}\t\t</processes>"
+    text = "\n".join(["    Processes", "".join(rows).rstrip("\n")])
+    none = f"{'    Processes':<55}: None"
+    return {
+        "name": str(device["name"]),
+        "uuid": str(device["uuid"]),
+        "index": str(device["index"]),
+        "bus_id": str(device["bus_id"]),
+        "domain": domain[-4:],
+        "bus": bus,
+        "slot": slot.partition(".")[0],
+        "total": value("memory.total", ""),
+        "used": value("memory.used", ""),
+        "free": value("memory.free", ""),
+        "load": value("utilization.gpu", "%"),
+        "heat": value("temperature.gpu", "C"),
+        "power": value("power.draw", "W"),
+        "limit": value("power.limit", "W"),
+        "memory_heat": value("temperature.memory", "C"),
+        "clock": value("clocks.current.sm", "MHz"),
+        "processes": empty if xml else text if rows else none,
+    }
+
+
+def report(
+    devices: Sequence[Device],
+    versions: tuple[str, str],
+    processes: Sequence[int],
+    kinds: Sequence[str],
+    *,
+    xml: bool,
+) -> list[str]:
+    """Return the lines of ``-q``, of what ``-d`` names alone if it names any."""
+    now, count = time.strftime("%a %b %e %H:%M:%S %Y"), str(len(devices))
+    driver, cuda = (version or "N/A" for version in versions)
+    if xml:
+        lines = ['<?xml version="1.0" ?>', "<nvidia_smi_log>"]
+        heads = {"timestamp": now, "driver_version": driver, "cuda_version": cuda}
+        heads["attached_gpus"] = count
+        lines += [f"\t<{tag}>{text}</{tag}>" for tag, text in heads.items()]
+    else:
+        lines = ["", "==============NVSMI LOG==============", ""]
+        texts = (("Timestamp", now), ("Driver Version", driver), ("CUDA Version", cuda))
+        lines += [f"{name:<55}: {text}" for name, text in texts]
+        lines += ["", f"{'Attached GPUs':<55}: {count}"]
+    for device in devices:
+        bus = device["bus_id"]
+        lines.append(f'\t<gpu id="{bus}">' if xml else f"GPU {bus}")
+        values = _values(device, processes, xml=xml)
+        for kind, text in sections("log.xml" if xml else "log.txt"):
+            if not kinds or kind in kinds:
+                lines += text.rstrip("\n").format_map(values).split("\n")
+        lines.append("\t</gpu>" if xml else "")
+    return [*lines, "</nvidia_smi_log>"] if xml else lines
+
+
+# By the letter of -s: the columns, their units, and the field that is read.
+COLUMNS = {
+    "p": "pwr:W:power.draw gtemp:C:temperature.gpu mtemp:C:temperature.memory",
+    "u": "sm:%:utilization.gpu mem:%: enc:%: dec:%: jpg:%: ofa:%:",
+    "c": "mclk:MHz: pclk:MHz:clocks.current.sm",
+    "v": "pviol:%: tviol:bool:",
+    "m": "fb:MB:memory.used bar1:MB: ccpm:MB:",
+    "e": "sbecc:errs: dbecc:errs: pci:errs:",
+    "t": "rxpci:MB/s: txpci:MB/s:",
+}
+
+
+def dmon_lines(devices: Sequence[Device], chosen: str, *, heads: bool) -> list[str]:
+    """Return a reading of ``dmon``, below its two lines of headings if ``heads``."""
+    columns = [one.split(":") for letter in chosen for one in COLUMNS[letter].split()]
+    rows = [["# gpu", *(c[0] for c in columns)], ["# Idx", *(c[1] for c in columns)]]
+    rows = rows if heads else []
+    for device in devices:
+        found = [MEASURED[c[2]](device) if c[2] else NOT_MEASURED for c in columns]
+        cells = ["-" if cell == NOT_MEASURED else cell.partition(".")[0] for cell in found]
+        rows.append([f"{device['index']:>5}", *cells])
+    return [first + "".join(f"{cell:>7}" for cell in cells) + " " for first, *cells in rows]
+
+
+def pmon_lines(devices: Sequence[Device], processes: Sequence[int], *, heads: bool) -> list[str]:
+    """Return a reading of ``pmon``."""
+    names = ("type", "sm", "mem", "enc", "dec", "jpg", "ofa")
+    rows = [("# gpu", "pid", *names, "command"), ("# Idx", "#", "C/G", *"%%%%%%", "name")]
+    rows = rows if heads else []
+    for device in devices:
+        for pid in processes or ("-",):
+            kind, name = ("C", process_name(str(pid)).rpartition("/")[2]) if processes else "--"
+            rows.append((f"{device['index']:>5}", str(pid), kind, *"------", name[:14]))
+    return [
+        f"{a:>5}{b:>12}" + "".join(f"{c:>7}" for c in rest[:-1]) + f"    {rest[-1]:<15}"
+        for a, b, *rest in rows
+    ]
+
+
+def topology_lines(devices: Sequence[Device]) -> list[str]:
+    """Return ``topo -m``: nobody reports more than that two GPUs are not one."""
+    names = [f"GPU{device['index']}" for device in devices]
+    lines = ["\t".join(["", *names, "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"])]
+    for name in names:
+        cells = [" X " if name == other else "SYS" for other in names]
+        lines.append("\t".join([name, *cells, "N/A", "N/A", "", "N/A"]))
+    return [*lines, *words_of("topology.txt").splitlines()]
+
+
+def kinds_of(text: str) -> list[str] | None:
+    """Return the words of ``-d``; None: one of them is none."""
+    kinds = [kind.strip() for kind in text.split(",") if kind.strip()]
+    known = {kind for name in ("log.txt", "log.xml") for kind, _ in sections(name)}
+    return kinds if known - {""} | {"VOLTAGE", "GSP_FIRMWARE_VERSION"} >= {*kinds} else None
