@@ -7,7 +7,7 @@ import numpy as np
 
 from cupy._core import convert
 from cupy._core.dispatch import arguments, make
-from cupy._core.dispatch.arguments import is_array, need
+from cupy._core.dispatch.arguments import is_array
 from cupy._core.searching import nonzero
 from cupy._core.ufunc import broadcast
 from cupy._door import dtypes
