@@ -6,10 +6,19 @@ secret is in it.
 """
 
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import Enum, IntEnum
 
+from gpupool.pool.model.bounds import (
+    GpuKey,
+    LeaseNumber,
+    Level,
+    Line,
+    Name,
+    ServerKey,
+    Time,
+)
 from gpupool.pool.model.codec import OPTIONAL
-from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds, ServerId
+from gpupool.pool.model.ids import GpuId, Milliseconds, ServerId
 
 HISTOGRAMS: dict[str, tuple[float, ...]] = {
     name: tuple(
@@ -28,6 +37,14 @@ HISTOGRAMS: dict[str, tuple[float, ...]] = {
 """The upper bounds of each histogram's 14 buckets; one more bucket has all that is above."""
 
 
+class Transport(Enum):
+    """What a session's data goes over."""
+
+    TLS = "tls"
+    TCP = "tcp"
+    UNIX = "unix"
+
+
 class Health(IntEnum):
     """A check's result."""
 
@@ -40,19 +57,19 @@ class Health(IntEnum):
 class Finding:
     """What one check found of one subject: a GPU's id, a peer's name, a file system, or nothing."""
 
-    check: str
-    subject: str
+    check: Name
+    subject: Line
     status: Health
-    since: Milliseconds  # of this status, by the pool's time
-    text: str
-    hint: str = ""  # with a command
+    since: Time  # of this status, by the pool's time
+    text: Line
+    hint: Line = ""  # with a command
 
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
     """Counts of values by bucket, as ``HISTOGRAMS`` bounds them, and the sum of the values."""
 
-    counts: tuple[int, ...]
+    counts: tuple[Level, ...]
     sum: float
 
 
@@ -60,13 +77,13 @@ class Histogram:
 class GpuTelemetry:
     """What NVML says of one GPU; None for a reading that this device does not give."""
 
-    gpu: GpuId
-    memory_used: int
+    gpu: GpuKey
+    memory_used: Level
     utilization: float | None = None  # 0 to 1: the share of time in which any kernel ran
     temperature_c: float | None = None
     power_w: float | None = None
     energy_j: float | None = None
-    ecc_errors: int | None = None  # uncorrected
+    ecc_errors: Level | None = None  # uncorrected
     sm_activity: float | None = field(default=None, metadata=OPTIONAL)  # 0 to 1, as the next two
     tensor_activity: float | None = field(default=None, metadata=OPTIONAL)
     memory_bandwidth: float | None = field(default=None, metadata=OPTIONAL)
@@ -75,53 +92,55 @@ class GpuTelemetry:
     power_limit_w: float | None = field(default=None, metadata=OPTIONAL)
     sm_clock_hz: float | None = field(default=None, metadata=OPTIONAL)
     #: Seconds by reason: power, thermal, hw_thermal, hw_power_brake, sync_boost.
-    throttled_s: dict[str, float] = field(default_factory=dict[str, float], metadata=OPTIONAL)
-    ecc_corrected: int | None = field(default=None, metadata=OPTIONAL)
+    throttled_s: dict[Name, float] = field(default_factory=dict[str, float], metadata=OPTIONAL)
+    ecc_corrected: Level | None = field(default=None, metadata=OPTIONAL)
     #: By state: corrected, uncorrected, pending, failed.
-    remapped_rows: dict[str, int] = field(default_factory=dict[str, int], metadata=OPTIONAL)
-    pcie_bytes_in: int | None = field(default=None, metadata=OPTIONAL)
-    pcie_bytes_out: int | None = field(default=None, metadata=OPTIONAL)
-    pcie_replays: int | None = field(default=None, metadata=OPTIONAL)
-    nvlink_errors: int | None = field(default=None, metadata=OPTIONAL)
-    nvlinks_up: int | None = field(default=None, metadata=OPTIONAL)
+    remapped_rows: dict[Name, Level] = field(default_factory=dict[str, int], metadata=OPTIONAL)
+    pcie_bytes_in: Level | None = field(default=None, metadata=OPTIONAL)
+    pcie_bytes_out: Level | None = field(default=None, metadata=OPTIONAL)
+    pcie_replays: Level | None = field(default=None, metadata=OPTIONAL)
+    nvlink_errors: Level | None = field(default=None, metadata=OPTIONAL)
+    nvlinks_up: Level | None = field(default=None, metadata=OPTIONAL)
     #: The PCIe link now, which rests when idle, and at its best: lanes, and generation.
-    pcie_width: int | None = field(default=None, metadata=OPTIONAL)
-    pcie_width_max: int | None = field(default=None, metadata=OPTIONAL)
-    pcie_generation: int | None = field(default=None, metadata=OPTIONAL)
-    pcie_generation_max: int | None = field(default=None, metadata=OPTIONAL)
-    xids: dict[int, int] = field(default_factory=dict[int, int], metadata=OPTIONAL)  # times seen
-    xid_at: Milliseconds = field(default=Milliseconds(0), metadata=OPTIONAL)  # of the last
-    recovery_action: int | None = field(default=None, metadata=OPTIONAL)  # NVML's; 0: none
+    pcie_width: Level | None = field(default=None, metadata=OPTIONAL)
+    pcie_width_max: Level | None = field(default=None, metadata=OPTIONAL)
+    pcie_generation: Level | None = field(default=None, metadata=OPTIONAL)
+    pcie_generation_max: Level | None = field(default=None, metadata=OPTIONAL)
+    xids: dict[Level, Level] = field(
+        default_factory=dict[int, int], metadata=OPTIONAL
+    )  # times seen
+    xid_at: Time = field(default=Milliseconds(0), metadata=OPTIONAL)  # of the last
+    recovery_action: Level | None = field(default=None, metadata=OPTIONAL)  # NVML's; 0: none
 
 
 @dataclass(frozen=True, slots=True)
 class SessionTelemetry:
     """What went over the wire for one lease on one server, since its sessions opened."""
 
-    lease: LeaseId
-    workers: int
-    calls: int
-    bytes_in: int
-    bytes_out: int
-    memory_reserved: int
-    memory_used: int | None = field(default=None, metadata=OPTIONAL)
-    waits: int | None = field(default=None, metadata=OPTIONAL)  # answers that a caller waited for
-    wait_us: int | None = field(default=None, metadata=OPTIONAL)  # time to execute those
-    door: str = field(default="", metadata=OPTIONAL)  # array or cuda
-    transport: str = field(default="", metadata=OPTIONAL)  # tcp, tls, unix
-    rtt_us: int | None = field(default=None, metadata=OPTIONAL)  # the kernel's smoothed estimate
-    rtt_var_us: int | None = field(default=None, metadata=OPTIONAL)
-    retransmits: int | None = field(default=None, metadata=OPTIONAL)
+    lease: LeaseNumber
+    workers: Level
+    calls: Level
+    bytes_in: Level
+    bytes_out: Level
+    memory_reserved: Level
+    memory_used: Level | None = field(default=None, metadata=OPTIONAL)
+    waits: Level | None = field(default=None, metadata=OPTIONAL)  # answers that a caller waited for
+    wait_us: Level | None = field(default=None, metadata=OPTIONAL)  # time to execute those
+    door: Name = field(default="", metadata=OPTIONAL)  # array or cuda
+    transport: Name = field(default="", metadata=OPTIONAL)  # tcp, tls, unix
+    rtt_us: Level | None = field(default=None, metadata=OPTIONAL)  # the kernel's smoothed estimate
+    rtt_var_us: Level | None = field(default=None, metadata=OPTIONAL)
+    retransmits: Level | None = field(default=None, metadata=OPTIONAL)
     #: The share of each GPU's computing time in the last second, 0 to 1; a GPU's is absent where
     #: the driver does not say.
-    busy: dict[GpuId, float] = field(default_factory=dict[GpuId, float], metadata=OPTIONAL)
+    busy: dict[GpuKey, float] = field(default_factory=dict[GpuId, float], metadata=OPTIONAL)
     busy_estimated: bool = field(default=False, metadata=OPTIONAL)
     idle_s: float | None = field(default=None, metadata=OPTIONAL)  # since it last computed
     #: The share of each GPU's time that it is due when others want theirs, and that it got of
     #: late; the latter is absent where nobody else wanted any.
-    share_due: dict[GpuId, float] = field(default_factory=dict[GpuId, float], metadata=OPTIONAL)
-    share_got: dict[GpuId, float] = field(default_factory=dict[GpuId, float], metadata=OPTIONAL)
-    not_suspendable: str = field(default="", metadata=OPTIONAL)  # why, as its host sees it
+    share_due: dict[GpuKey, float] = field(default_factory=dict[GpuId, float], metadata=OPTIONAL)
+    share_got: dict[GpuKey, float] = field(default_factory=dict[GpuId, float], metadata=OPTIONAL)
+    not_suspendable: Line = field(default="", metadata=OPTIONAL)  # why, as its host sees it
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,49 +148,53 @@ class HostTelemetry:
     """What Linux says of one server's machine and of gpupool's processes there; sizes in bytes."""
 
     cpu_busy: float | None = None  # 0 to 1, of all processors
-    memory_total: int | None = None
-    memory_available: int | None = None
-    network_in: int | None = None  # counters of the advertised interface
-    network_out: int | None = None
-    network_speed: int | None = None  # Mbit/s
-    disk_total: int | None = None  # of the state directory's file system
-    disk_free: int | None = None
+    memory_total: Level | None = None
+    memory_available: Level | None = None
+    network_in: Level | None = None  # counters of the advertised interface
+    network_out: Level | None = None
+    network_speed: Level | None = None  # Mbit/s
+    disk_total: Level | None = None  # of the state directory's file system
+    disk_free: Level | None = None
     #: By process: server, observer, keeper, workers.
-    resident: dict[str, int] = field(default_factory=dict[str, int])
-    cpu_s: dict[str, float] = field(default_factory=dict[str, float])
-    descriptors: int | None = None  # of the server, with its limit
-    descriptors_max: int | None = None
+    resident: dict[Name, Level] = field(default_factory=dict[str, int])
+    cpu_s: dict[Name, float] = field(default_factory=dict[str, float])
+    descriptors: Level | None = None  # of the server, with its limit
+    descriptors_max: Level | None = None
     disk_read_only: bool = field(default=False, metadata=OPTIONAL)
-    network_mtu: int | None = field(default=None, metadata=OPTIONAL)  # of the interface
+    network_mtu: Level | None = field(default=None, metadata=OPTIONAL)  # of the interface
     #: Of the server's cgroup, without what the kernel can take back; absent without a limit.
-    memory_charged: int | None = field(default=None, metadata=OPTIONAL)
-    memory_limit: int | None = field(default=None, metadata=OPTIONAL)
-    pids: int | None = field(default=None, metadata=OPTIONAL)
-    pids_max: int | None = field(default=None, metadata=OPTIONAL)
+    memory_charged: Level | None = field(default=None, metadata=OPTIONAL)
+    memory_limit: Level | None = field(default=None, metadata=OPTIONAL)
+    pids: Level | None = field(default=None, metadata=OPTIONAL)
+    pids_max: Level | None = field(default=None, metadata=OPTIONAL)
 
 
 @dataclass(frozen=True, slots=True)
 class ConsensusTelemetry:
     """What a server's replication measures."""
 
-    journal_bytes: int = 0
+    journal_bytes: Level = 0
     snapshot_age_s: float | None = None
     #: Of each peer that is linked, by its id: seconds, and its clock's less this server's.
-    link_rtt_s: dict[ServerId, float] = field(default_factory=dict[ServerId, float])
-    clock_offset_s: dict[ServerId, float] = field(default_factory=dict[ServerId, float])
-    snapshot_bytes: int | None = field(default=None, metadata=OPTIONAL)  # of the newest
+    link_rtt_s: dict[ServerKey, float] = field(default_factory=dict[ServerId, float])
+    clock_offset_s: dict[ServerKey, float] = field(default_factory=dict[ServerId, float])
+    snapshot_bytes: Level | None = field(default=None, metadata=OPTIONAL)  # of the newest
     #: Of each link: the path's MTU, segments sent, and those sent again, since it came up.
-    link_mtu: dict[ServerId, int] = field(default_factory=dict[ServerId, int], metadata=OPTIONAL)
-    link_sent: dict[ServerId, int] = field(default_factory=dict[ServerId, int], metadata=OPTIONAL)
-    link_resent: dict[ServerId, int] = field(default_factory=dict[ServerId, int], metadata=OPTIONAL)
+    link_mtu: dict[ServerKey, Level] = field(default_factory=dict[ServerId, int], metadata=OPTIONAL)
+    link_sent: dict[ServerKey, Level] = field(
+        default_factory=dict[ServerId, int], metadata=OPTIONAL
+    )
+    link_resent: dict[ServerKey, Level] = field(
+        default_factory=dict[ServerId, int], metadata=OPTIONAL
+    )
     #: Seconds for which 64 KiB have been under way to a peer; absent unless it is some.
-    link_stalls_s: dict[ServerId, float] = field(
+    link_stalls_s: dict[ServerKey, float] = field(
         default_factory=dict[ServerId, float], metadata=OPTIONAL
     )
     table_ahead_s: float = field(default=0.0, metadata=OPTIONAL)
     """The table's time less that of the voters' clocks; not negative."""
     #: Peers that speak another version of the links, with theirs.
-    link_versions: dict[ServerId, int] = field(
+    link_versions: dict[ServerKey, Level] = field(
         default_factory=dict[ServerId, int], metadata=OPTIONAL
     )
 
@@ -180,15 +203,15 @@ class ConsensusTelemetry:
 class Telemetry:
     """What one server measures of itself."""
 
-    server: ServerId
-    at: Milliseconds
+    server: ServerKey
+    at: Time
     gpus: tuple[GpuTelemetry, ...] = ()
     sessions: tuple[SessionTelemetry, ...] = ()
     loop_lag_s: float = 0.0
-    counters: dict[str, int] = field(default_factory=dict[str, int])
+    counters: dict[Name, Level] = field(default_factory=dict[str, int])
     host: HostTelemetry | None = field(default=None, metadata=OPTIONAL)
     consensus: ConsensusTelemetry | None = field(default=None, metadata=OPTIONAL)
-    histograms: dict[str, Histogram] = field(
+    histograms: dict[Name, Histogram] = field(
         default_factory=dict[str, Histogram], metadata=OPTIONAL
     )
     findings: tuple[Finding, ...] = field(default=(), metadata=OPTIONAL)

@@ -15,10 +15,10 @@ WARM      ``SessionOpener`` assigns a lease  WAITING   budget, uid and kernels; 
 WAITING   message ``Assigned``               WAITING   the client learns of the session
 WAITING   message ``Connected``              CONNECTED the program may compute
 WAITING   ``connect_timeout_s`` is over      WAITING   it is killed
-CONNECTED message ``Connected``              CONNECTED another connection of the same session
-any       a second ``Ready`` or              the same  it is killed
-          ``ContextReady``, two ``Dial``s
-          at a time, broken frames, ``kill``
+any       a second ``Ready``,                the same  it is killed
+          ``ContextReady`` or ``Connected``,
+          two ``Dial``s at a time, counters
+          that fall, broken frames, ``kill``
 any       the process ends                   ENDED     see below
 ========= ================================== ========= =============================================
 
