@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from gpupool.pool.model.bounds import GpuKey, LeaseNumber, Level, Line, Name, Time
+from gpupool.pool.model.bounds import GpuKey, Int, LeaseNumber, Line, Name, Time
 from gpupool.pool.model.ids import GpuId, Milliseconds, ServerId
 from gpupool.pool.model.state import Gpu, Lease, PartStatus, PoolState, Server, ServerStatus
 from gpupool.pool.policy.rulebook import rulebook
@@ -27,13 +27,13 @@ class GpuBooks:
     """What the table says of one GPU of this server; sizes in bytes."""
 
     gpu: GpuKey
-    index: Level
+    index: Int
     model: Line
-    memory_total: Level
-    capacity: Level  # what leases could have
-    granted: Level
-    foreign: Level
-    leases: Level
+    memory_total: Int
+    capacity: Int  # what leases could have
+    granted: Int
+    foreign: Int
+    leases: Int
     state: Name  # a key of ``PoolBooks.gpus``
     pci_bus_id: Line
     parent: Line  # the physical GPU of a MIG instance, or empty
@@ -53,7 +53,7 @@ class LeaseBooks:
     program: Line
     granted_at: Time
     ending: bool
-    granted: dict[GpuKey, Level]  # bytes on each GPU of this server; none while it is suspended
+    granted: dict[GpuKey, Int]  # bytes on each GPU of this server; none while it is suspended
     suspended: bool = False
 
 
@@ -64,12 +64,12 @@ class CapacityBooks:
     A GPU is granted first, then outside, and the rest of it drained, down, at fault, or free.
     """
 
-    gpus: Level = 0
-    granted: Level = 0
-    outside: Level = 0
-    drained: Level = 0
-    down: Level = 0  # also of a server that is not admitted yet
-    fault: Level = 0
+    gpus: Int = 0
+    granted: Int = 0
+    outside: Int = 0
+    drained: Int = 0
+    down: Int = 0  # also of a server that is not admitted yet
+    fault: Int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +77,15 @@ class PoolBooks:
     """What the table says of the whole pool; sizes in bytes."""
 
     at: Time
-    servers: dict[Name, Level]  # by state: new, idle, mix, full, drain, down
-    gpus: dict[Name, Level]  # by state: idle, mix, full, drain, down, new, fault
-    capacity: Level
-    granted: Level
-    foreign: Level
-    leases: Level
-    waiting: dict[Line, Level]  # by class, by the policy now in force
-    oldest_wait_ms: Level
-    policy_version: Level
+    servers: dict[Name, Int]  # by state: new, idle, mix, full, drain, down
+    gpus: dict[Name, Int]  # by state: idle, mix, full, drain, down, new, fault
+    capacity: Int
+    granted: Int
+    foreign: Int
+    leases: Int
+    waiting: dict[Line, Int]  # by class, by the policy now in force
+    oldest_wait_ms: Int
+    policy_version: Int
     gpu_shares: float = 0.0  # granted, each GPU's as a share of its capacity
     models: dict[Line, CapacityBooks] = field(default_factory=dict[str, CapacityBooks])
 
@@ -106,7 +106,7 @@ class Sample:
     leases: tuple[LeaseBooks, ...]
     raft: RaftView
     pool: PoolBooks | None  # while in touch with a majority
-    dropped: Level = 0  # samples that the observer never got, since the server started
+    dropped: Int = 0  # samples that the observer never got, since the server started
 
 
 class Sampler:

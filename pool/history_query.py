@@ -7,7 +7,7 @@ A point has a sum and a count, never a mean, so that the points of several serve
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from gpupool.pool.model.bounds import Level, Line, Name, Text, Time
+from gpupool.pool.model.bounds import Int, Line, Name, Text, Time
 from gpupool.pool.model.codec import OPTIONAL
 from gpupool.pool.model.ids import Milliseconds
 from gpupool.pool.telemetry import Health
@@ -34,8 +34,8 @@ class HistoryQuery:
     name: Line = ""
     since: Time = Milliseconds(0)
     until: Time = Milliseconds(0)
-    after: Level = 0  # points of earlier parts
-    points_max: Level = POINTS_MAX
+    after: Int = 0  # points of earlier parts
+    points_max: Int = POINTS_MAX
     user: Line = ""  # whose leases alone are told; empty: everybody's
 
 
@@ -48,7 +48,7 @@ class HistorySeries:
 
     key: Text  # a GPU's id, or empty
     label: Text
-    points: tuple[tuple[Level, ...], ...]
+    points: tuple[tuple[Int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +56,15 @@ class SampleSum:
     """What samples say of the leases of one key on one server."""
 
     key: Text
-    slots: Level  # of 10 s, of each GPU of a lease, of which it is known whether anything was done
-    idle: Level  # of these, those in which nothing was
-    held: Level  # millionths of GPUs times seconds: of the slots that are known
-    wasted: Level  # of the idle ones
-    busy_n: Level  # samples that say how busy the GPU was with it
-    busy: Level  # thousandths of GPUs times seconds
-    memory: Level  # MiB times seconds that were in use
-    granted: Level  # MiB times seconds
-    memory_max: Level  # MiB on one GPU
+    slots: Int  # of 10 s, of each GPU of a lease, of which it is known whether anything was done
+    idle: Int  # of these, those in which nothing was
+    held: Int  # millionths of GPUs times seconds: of the slots that are known
+    wasted: Int  # of the idle ones
+    busy_n: Int  # samples that say how busy the GPU was with it
+    busy: Int  # thousandths of GPUs times seconds
+    memory: Int  # MiB times seconds that were in use
+    granted: Int  # MiB times seconds
+    memory_max: Int  # MiB on one GPU
 
     def plus(self, other: "SampleSum") -> "SampleSum":
         """Return the sum of two of the same key."""
@@ -101,15 +101,15 @@ class CapacitySum:
     Figures are millionths of GPUs times seconds. What is in no part was free.
     """
 
-    day: Level  # the Unix second at which it begins, in UTC
+    day: Int  # the Unix second at which it begins, in UTC
     model: Text
-    seconds: Level  # for which there were such GPUs, and it is known
-    gpus: Level  # all
-    granted: Level  # to leases, wherever their server was
-    outside: Level  # in use by processes that are not of the pool; so not granted
-    drained: Level  # of what is left: not granted because it was drained, ...
-    down: Level  # ... because its server was unreachable or not admitted yet
-    fault: Level  # ... because it was at fault
+    seconds: Int  # for which there were such GPUs, and it is known
+    gpus: Int  # all
+    granted: Int  # to leases, wherever their server was
+    outside: Int  # in use by processes that are not of the pool; so not granted
+    drained: Int  # of what is left: not granted because it was drained, ...
+    down: Int  # ... because its server was unreachable or not admitted yet
+    fault: Int  # ... because it was at fault
 
     def plus(self, other: "CapacitySum") -> "CapacitySum":
         """Return the sum of two, with the names of this one."""
@@ -130,8 +130,8 @@ class CapacitySum:
 class KeptTier:
     """Rows of one step."""
 
-    step_s: Level
-    kept_s: Level  # for how long
+    step_s: Int
+    kept_s: Int  # for how long
     oldest: Time  # 0: there are none
 
 
@@ -139,8 +139,8 @@ class KeptTier:
 class Storage:
     """What one server keeps of what was, and when its certificates end."""
 
-    files: dict[Name, Level] = field(default_factory=dict[str, int])  # bytes by name
-    size_max: Level = 0  # bytes of the databases together
+    files: dict[Name, Int] = field(default_factory=dict[str, int])  # bytes by name
+    size_max: Int = 0  # bytes of the databases together
     tiers: tuple[KeptTier, ...] = ()
     ends: dict[Line, Time] = field(default_factory=dict[str, Milliseconds])
 
@@ -149,14 +149,14 @@ class Storage:
 class HistoryPage:
     """One part of an answer."""
 
-    step_s: Level = 0  # of the points
+    step_s: Int = 0  # of the points
     series: tuple[HistorySeries, ...] = ()
     sums: tuple[SampleSum, ...] = ()
-    after: Level = 0  # points up to here, for the next part
+    after: Int = 0  # points up to here, for the next part
     more: bool = False
     oldest: Time = Milliseconds(0)  # before which nothing is kept; 0: nothing is
     problem: Line = ""  # why something may lack
-    lost: Level = field(default=0, metadata=OPTIONAL)  # slots of 10 s that could not be kept
+    lost: Int = field(default=0, metadata=OPTIONAL)  # slots of 10 s that could not be kept
     #: What checks found, the newest first; ``oldest`` is since when that is known, or 0.
     episodes: tuple[Episode, ...] = field(default=(), metadata=OPTIONAL)
     capacity: tuple[CapacitySum, ...] = field(default=(), metadata=OPTIONAL)

@@ -8,15 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from gpupool.pool.history_query import HistoryPage, HistoryQuery
-from gpupool.pool.model.bounds import (
-    Digits,
-    LeaseNumber,
-    Level,
-    Line,
-    ServerKey,
-    Text,
-    Time,
-)
+from gpupool.pool.model.bounds import Digits, Int, LeaseNumber, Line, ServerKey, Text, Time
 from gpupool.pool.model.ids import LeaseId, Milliseconds
 from gpupool.pool.model.state import LeaseRecord
 from gpupool.pool.telemetry import Finding
@@ -32,9 +24,9 @@ class RecordQuery:
 
     since: Time = Milliseconds(0)
     until: Time = FAR
-    after: Level = 0  # records with larger numbers only
-    through: Level = 0  # records up to this number only; 0: all
-    count: Level = PAGE_COUNT_MAX  # 0: only what is known of all
+    after: Int = 0  # records with larger numbers only
+    through: Int = 0  # records up to this number only; 0: all
+    count: Int = PAGE_COUNT_MAX  # 0: only what is known of all
     lease: LeaseNumber = LeaseId(0)  # 0: any
     by: Line = ""  # sums by this key instead of records; one of ``KEYS``
     user: Line = ""  # of others only sums are told; empty: everything is told
@@ -49,11 +41,11 @@ class GroupSum:
     """What the leases of one key had within the asked range. Exact, so too large for an integer."""
 
     key: Text
-    leases: Level = 0
+    leases: Int = 0
     unit_ms: Digits = "0"  # shares of GPUs, of ``policy.UNIT``, times milliseconds; decimal digits
     byte_ms: Digits = "0"
-    wait_ms: Level = 0
-    wait_max_ms: Level = 0
+    wait_ms: Int = 0
+    wait_max_ms: Int = 0
 
     def plus(self, other: "GroupSum") -> "GroupSum":
         """Return the sum of two of the same key.
@@ -76,9 +68,9 @@ class ClassSum:
     """What leases of other users had within the asked range, by class."""
 
     user_class: Text
-    parts: Level
-    milli_gpu_ms: Level  # thousandths of GPUs times milliseconds
-    gib_ms: Level
+    parts: Int
+    milli_gpu_ms: Int  # thousandths of GPUs times milliseconds
+    gib_ms: Int
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +81,10 @@ class RecordPage:
     groups: tuple[GroupSum, ...] = ()
     whole: GroupSum = GroupSum("")  # of all groups: a lease may be in several
     others: tuple[ClassSum, ...] = ()
-    upto: Level = 0  # the number up to which this page has everything
+    upto: Int = 0  # the number up to which this page has everything
     more: bool = False
-    newest: Level = 0  # number of the newest record that this server has
-    missing: tuple[tuple[Level, ...], ...] = ()  # runs of numbers that it lacks: from and to
+    newest: Int = 0  # number of the newest record that this server has
+    missing: tuple[tuple[Int, ...], ...] = ()  # runs of numbers that it lacks: from and to
     problem: Line = ""  # why it may lack some
 
 
@@ -119,8 +111,8 @@ class BandwidthQuery:
 class BandwidthPage:
     """What that way carries, in bits per second."""
 
-    there: Level
-    back: Level
+    there: Int
+    back: Int
 
 
 ServerTest = CheckQuery | BandwidthQuery

@@ -8,18 +8,11 @@ secret is in it.
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 
-from gpupool.pool.model.bounds import (
-    GpuKey,
-    LeaseNumber,
-    Level,
-    Line,
-    Name,
-    ServerKey,
-    Time,
-)
+from gpupool.pool.model.bounds import GpuKey, Int, LeaseNumber, Line, Name, ServerKey, Time
 from gpupool.pool.model.codec import OPTIONAL
 from gpupool.pool.model.ids import GpuId, Milliseconds, ServerId
 
+PerServer = dict[ServerKey, Int]
 HISTOGRAMS: dict[str, tuple[float, ...]] = {
     name: tuple(
         start * factor for factor in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -69,7 +62,7 @@ class Finding:
 class Histogram:
     """Counts of values by bucket, as ``HISTOGRAMS`` bounds them, and the sum of the values."""
 
-    counts: tuple[Level, ...]
+    counts: tuple[Int, ...]
     sum: float
 
 
@@ -78,12 +71,12 @@ class GpuTelemetry:
     """What NVML says of one GPU; None for a reading that this device does not give."""
 
     gpu: GpuKey
-    memory_used: Level
+    memory_used: Int
     utilization: float | None = None  # 0 to 1: the share of time in which any kernel ran
     temperature_c: float | None = None
     power_w: float | None = None
     energy_j: float | None = None
-    ecc_errors: Level | None = None  # uncorrected
+    ecc_errors: Int | None = None  # uncorrected
     sm_activity: float | None = field(default=None, metadata=OPTIONAL)  # 0 to 1, as the next two
     tensor_activity: float | None = field(default=None, metadata=OPTIONAL)
     memory_bandwidth: float | None = field(default=None, metadata=OPTIONAL)
@@ -93,24 +86,22 @@ class GpuTelemetry:
     sm_clock_hz: float | None = field(default=None, metadata=OPTIONAL)
     #: Seconds by reason: power, thermal, hw_thermal, hw_power_brake, sync_boost.
     throttled_s: dict[Name, float] = field(default_factory=dict[str, float], metadata=OPTIONAL)
-    ecc_corrected: Level | None = field(default=None, metadata=OPTIONAL)
+    ecc_corrected: Int | None = field(default=None, metadata=OPTIONAL)
     #: By state: corrected, uncorrected, pending, failed.
-    remapped_rows: dict[Name, Level] = field(default_factory=dict[str, int], metadata=OPTIONAL)
-    pcie_bytes_in: Level | None = field(default=None, metadata=OPTIONAL)
-    pcie_bytes_out: Level | None = field(default=None, metadata=OPTIONAL)
-    pcie_replays: Level | None = field(default=None, metadata=OPTIONAL)
-    nvlink_errors: Level | None = field(default=None, metadata=OPTIONAL)
-    nvlinks_up: Level | None = field(default=None, metadata=OPTIONAL)
+    remapped_rows: dict[Name, Int] = field(default_factory=dict[str, int], metadata=OPTIONAL)
+    pcie_bytes_in: Int | None = field(default=None, metadata=OPTIONAL)
+    pcie_bytes_out: Int | None = field(default=None, metadata=OPTIONAL)
+    pcie_replays: Int | None = field(default=None, metadata=OPTIONAL)
+    nvlink_errors: Int | None = field(default=None, metadata=OPTIONAL)
+    nvlinks_up: Int | None = field(default=None, metadata=OPTIONAL)
     #: The PCIe link now, which rests when idle, and at its best: lanes, and generation.
-    pcie_width: Level | None = field(default=None, metadata=OPTIONAL)
-    pcie_width_max: Level | None = field(default=None, metadata=OPTIONAL)
-    pcie_generation: Level | None = field(default=None, metadata=OPTIONAL)
-    pcie_generation_max: Level | None = field(default=None, metadata=OPTIONAL)
-    xids: dict[Level, Level] = field(
-        default_factory=dict[int, int], metadata=OPTIONAL
-    )  # times seen
+    pcie_width: Int | None = field(default=None, metadata=OPTIONAL)
+    pcie_width_max: Int | None = field(default=None, metadata=OPTIONAL)
+    pcie_generation: Int | None = field(default=None, metadata=OPTIONAL)
+    pcie_generation_max: Int | None = field(default=None, metadata=OPTIONAL)
+    xids: dict[Int, Int] = field(default_factory=dict[int, int], metadata=OPTIONAL)  # times seen
     xid_at: Time = field(default=Milliseconds(0), metadata=OPTIONAL)  # of the last
-    recovery_action: Level | None = field(default=None, metadata=OPTIONAL)  # NVML's; 0: none
+    recovery_action: Int | None = field(default=None, metadata=OPTIONAL)  # NVML's; 0: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,19 +109,19 @@ class SessionTelemetry:
     """What went over the wire for one lease on one server, since its sessions opened."""
 
     lease: LeaseNumber
-    workers: Level
-    calls: Level
-    bytes_in: Level
-    bytes_out: Level
-    memory_reserved: Level
-    memory_used: Level | None = field(default=None, metadata=OPTIONAL)
-    waits: Level | None = field(default=None, metadata=OPTIONAL)  # answers that a caller waited for
-    wait_us: Level | None = field(default=None, metadata=OPTIONAL)  # time to execute those
+    workers: Int
+    calls: Int
+    bytes_in: Int
+    bytes_out: Int
+    memory_reserved: Int
+    memory_used: Int | None = field(default=None, metadata=OPTIONAL)
+    waits: Int | None = field(default=None, metadata=OPTIONAL)  # answers that a caller waited for
+    wait_us: Int | None = field(default=None, metadata=OPTIONAL)  # time to execute those
     door: Name = field(default="", metadata=OPTIONAL)  # array or cuda
     transport: Name = field(default="", metadata=OPTIONAL)  # tcp, tls, unix
-    rtt_us: Level | None = field(default=None, metadata=OPTIONAL)  # the kernel's smoothed estimate
-    rtt_var_us: Level | None = field(default=None, metadata=OPTIONAL)
-    retransmits: Level | None = field(default=None, metadata=OPTIONAL)
+    rtt_us: Int | None = field(default=None, metadata=OPTIONAL)  # the kernel's smoothed estimate
+    rtt_var_us: Int | None = field(default=None, metadata=OPTIONAL)
+    retransmits: Int | None = field(default=None, metadata=OPTIONAL)
     #: The share of each GPU's computing time in the last second, 0 to 1; a GPU's is absent where
     #: the driver does not say.
     busy: dict[GpuKey, float] = field(default_factory=dict[GpuId, float], metadata=OPTIONAL)
@@ -148,45 +139,41 @@ class HostTelemetry:
     """What Linux says of one server's machine and of gpupool's processes there; sizes in bytes."""
 
     cpu_busy: float | None = None  # 0 to 1, of all processors
-    memory_total: Level | None = None
-    memory_available: Level | None = None
-    network_in: Level | None = None  # counters of the advertised interface
-    network_out: Level | None = None
-    network_speed: Level | None = None  # Mbit/s
-    disk_total: Level | None = None  # of the state directory's file system
-    disk_free: Level | None = None
+    memory_total: Int | None = None
+    memory_available: Int | None = None
+    network_in: Int | None = None  # counters of the advertised interface
+    network_out: Int | None = None
+    network_speed: Int | None = None  # Mbit/s
+    disk_total: Int | None = None  # of the state directory's file system
+    disk_free: Int | None = None
     #: By process: server, observer, keeper, workers.
-    resident: dict[Name, Level] = field(default_factory=dict[str, int])
+    resident: dict[Name, Int] = field(default_factory=dict[str, int])
     cpu_s: dict[Name, float] = field(default_factory=dict[str, float])
-    descriptors: Level | None = None  # of the server, with its limit
-    descriptors_max: Level | None = None
+    descriptors: Int | None = None  # of the server, with its limit
+    descriptors_max: Int | None = None
     disk_read_only: bool = field(default=False, metadata=OPTIONAL)
-    network_mtu: Level | None = field(default=None, metadata=OPTIONAL)  # of the interface
+    network_mtu: Int | None = field(default=None, metadata=OPTIONAL)  # of the interface
     #: Of the server's cgroup, without what the kernel can take back; absent without a limit.
-    memory_charged: Level | None = field(default=None, metadata=OPTIONAL)
-    memory_limit: Level | None = field(default=None, metadata=OPTIONAL)
-    pids: Level | None = field(default=None, metadata=OPTIONAL)
-    pids_max: Level | None = field(default=None, metadata=OPTIONAL)
+    memory_charged: Int | None = field(default=None, metadata=OPTIONAL)
+    memory_limit: Int | None = field(default=None, metadata=OPTIONAL)
+    pids: Int | None = field(default=None, metadata=OPTIONAL)
+    pids_max: Int | None = field(default=None, metadata=OPTIONAL)
 
 
 @dataclass(frozen=True, slots=True)
 class ConsensusTelemetry:
     """What a server's replication measures."""
 
-    journal_bytes: Level = 0
+    journal_bytes: Int = 0
     snapshot_age_s: float | None = None
     #: Of each peer that is linked, by its id: seconds, and its clock's less this server's.
     link_rtt_s: dict[ServerKey, float] = field(default_factory=dict[ServerId, float])
     clock_offset_s: dict[ServerKey, float] = field(default_factory=dict[ServerId, float])
-    snapshot_bytes: Level | None = field(default=None, metadata=OPTIONAL)  # of the newest
+    snapshot_bytes: Int | None = field(default=None, metadata=OPTIONAL)  # of the newest
     #: Of each link: the path's MTU, segments sent, and those sent again, since it came up.
-    link_mtu: dict[ServerKey, Level] = field(default_factory=dict[ServerId, int], metadata=OPTIONAL)
-    link_sent: dict[ServerKey, Level] = field(
-        default_factory=dict[ServerId, int], metadata=OPTIONAL
-    )
-    link_resent: dict[ServerKey, Level] = field(
-        default_factory=dict[ServerId, int], metadata=OPTIONAL
-    )
+    link_mtu: PerServer = field(default_factory=dict[ServerId, int], metadata=OPTIONAL)
+    link_sent: PerServer = field(default_factory=dict[ServerId, int], metadata=OPTIONAL)
+    link_resent: PerServer = field(default_factory=dict[ServerId, int], metadata=OPTIONAL)
     #: Seconds for which 64 KiB have been under way to a peer; absent unless it is some.
     link_stalls_s: dict[ServerKey, float] = field(
         default_factory=dict[ServerId, float], metadata=OPTIONAL
@@ -194,9 +181,7 @@ class ConsensusTelemetry:
     table_ahead_s: float = field(default=0.0, metadata=OPTIONAL)
     """The table's time less that of the voters' clocks; not negative."""
     #: Peers that speak another version of the links, with theirs.
-    link_versions: dict[ServerKey, Level] = field(
-        default_factory=dict[ServerId, int], metadata=OPTIONAL
-    )
+    link_versions: PerServer = field(default_factory=dict[ServerId, int], metadata=OPTIONAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +193,7 @@ class Telemetry:
     gpus: tuple[GpuTelemetry, ...] = ()
     sessions: tuple[SessionTelemetry, ...] = ()
     loop_lag_s: float = 0.0
-    counters: dict[Name, Level] = field(default_factory=dict[str, int])
+    counters: dict[Name, Int] = field(default_factory=dict[str, int])
     host: HostTelemetry | None = field(default=None, metadata=OPTIONAL)
     consensus: ConsensusTelemetry | None = field(default=None, metadata=OPTIONAL)
     histograms: dict[Name, Histogram] = field(

@@ -6,7 +6,7 @@ joined in by the program that shows it. Nothing secret is in either.
 
 from dataclasses import dataclass, field
 
-from gpupool.pool.model.bounds import Level, Line, ServerKey
+from gpupool.pool.model.bounds import Int, Line, ServerKey
 from gpupool.pool.model.codec import OPTIONAL
 from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, Milliseconds, ServerId
 from gpupool.pool.model.state import (
@@ -158,14 +158,14 @@ class RaftView:
 
     role: Line
     leader: Line  # a server's name, or empty
-    term: Level
-    commit_index: Level
-    applied_index: Level
+    term: Int
+    commit_index: Int
+    applied_index: Int
     voters: tuple[ServerKey, ...]
     connected: tuple[ServerKey, ...]
     quorum: bool  # in touch with a majority
     majority_age_s: float
-    elections: Level
+    elections: Int
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,11 +39,10 @@ Rate = Annotated[float, Bound(2**53, trims=True)]
 Microseconds = Annotated[int, Bound(2**43, trims=True)]
 Uint32 = Annotated[int, Bound(2**32 - 1, trims=True)]
 """What the kernel says in 32 bits."""
-Level = Annotated[int, Bound(SIGNED_MAX, -SIGNED_MAX, trims=True)]
+Int = Annotated[int, Bound(SIGNED_MAX, -SIGNED_MAX, trims=True)]
 """What is read, or summed up over years."""
 Number = Annotated[int, Bound(SIGNED_MAX)]
 """What names something: a worker, a lease, a question."""
-Size = Annotated[int, Bound(SIGNED_MAX)]
 Time = Annotated[Milliseconds, Bound(SIGNED_MAX, -SIGNED_MAX, trims=True)]
 LeaseNumber = Annotated[LeaseId, Bound(SIGNED_MAX, trims=True)]
 Name = Annotated[str, Bound(256)]

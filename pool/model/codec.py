@@ -117,7 +117,7 @@ def _encoder(kind: Any) -> Encoder:
         return lambda value: value.value
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
-        return _bounded_encoder(_encoder(args[0]), args[1])
+        return _bounded(_encoder(args[0]), args[1], sends=True)
     if origin is tuple:
         item = _encoder(args[0])
         if item is _identity:
@@ -147,7 +147,7 @@ def _decoder(kind: Any, unknown: bool) -> Decoder:
         return _enum_decoder(kind)
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
-        return _bounded_decoder(_decoder(args[0], unknown), args[1])
+        return _bounded(_decoder(args[0], unknown), args[1], sends=False)
     if origin is tuple:
         return _tuple_decoder(_decoder(args[0], unknown))
     if (types_of := map_types(kind)) is not None:
@@ -182,25 +182,16 @@ def map_types(kind: Any) -> tuple[Callable[[Any], Any], Any, Any] | None:
     return None
 
 
-def _bounded_encoder(inner: Encoder, bound: Bound) -> Encoder:
-    def encode_bounded(value: Any) -> Any:
-        if not bound.holds(value):
-            if not bound.trims:
-                raise CodecError("beyond its bound")
-            value = bound.trimmed(value)
-        return inner(value)
+def _bounded(inner: Callable[[Any], Any], bound: Bound, *, sends: bool) -> Callable[[Any], Any]:
+    def within(value: Any) -> Any:
+        found = inner(value)
+        if bound.holds(found):
+            return found
+        if sends and bound.trims:
+            return bound.trimmed(found)
+        raise CodecError("beyond its bound")
 
-    return encode_bounded
-
-
-def _bounded_decoder(inner: Decoder, bound: Bound) -> Decoder:
-    def decode_bounded(value: Any) -> Any:
-        decoded = inner(value)
-        if not bound.holds(decoded):
-            raise CodecError("beyond its bound")
-        return decoded
-
-    return decode_bounded
+    return within
 
 
 def _scalar_decoder(kind: Any) -> Decoder:

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.pool.model import codec
-from gpupool.pool.model.bounds import Level, Line, Name, Number, PathText, Size
+from gpupool.pool.model.bounds import Int, Line, Name, Number, PathText
 from gpupool.pool.model.ids import Plain
 from gpupool.remoting.protocol import framing
 
@@ -76,7 +76,7 @@ class AssignWorker:
     worker: Number
     lease: Number
     gpus: tuple[Name, ...]
-    memory: Level  # bytes of this machine's memory that the lease may have
+    memory: Int  # bytes of this machine's memory that the lease may have
     user: Name  # the pool's user whose kernels it may load
     across: bool  # whether the lease has other servers, too
 
@@ -99,9 +99,9 @@ class SuspendWorkers:
 
     stop: tuple[Number, ...]  # those on emulated GPUs, which are only stopped
     save: tuple[Number, ...]  # those whose GPU memory goes into their own memory
-    size: Level  # bytes of that, about
-    memory: Level  # bytes of this machine's memory that the lease may have meanwhile
-    memory_after: Level  # the same when it has not been done
+    size: Int  # bytes of that, about
+    memory: Int  # bytes of this machine's memory that the lease may have meanwhile
+    memory_after: Int  # the same when it has not been done
     #: Those bytes go on to a disk; an empty file for them comes with it.
     spill: bool = False
 
@@ -112,8 +112,8 @@ class ResumeWorkers:
 
     stopped: tuple[Number, ...]
     saved: tuple[Number, ...]
-    size: Level  # bytes that go back to GPUs, about
-    memory_after: Level  # bytes of this machine's memory that the lease may have then
+    size: Int  # bytes that go back to GPUs, about
+    memory_after: Int  # bytes of this machine's memory that the lease may have then
     #: Where each real GPU's part of them goes; empty: where it was.
     moves: dict[Name, Name] = field(default_factory=dict[str, str])
 
@@ -141,7 +141,7 @@ class Opened:
     own_uid: bool  # whether workers get uids of their own
     reason: Line  # why not
     expose: tuple[PathText, ...]  # directories that a worker must bring within its own uid's reach
-    killed: Size  # workers that a former server left
+    killed: Number  # workers that a former server left
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ class Started:
     """A worker runs; its pidfd comes with it."""
 
     pid: Number
-    start_time: Size
+    start_time: Number
     directory: PathText
 
 
@@ -157,7 +157,7 @@ class Started:
 class Reaped:
     """A worker has ended."""
 
-    returncode: Level
+    returncode: Int
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +171,8 @@ class Confinement:
 class AssignedUser:
     """The user that a worker becomes."""
 
-    uid: Level  # -1: it stays who it is
-    groups: tuple[Size, ...]
+    uid: Int  # -1: it stays who it is
+    groups: tuple[Number, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,10 +186,10 @@ class Buried:
 class Files:
     """The use of this server by workers: of its disk, and of its memory beside their own."""
 
-    sizes: dict[Number, Level]  # bytes of files, by worker
-    whole: Level  # bytes of the file system
+    sizes: dict[Number, Int]  # bytes of files, by worker
+    whole: Int  # bytes of the file system
     #: Bytes of memory of processes that a worker has started, and of files without a name.
-    memory: dict[Number, Level] = field(default_factory=dict[int, int])
+    memory: dict[Number, Int] = field(default_factory=dict[int, int])
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +200,7 @@ class Moved:
     lost: tuple[Number, ...] = ()  # workers that can neither run nor be resumed
     stopped: tuple[Number, ...] = ()  # workers that turned out to have nothing on a GPU
     unmoved: bool = False  # they can be resumed on the GPUs that they were on, not on the others
-    spilled: Level = 0  # bytes that are on the disk, and not in memory
+    spilled: Int = 0  # bytes that are on the disk, and not in memory
 
 
 @dataclass(frozen=True, slots=True)

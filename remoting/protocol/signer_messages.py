@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.pool.model import codec
-from gpupool.pool.model.bounds import Blob, Level, Line, Name, Number
+from gpupool.pool.model.bounds import Blob, Int, Line, Name, Number
 from gpupool.remoting.protocol import framing
 
 PACKET_SIZE_MAX = 32 * 1024
@@ -33,7 +33,7 @@ class CreateCa:
     """Make a CA."""
 
     cluster_id: Name
-    now_ms: Level
+    now_ms: Int
     number: Number
     former: Blob  # the certificate of the CA before it, or nothing
 
@@ -46,8 +46,8 @@ class SignServer:
     key_pem: Blob = field(repr=False)  # sealed, as always
     server: Name
     csr_pem: Blob
-    now_ms: Level
-    valid_ms: Level
+    now_ms: Int
+    valid_ms: Int
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class SignWeb:
     name: Name
     address: Name
     csr_pem: Blob
-    now_ms: Level
+    now_ms: Int
 
 
 @dataclass(frozen=True, slots=True)

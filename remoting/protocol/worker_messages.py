@@ -19,14 +19,13 @@ from gpupool.pool.model.bounds import (
     Bound,
     Count,
     Digest,
-    Level,
+    Int,
     Line,
     Microseconds,
     Name,
     Number,
     PathText,
     Rate,
-    Size,
     Uint32,
 )
 from gpupool.pool.model.ids import Plain
@@ -61,7 +60,7 @@ class Confine:
 
     properties: tuple[Name, ...] = ()  # of ``isolation.confinement.PROPERTIES``
     devices: tuple[PathText, ...] = ()  # nodes of all GPUs that it may be assigned
-    ports: tuple[Size, ...] = ()  # first and last TCP port for leases over several servers
+    ports: tuple[Number, ...] = ()  # first and last TCP port for leases over several servers
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,20 +75,20 @@ class JoinNetwork:
 class Become:
     """The user of its lease, before ``Assign``; the keeper says it, and not the server."""
 
-    uid: Level
-    groups: tuple[Size, ...] = ()  # supplementary, only what GPU device nodes ask for
+    uid: Int
+    groups: tuple[Number, ...] = ()  # supplementary, only what GPU device nodes ask for
 
 
 @dataclass(frozen=True, slots=True)
 class AssignedDevice:
     """One partition of the session, in the order in which the program sees them."""
 
-    index: Size
+    index: Number
     uuid: Name
     name: Name
-    memory: Size
+    memory: Number
     emulated: bool
-    ordinal: Level  # CUDA ordinal in the worker; -1 for an emulated device
+    ordinal: Int  # CUDA ordinal in the worker; -1 for an emulated device
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +102,11 @@ class Assign:
     program: Line
     cuda_visible: Annotated[str, Bound(MESSAGE_SIZE_MAX)]  # value of CUDA_VISIBLE_DEVICES
     devices: tuple[AssignedDevice, ...]
-    place: Size = 0  # of this server among those of the lease, in the program's order
-    servers: Size = 1  # of the lease
-    uid: Level = -1  # to become, of the lease, and its group; -1 to stay who it is
-    groups: tuple[Size, ...] = ()  # supplementary, only what GPU device nodes ask for
-    settings: dict[Name, Line] = field(
-        default_factory=dict[str, str]
-    )  # more for CUDA's environment
+    place: Number = 0  # of this server among those of the lease, in the program's order
+    servers: Number = 1  # of the lease
+    uid: Int = -1  # to become, of the lease, and its group; -1 to stay who it is
+    groups: tuple[Number, ...] = ()  # supplementary, only what GPU device nodes ask for
+    settings: dict[Name, Line] = field(default_factory=dict[str, str])  # for CUDA's environment
 
 
 @dataclass(frozen=True, slots=True)
