@@ -58,7 +58,7 @@ from gpupool.pool.model.state import LeaseRecord
 from gpupool.pool.record_query import RecordPage
 from gpupool.remoting.protocol.framing import Frame
 from gpupool.remoting.transport.freed_memory import give_back_memory
-from gpupool.remoting.transport.watching import Watch, told
+from gpupool.remoting.transport.watching import keep_watching, told
 from gpupool.remoting.worker import sandbox
 
 T = TypeVar("T")
@@ -133,9 +133,8 @@ class Observer:
     async def _serve(self) -> None:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            watch = Watch(nursery, _say)
-            watch("what keeps the accounts", self._import)
-            watch("what keeps the history", self._keep)
+            nursery.start_soon(keep_watching, _say, "what keeps the accounts", self._import)
+            nursery.start_soon(keep_watching, _say, "what keeps the history", self._keep)
             nursery.start_soon(give_back_memory)
             if self._door is not None:
                 nursery.start_soon(self._door.run)

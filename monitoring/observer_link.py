@@ -94,6 +94,7 @@ class ObserverLink:
         self.dropped = 0
         """Samples that no observer got, and other words for it that were too large."""
         self._said = ""
+        self._silent = False
         self.restarts = 0
         """How often an observer has ended."""
         self.process: trio.Process | None = None
@@ -175,8 +176,10 @@ class ObserverLink:
             return None
         self._asked[number] = waiting
         try:
-            with trio.move_on_after(timeout_s):
+            # One that has just not answered is not waited for as long as for a sum of years.
+            with trio.move_on_after(ANSWER_TIMEOUT_S if self._silent else timeout_s) as waited:
                 await waiting.done.wait()
+            self._silent = waited.cancelled_caught
         finally:
             self._asked.pop(number, None)
         return waiting.page

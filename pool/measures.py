@@ -9,16 +9,11 @@ no lock is needed.
 """
 
 from bisect import bisect_left
+from enum import Enum
 
 from gpupool.pool.model.results import RefusalKind
 from gpupool.pool.model.state import LeaseRecord
-from gpupool.pool.telemetry import (
-    HISTOGRAMS,
-    ConsensusTelemetry,
-    Histogram,
-    HostTelemetry,
-    Transport,
-)
+from gpupool.pool.telemetry import HISTOGRAMS, ConsensusTelemetry, Histogram, HostTelemetry
 
 RESULTS = ("granted", "busy", "denied", "never", "no-quorum", "expired")
 """How claims end."""
@@ -36,6 +31,14 @@ _RESULT_OF: dict[str, str] = {
     RefusalKind.EXPIRED: "expired",
     RefusalKind.CLOSED: "expired",
 }
+
+
+class Transport(Enum):
+    """What a session's data goes over."""
+
+    TLS = "tls"
+    TCP = "tcp"
+    UNIX = "unix"
 
 
 class Measures:

@@ -6,7 +6,7 @@ secret is in it.
 """
 
 from dataclasses import dataclass, field
-from enum import Enum, IntEnum
+from enum import IntEnum
 
 from gpupool.pool.model.bounds import GpuKey, Int, LeaseNumber, Line, Name, ServerKey, Time
 from gpupool.pool.model.codec import OPTIONAL
@@ -28,14 +28,6 @@ HISTOGRAMS: dict[str, tuple[float, ...]] = {
     }.items()
 }
 """The upper bounds of each histogram's 14 buckets; one more bucket has all that is above."""
-
-
-class Transport(Enum):
-    """What a session's data goes over."""
-
-    TLS = "tls"
-    TCP = "tcp"
-    UNIX = "unix"
 
 
 class Health(IntEnum):

@@ -15,6 +15,7 @@ import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 
 import trio
 
@@ -71,7 +72,7 @@ from gpupool.remoting.transport.freed_memory import give_back_memory
 from gpupool.remoting.transport.peer_transport import PeerTransport
 from gpupool.remoting.transport.pki import Authority, TlsContexts
 from gpupool.remoting.transport.system_clock import SystemClock, SystemRng
-from gpupool.remoting.transport.watching import Watch, told
+from gpupool.remoting.transport.watching import keep_watching, told
 
 HAND_OVER_S = 1.0
 LAST_COMMANDS_S = 2.0
@@ -246,11 +247,11 @@ class _Server:
                 at_once, stop = nursery.cancel_scope, trio.Event()
                 nursery.start_soon(self._take_signals, signals, stop, at_once)
                 nursery.start_soon(give_back_memory)
-                watch = Watch(nursery, self._log.warning)
-                watch("the audit", self.audit.run)
-                watch("the file of leases", self.leases.run)
-                watch("what starts the observer", self.observer.run)
-                watch("what measures", self._measure, links, host)
+                begin, say = nursery.start_soon, self._log.warning
+                begin(keep_watching, say, "the audit", self.audit.run)
+                begin(keep_watching, say, "the file of leases", self.leases.run)
+                begin(keep_watching, say, "what starts the observer", self.observer.run)
+                begin(keep_watching, say, "what measures", partial(self._measure, links, host))
                 await nursery.start(links.run, replicated_log)
                 await nursery.start(replicated_log.run)
                 await nursery.start(host.run)
@@ -266,10 +267,12 @@ class _Server:
                 await nursery.start(server.serve, listeners)
                 me, now_ms = self._identity.server, self._table_clock.now_ms
                 controller, health = server.controller, replicated_log.health
-                samples = self.observer.send_samples
-                watch("what takes samples", samples, controller.telemetry, health, now_ms)
-                watch("the web", self.web.run, server, links, me, now_ms)
-                watch("what checks", self.health.run, controller, self.machine, health, host, links)
+                samples = partial(self.observer.send_samples, controller.telemetry, health, now_ms)
+                web = partial(self.web.run, server, links, me, now_ms)
+                checks = partial(self.health.run, controller, self.machine, health, host, links)
+                begin(keep_watching, say, "what takes samples", samples)
+                begin(keep_watching, say, "the web", web)
+                begin(keep_watching, say, "what checks", checks)
                 self._log.info(
                     "%s is listening on %s, as a %s of pool %s",
                     self._identity.name,

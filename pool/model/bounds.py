@@ -33,32 +33,25 @@ class Bound:
         return value[: self.most]
 
 
-Count = Annotated[int, Bound(2**56, trims=True)]
-"""What only grows."""
+Count = Annotated[int, Bound(2**56, trims=True)]  # what only grows
 Rate = Annotated[float, Bound(2**53, trims=True)]
 Microseconds = Annotated[int, Bound(2**43, trims=True)]
-Uint32 = Annotated[int, Bound(2**32 - 1, trims=True)]
-"""What the kernel says in 32 bits."""
+Uint32 = Annotated[int, Bound(2**32 - 1, trims=True)]  # as the kernel counts
 Int = Annotated[int, Bound(SIGNED_MAX, -SIGNED_MAX, trims=True)]
-"""What is read, or summed up over years."""
-Number = Annotated[int, Bound(SIGNED_MAX)]
-"""What names something: a worker, a lease, a question."""
 Time = Annotated[Milliseconds, Bound(SIGNED_MAX, -SIGNED_MAX, trims=True)]
+Number = Annotated[int, Bound(SIGNED_MAX)]
 LeaseNumber = Annotated[LeaseId, Bound(SIGNED_MAX, trims=True)]
 Name = Annotated[str, Bound(256)]
 GpuKey = Annotated[GpuId, Bound(256)]
 ServerKey = Annotated[ServerId, Bound(256)]
-Line = Annotated[str, Bound(2003, trims=True)]
-"""A line for people: ``worker_messages.shortened`` leaves as much."""
+Line = Annotated[str, Bound(2003, trims=True)]  # as ``worker_messages.shortened`` leaves
 PathText = Annotated[str, Bound(4096)]
-Digits = Annotated[str, Bound(64)]
-"""An exact sum, too large for an integer."""
+Digits = Annotated[str, Bound(64)]  # an exact sum, too large for an integer
 Digest = Annotated[bytes, Bound(64)]
-Blob = Annotated[bytes, Bound(64 * 1024)]
-"""Keys and certificates, of which a message may have several."""
+Blob = Annotated[bytes, Bound(64 * 1024)]  # a key, or certificates
 
+# What the table may hold already, which no bound may refuse: no command has more.
 Kept = Annotated[int, Bound(2**64 - 1, 1 - 2**64)]
 KeptTime = Annotated[Milliseconds, Bound(2**64 - 1, 1 - 2**64)]
 KeptLease = Annotated[LeaseId, Bound(2**64 - 1)]
 Text = Annotated[str, Bound(1 << 20)]
-"""What the table holds already, which no bound may refuse: no command has more."""

@@ -38,11 +38,11 @@ import trio
 
 from gpupool.pool.errors import DeniedError, GpupoolError
 from gpupool.pool.host_suspension import HostSuspension
-from gpupool.pool.measures import Measures
+from gpupool.pool.measures import Measures, Transport
 from gpupool.pool.model.commands import GpuReading
 from gpupool.pool.model.ids import GpuId, LeaseId, ServerId
 from gpupool.pool.model.state import DataEncryption, Gpu, Lease, Partition
-from gpupool.pool.telemetry import GpuTelemetry, SessionTelemetry, Transport
+from gpupool.pool.telemetry import GpuTelemetry, SessionTelemetry
 from gpupool.remoting.host import departures, host_memory
 from gpupool.remoting.host.budget import Budget
 from gpupool.remoting.host.inventory import Inventory, Log

@@ -12,8 +12,8 @@ from pathlib import Path
 import trio
 
 from gpupool.pool.errors import GpupoolError, RemoteProtocolError
+from gpupool.pool.measures import Transport
 from gpupool.pool.model.ids import GpuId, LeaseId, ServerId
-from gpupool.pool.telemetry import Transport
 from gpupool.pool.user_bound import Holder
 from gpupool.remoting.host.budget import Budget, BudgetError
 from gpupool.remoting.host.measuring.execution import Execution

@@ -1,15 +1,13 @@
 """What only watches never ends what it watches: its end is said, and it begins again."""
 
 from collections.abc import Awaitable, Callable
-from functools import partial
-from typing import TypeVar, TypeVarTuple
+from typing import TypeVar
 
 import trio
 
 from gpupool.remoting.transport.failures import explain
 
 T = TypeVar("T")
-Given = TypeVarTuple("Given")
 
 BACKOFF_MIN_S, BACKOFF_MAX_S = 1.0, 30.0
 STEADY_S = 60.0
@@ -51,16 +49,3 @@ def told(what: str, listener: Callable[[T], object], say: Say) -> Callable[[T], 
             say(f"{what} failed: {explain(error)}")
 
     return tell
-
-
-class Watch:
-    """Runs what only watches, in a nursery."""
-
-    def __init__(self, nursery: trio.Nursery, say: Say) -> None:
-        self._nursery, self._say = nursery, say
-
-    def __call__(
-        self, what: str, run: Callable[[*Given], Awaitable[object]], *given: *Given
-    ) -> None:
-        """Begin; see ``keep_watching``."""
-        self._nursery.start_soon(keep_watching, self._say, what, partial(run, *given))

@@ -179,6 +179,8 @@ def test_one_that_is_stopped_keeps_nobody_waiting(
                 with trio.fail_after(60):
                     for _ in range(3):
                         assert (await link.ask(EVERYTHING)).problem == AWAY
+                    with trio.fail_after(observer_link.SUM_TIMEOUT_S / 2):
+                        assert (await link.ask(RecordQuery(by="user"))).problem == AWAY
                     async with trio.open_nursery() as nursery:
                         for _ in range(300):  # more than any queue holds
                             nursery.start_soon(link.ask, EVERYTHING)

@@ -76,22 +76,20 @@ WATCH = {"audit", "leases", "observer", "web", "health", "_measure"}
 def test_a_server_starts_what_watches_by_the_one_way_that_holds_its_end() -> None:
     """Also what it tells within ``apply``; a part that is started otherwise may end a server."""
     tree = ast.parse(Path(compose.__file__).read_text())
-    started: set[str] = set()
-    watched: set[str] = set()
-    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
-        by = ast.unparse(call.func)
-        given = {
-            part.attr
-            for argument in call.args[:4]
-            for part in ast.walk(argument)
-            if isinstance(part, ast.Attribute) and ast.unparse(part.value) == "self"
-        }
-        if by == "watch":
-            watched |= given
-        elif by.endswith(("start_soon", "nursery.start")):
-            started |= given
-    assert not started & WATCH
-    assert watched >= WATCH
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    watched: list[str] = []
+    for call in calls:
+        by, given = ast.unparse(call.func), [ast.unparse(each) for each in call.args]
+        if by.endswith(("begin", "start_soon", "nursery.start")):
+            if given[0] == "keep_watching":
+                watched.append(given[3].partition(".run")[0])
+            else:
+                assert not given[0].startswith(tuple(f"self.{part}" for part in WATCH))
+    assert watched[:3] == ["self.audit", "self.leases", "self.observer"]
+    assert watched[3:] == ["partial(self._measure, links, host)", "samples", "web", "checks"]
+    partials = [ast.unparse(call) for call in calls if ast.unparse(call.func) == "partial"]
+    for part in ("observer.send_samples", "web.run", "health.run"):
+        assert any(each.startswith(f"partial(self.{part}, ") for each in partials)
     (machine,) = [
         node
         for node in ast.walk(tree)

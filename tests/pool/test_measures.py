@@ -4,10 +4,10 @@ from typing import cast
 
 import pytest
 
-from gpupool.pool.measures import RESULTS, Measures
+from gpupool.pool.measures import RESULTS, Measures, Transport
 from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId
 from gpupool.pool.model.state import LeaseRecord
-from gpupool.pool.telemetry import HISTOGRAMS, Transport
+from gpupool.pool.telemetry import HISTOGRAMS
 
 
 @pytest.mark.parametrize(

@@ -188,7 +188,11 @@ def test_walks_take_turns_and_no_more_than_their_time(
 
     monkeypatch.setattr(worker_files, "looked", looked)
     monkeypatch.setattr(worker_files.time, "thread_time", lambda: now)
-    monkeypatch.setattr(worker_files._FileSystem, "has_grown", lambda _self: True)  # pyright: ignore[reportPrivateUsage]
+
+    def has_grown(_self: object) -> bool:
+        return True
+
+    monkeypatch.setattr(worker_files._FileSystem, "has_grown", has_grown)  # pyright: ignore[reportPrivateUsage]
     files = worker_files.WorkerFiles(tmp_path)
     places = [
         worker_files.Place(number, (tmp_path / f"m{number}",), -1, 1, "mallory")

@@ -8,8 +8,7 @@ import pytest
 import trio
 from host_kit import MakeHost
 
-from gpupool.pool.measures import Measures
-from gpupool.pool.telemetry import Transport
+from gpupool.pool.measures import Measures, Transport
 from gpupool.remoting.host.worker_handle import WorkerHandle, WorkerProcess, read_messages
 from gpupool.remoting.protocol import worker_messages
 from gpupool.remoting.protocol.worker_messages import Connected, WorkerMessage
