@@ -8,7 +8,7 @@ secret is in it.
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from gpupool.pool.model.bounds import GpuKey, Int, LeaseNumber, Line, Name, ServerKey, Time
+from gpupool.pool.model.bounds import Figure, GpuKey, Int, LeaseNumber, Line, Name, ServerKey, Time
 from gpupool.pool.model.codec import OPTIONAL
 from gpupool.pool.model.ids import GpuId, Milliseconds, ServerId
 
@@ -55,7 +55,7 @@ class Histogram:
     """Counts of values by bucket, as ``HISTOGRAMS`` bounds them, and the sum of the values."""
 
     counts: tuple[Int, ...]
-    sum: float
+    sum: Figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,20 +64,20 @@ class GpuTelemetry:
 
     gpu: GpuKey
     memory_used: Int
-    utilization: float | None = None  # 0 to 1: the share of time in which any kernel ran
-    temperature_c: float | None = None
-    power_w: float | None = None
-    energy_j: float | None = None
+    utilization: Figure | None = None  # 0 to 1: the share of time in which any kernel ran
+    temperature_c: Figure | None = None
+    power_w: Figure | None = None
+    energy_j: Figure | None = None
     ecc_errors: Int | None = None  # uncorrected
-    sm_activity: float | None = field(default=None, metadata=OPTIONAL)  # 0 to 1, as the next two
-    tensor_activity: float | None = field(default=None, metadata=OPTIONAL)
-    memory_bandwidth: float | None = field(default=None, metadata=OPTIONAL)
-    memory_temperature_c: float | None = field(default=None, metadata=OPTIONAL)
-    shutdown_c: float | None = field(default=None, metadata=OPTIONAL)  # it turns itself off there
-    power_limit_w: float | None = field(default=None, metadata=OPTIONAL)
-    sm_clock_hz: float | None = field(default=None, metadata=OPTIONAL)
+    sm_activity: Figure | None = field(default=None, metadata=OPTIONAL)  # 0 to 1, as the next two
+    tensor_activity: Figure | None = field(default=None, metadata=OPTIONAL)
+    memory_bandwidth: Figure | None = field(default=None, metadata=OPTIONAL)
+    memory_temperature_c: Figure | None = field(default=None, metadata=OPTIONAL)
+    shutdown_c: Figure | None = field(default=None, metadata=OPTIONAL)  # it turns itself off there
+    power_limit_w: Figure | None = field(default=None, metadata=OPTIONAL)
+    sm_clock_hz: Figure | None = field(default=None, metadata=OPTIONAL)
     #: Seconds by reason: power, thermal, hw_thermal, hw_power_brake, sync_boost.
-    throttled_s: dict[Name, float] = field(default_factory=dict[str, float], metadata=OPTIONAL)
+    throttled_s: dict[Name, Figure] = field(default_factory=dict[str, float], metadata=OPTIONAL)
     ecc_corrected: Int | None = field(default=None, metadata=OPTIONAL)
     #: By state: corrected, uncorrected, pending, failed.
     remapped_rows: dict[Name, Int] = field(default_factory=dict[str, int], metadata=OPTIONAL)
@@ -116,13 +116,13 @@ class SessionTelemetry:
     retransmits: Int | None = field(default=None, metadata=OPTIONAL)
     #: The share of each GPU's computing time in the last second, 0 to 1; a GPU's is absent where
     #: the driver does not say.
-    busy: dict[GpuKey, float] = field(default_factory=dict[GpuId, float], metadata=OPTIONAL)
+    busy: dict[GpuKey, Figure] = field(default_factory=dict[GpuId, float], metadata=OPTIONAL)
     busy_estimated: bool = field(default=False, metadata=OPTIONAL)
-    idle_s: float | None = field(default=None, metadata=OPTIONAL)  # since it last computed
+    idle_s: Figure | None = field(default=None, metadata=OPTIONAL)  # since it last computed
     #: The share of each GPU's time that it is due when others want theirs, and that it got of
     #: late; the latter is absent where nobody else wanted any.
-    share_due: dict[GpuKey, float] = field(default_factory=dict[GpuId, float], metadata=OPTIONAL)
-    share_got: dict[GpuKey, float] = field(default_factory=dict[GpuId, float], metadata=OPTIONAL)
+    share_due: dict[GpuKey, Figure] = field(default_factory=dict[GpuId, float], metadata=OPTIONAL)
+    share_got: dict[GpuKey, Figure] = field(default_factory=dict[GpuId, float], metadata=OPTIONAL)
     not_suspendable: Line = field(default="", metadata=OPTIONAL)  # why, as its host sees it
 
 
@@ -130,7 +130,7 @@ class SessionTelemetry:
 class HostTelemetry:
     """What Linux says of one server's machine and of gpupool's processes there; sizes in bytes."""
 
-    cpu_busy: float | None = None  # 0 to 1, of all processors
+    cpu_busy: Figure | None = None  # 0 to 1, of all processors
     memory_total: Int | None = None
     memory_available: Int | None = None
     network_in: Int | None = None  # counters of the advertised interface
@@ -140,7 +140,7 @@ class HostTelemetry:
     disk_free: Int | None = None
     #: By process: server, observer, keeper, workers.
     resident: dict[Name, Int] = field(default_factory=dict[str, int])
-    cpu_s: dict[Name, float] = field(default_factory=dict[str, float])
+    cpu_s: dict[Name, Figure] = field(default_factory=dict[str, float])
     descriptors: Int | None = None  # of the server, with its limit
     descriptors_max: Int | None = None
     disk_read_only: bool = field(default=False, metadata=OPTIONAL)
@@ -157,20 +157,20 @@ class ConsensusTelemetry:
     """What a server's replication measures."""
 
     journal_bytes: Int = 0
-    snapshot_age_s: float | None = None
+    snapshot_age_s: Figure | None = None
     #: Of each peer that is linked, by its id: seconds, and its clock's less this server's.
-    link_rtt_s: dict[ServerKey, float] = field(default_factory=dict[ServerId, float])
-    clock_offset_s: dict[ServerKey, float] = field(default_factory=dict[ServerId, float])
+    link_rtt_s: dict[ServerKey, Figure] = field(default_factory=dict[ServerId, float])
+    clock_offset_s: dict[ServerKey, Figure] = field(default_factory=dict[ServerId, float])
     snapshot_bytes: Int | None = field(default=None, metadata=OPTIONAL)  # of the newest
     #: Of each link: the path's MTU, segments sent, and those sent again, since it came up.
     link_mtu: PerServer = field(default_factory=dict[ServerId, int], metadata=OPTIONAL)
     link_sent: PerServer = field(default_factory=dict[ServerId, int], metadata=OPTIONAL)
     link_resent: PerServer = field(default_factory=dict[ServerId, int], metadata=OPTIONAL)
     #: Seconds for which 64 KiB have been under way to a peer; absent unless it is some.
-    link_stalls_s: dict[ServerKey, float] = field(
+    link_stalls_s: dict[ServerKey, Figure] = field(
         default_factory=dict[ServerId, float], metadata=OPTIONAL
     )
-    table_ahead_s: float = field(default=0.0, metadata=OPTIONAL)
+    table_ahead_s: Figure = field(default=0.0, metadata=OPTIONAL)
     """The table's time less that of the voters' clocks; not negative."""
     #: Peers that speak another version of the links, with theirs.
     link_versions: PerServer = field(default_factory=dict[ServerId, int], metadata=OPTIONAL)
@@ -184,7 +184,7 @@ class Telemetry:
     at: Time
     gpus: tuple[GpuTelemetry, ...] = ()
     sessions: tuple[SessionTelemetry, ...] = ()
-    loop_lag_s: float = 0.0
+    loop_lag_s: Figure = 0.0
     counters: dict[Name, Int] = field(default_factory=dict[str, int])
     host: HostTelemetry | None = field(default=None, metadata=OPTIONAL)
     consensus: ConsensusTelemetry | None = field(default=None, metadata=OPTIONAL)

@@ -2,20 +2,30 @@
 
 import dataclasses
 import enum
+import math
 import types
 import typing
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpupool.monitoring import frames
+from gpupool.monitoring.http.http_frames import TokenAsked
 from gpupool.pool.errors import LocalProtocolError, RemoteProtocolError
 from gpupool.pool.model.bounds import Bound, Count, Line, Name
 from gpupool.pool.model.codec import CodecError, decode, encode, map_types
-from gpupool.remoting.protocol import framing, keeper_messages, signer_messages, worker_messages
+from gpupool.pool.model.ids import Milliseconds, ServerId
+from gpupool.pool.telemetry import Telemetry
+from gpupool.remoting.protocol import (
+    framing,
+    keeper_messages,
+    signer_messages,
+    token_text,
+    worker_messages,
+)
 from gpupool.remoting.protocol.worker_messages import Connected, Log, Report
 
 SAID: dict[str, Any] = {
@@ -123,6 +133,24 @@ def test_what_is_only_told_is_trimmed_and_anything_else_is_not_sent() -> None:
         encode(Said(name="x" * 257))
     with pytest.raises(LocalProtocolError, match="Said cannot be sent"):
         framing.packed(Said(list_of=(1, 2, 3)))
+
+
+def test_no_figure_is_infinite_or_no_number() -> None:
+    """A peer's telemetry ended the views of those who rounded it."""
+    told = [math.nan, math.inf, -math.inf, 1.5]
+    plain = [encode(Telemetry(ServerId("a"), Milliseconds(1), loop_lag_s=each)) for each in told]
+    found = [decode(Telemetry, each).loop_lag_s for each in plain]
+    assert found == [0.0, 2**53, -(2**53), 1.5]
+    for each in told[:3]:
+        with pytest.raises(CodecError, match="loop_lag_s: beyond its bound"):
+            decode(Telemetry, {**cast("dict[str, Any]", plain[3]), "loop_lag_s": each})
+
+
+def test_the_longest_token_reaches_the_server() -> None:
+    asked = TokenAsked(1, 2, "x" * token_text.TEXT_LENGTH_MAX)
+    reader = frames.frame_reader()
+    reader.feed(frames.to_frame(asked))
+    assert [frames.from_frame(frame) for frame in reader.frames()] == [asked]
 
 
 def worker_frame(kind: type[Any], **fields: Any) -> framing.Frame:

@@ -7,7 +7,7 @@ connection's number and its descriptor, the observer's the number of one that ha
 import struct
 from dataclasses import dataclass, field
 
-from gpupool.pool.model.bounds import Blob, Line, Name, Number, Time
+from gpupool.pool.model.bounds import Blob, Line, Name, Number, PathText, Time
 from gpupool.pool.model.ids import Milliseconds
 
 PACKET = struct.Struct(">Q")
@@ -54,7 +54,7 @@ class TokenAsked:
 
     number: Number
     connection: Number
-    text: Line
+    text: PathText
 
     def __repr__(self) -> str:
         """Leave the token out, so that no log or traceback shows it."""

@@ -29,12 +29,12 @@ class Bound:
     def trimmed(self, value: Any) -> Any:
         """Return the nearest number, or the beginning of a text, that is within it."""
         if isinstance(value, int | float):
-            return min(max(value, self.least), self.most)
+            return min(max(value, self.least), self.most) if value == value else 0.0  # not NaN
         return value[: self.most]
 
 
 Count = Annotated[int, Bound(2**56, trims=True)]  # what only grows
-Rate = Annotated[float, Bound(2**53, trims=True)]
+Figure = Annotated[float, Bound(2**53, -(2**53), trims=True)]
 Microseconds = Annotated[int, Bound(2**43, trims=True)]
 Uint32 = Annotated[int, Bound(2**32 - 1, trims=True)]  # as the kernel counts
 Int = Annotated[int, Bound(SIGNED_MAX, -SIGNED_MAX, trims=True)]

@@ -19,13 +19,13 @@ from gpupool.pool.model.bounds import (
     Bound,
     Count,
     Digest,
+    Figure,
     Int,
     Line,
     Microseconds,
     Name,
     Number,
     PathText,
-    Rate,
     Uint32,
 )
 from gpupool.pool.model.ids import Plain
@@ -143,7 +143,7 @@ class CheckGpu:
 
     uuid: Name
     emulated: bool
-    seconds: Rate  # for which to repeat it; an emulated GPU has 0
+    seconds: Figure  # for which to repeat it; an emulated GPU has 0
     spoil: bool = False  # a script says that this emulated GPU computes wrongly
 
 
@@ -255,7 +255,7 @@ class Ended:
 class GpuChecked:
     """The result of ``CheckGpu``; an empty problem means that all was right."""
 
-    passes_a_second: Rate
+    passes_a_second: Figure
     problem: Line
 
 
