@@ -17,8 +17,8 @@ from gpupool.monitoring.http.http_frames import TokenAsked
 from gpupool.pool.errors import LocalProtocolError, RemoteProtocolError
 from gpupool.pool.model.bounds import Bound, Count, Line, Name
 from gpupool.pool.model.codec import CodecError, decode, encode, map_types
-from gpupool.pool.model.ids import Milliseconds, ServerId
-from gpupool.pool.telemetry import Telemetry
+from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId
+from gpupool.pool.telemetry import SessionTelemetry, Telemetry
 from gpupool.remoting.protocol import (
     framing,
     keeper_messages,
@@ -144,6 +144,15 @@ def test_no_figure_is_infinite_or_no_number() -> None:
     for each in told[:3]:
         with pytest.raises(CodecError, match="loop_lag_s: beyond its bound"):
             decode(Telemetry, {**cast("dict[str, Any]", plain[3]), "loop_lag_s": each})
+
+
+def test_sums_are_told_as_the_most_that_is_read() -> None:
+    """Two workers' numbers made a sum that no client and no observer could read."""
+    both = 2 * (2**64 - 1)
+    session = SessionTelemetry(LeaseId(1), 2, both, both, both, memory_reserved=both)
+    telemetry = Telemetry(ServerId("a"), Milliseconds(1), sessions=(session,))
+    found = decode(Telemetry, framing.load(framing.packed(telemetry)))
+    assert found.sessions[0].calls == found.sessions[0].bytes_in == 2**63 - 1
 
 
 def test_the_longest_token_reaches_the_server() -> None:

@@ -41,11 +41,15 @@ async def keep_watching(say: Say, what: str, run: Callable[[], Awaitable[object]
 
 def told(what: str, listener: Callable[[T], object], say: Say) -> Callable[[T], None]:
     """Return what passes on to a listener that only watches, whatever that raises."""
+    said = ""
 
     def tell(news: T) -> None:
+        nonlocal said
         try:
             listener(news)
         except Exception as error:  # noqa: BLE001 - seeing must never stop a server that grants
-            say(f"{what} failed: {explain(error)}")
+            before, said = said, f"{what} failed: {explain(error)}"
+            if said != before:
+                say(said)
 
     return tell

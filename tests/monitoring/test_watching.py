@@ -65,6 +65,7 @@ def test_a_listener_that_fails_is_said_and_stops_nobody() -> None:
     tell = told("the listener", int, lines.append)
     tell("1")
     tell("no number")
+    tell("no number")  # which is said once
     (line,) = lines
     assert line.startswith("the listener failed: ValueError: ")
 
