@@ -50,7 +50,7 @@ from gpupool.pool.record_query import (
     ServerTest,
 )
 from gpupool.pool.telemetry import Telemetry
-from gpupool.remoting.transport.watching import keep_watching
+from gpupool.remoting.transport.watching import keep_watching, told
 
 ANSWER_TIMEOUT_S = 1.5
 SUM_TIMEOUT_S = 30.0
@@ -120,9 +120,14 @@ class ObserverLink:
     ) -> None:
         """Send the observer a sample once a second, until cancelled; never wait for it."""
         sampler = Sampler()
+
+        def take(at: Callable[[], int]) -> None:
+            self.add_sample(sampler.sample(self._state(), telemetry(), health(), at()))
+
+        tell = told("what takes samples", take, self._log.warning)
         while True:
             began = trio.current_time()
-            self.add_sample(sampler.sample(self._state(), telemetry(), health(), now_ms()))
+            tell(now_ms)
             await trio.sleep_until(began + SAMPLE_EVERY_S)
 
     def add_sample(self, sample: Sample) -> None:
