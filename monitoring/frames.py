@@ -125,7 +125,7 @@ _KIND_OF = {kind: number for number, kind in _KINDS.items()}
 
 def to_frame(message: Message) -> bytes:
     """Return the frame that carries ``message``."""
-    body = framing.packed(message)
+    body = framing.dump(codec.encode(message))
     return framing.frame_bytes(_KIND_OF[type(message)], body, size_max=FRAME_SIZE_MAX)
 
 

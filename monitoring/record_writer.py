@@ -10,6 +10,7 @@ from gpupool.monitoring.history.history_settings import NOT_BEGUN
 from gpupool.monitoring.pages import told
 from gpupool.monitoring.record_import import RecordReader
 from gpupool.monitoring.usage_store import FILE_NAME, UsageStore, put_aside
+from gpupool.pool.model.codec import encode
 from gpupool.pool.model.forgetting import Forgotten
 from gpupool.pool.model.state import LeaseRecord
 from gpupool.pool.record_query import PAGE_COUNT_MAX, RecordPage, RecordQuery
@@ -142,6 +143,6 @@ def answer(folder: Path, query: RecordQuery, size_max: int = PAGE_SIZE_MAX) -> R
             newest=known.newest,
             missing=known.missing,
         )
-        if count == 1 or len(framing.packed(page)) <= size_max:
+        if count == 1 or len(framing.dump(encode(page))) <= size_max:
             return page
         count //= 2

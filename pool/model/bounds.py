@@ -46,7 +46,7 @@ GpuKey = Annotated[GpuId, Bound(256)]
 ServerKey = Annotated[ServerId, Bound(256)]
 Line = Annotated[str, Bound(2003, trims=True)]  # as ``worker_messages.shortened`` leaves
 PathText = Annotated[str, Bound(4096)]
-Digits = Annotated[str, Bound(64)]  # an exact sum, too large for an integer
+Digits = Annotated[str, Bound(256)]  # an exact sum, too large for an integer
 Digest = Annotated[bytes, Bound(64)]
 Blob = Annotated[bytes, Bound(64 * 1024)]  # a key, or certificates
 

@@ -18,6 +18,7 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Annotated, Any, TypeVar, cast
 
+from gpupool.pool.errors import LocalProtocolError
 from gpupool.pool.model.bounds import Bound
 from gpupool.pool.model.ids import Plain
 from gpupool.pool.model.persistent_map import PersistentMap
@@ -44,7 +45,7 @@ def encode(value: object) -> Plain:
     """Return ``value``, a dataclass instance, as plain values.
 
     Raises:
-        CodecError: when a field is beyond its bound.
+        LocalProtocolError: when a field is beyond its bound.
     """
     return cast(Plain, _encoder(type(value))(value))
 
@@ -187,9 +188,13 @@ def _bounded(inner: Callable[[Any], Any], bound: Bound, *, sends: bool) -> Calla
         found = inner(value)
         if bound.holds(found):
             return found
-        if sends and bound.trims:
-            return bound.trimmed(found)
-        raise CodecError("beyond its bound")
+        if not sends:
+            raise CodecError("beyond its bound")
+        if not bound.trims:
+            raise LocalProtocolError(
+                "this cannot be sent", why=f"{found!r:.99} is beyond its bound"
+            )
+        return bound.trimmed(found)
 
     return within
 

@@ -14,7 +14,6 @@ from typing import Any, NoReturn, cast
 import cbor2
 
 from gpupool.pool.errors import LocalProtocolError, RemoteProtocolError
-from gpupool.pool.model import codec
 from gpupool.pool.model.ids import Plain
 
 HEADER = struct.Struct(">IB")
@@ -124,19 +123,6 @@ def dump(value: Plain) -> bytes:
         return cbor2.dumps(check_plain(value), canonical=True)
     except (RemoteProtocolError, UnicodeError) as error:
         raise LocalProtocolError("this cannot be sent", why=str(error)[:100]) from error
-
-
-def packed(message: object) -> bytes:
-    """Return a dataclass as CBOR.
-
-    Raises:
-        LocalProtocolError: when a field is beyond its bound, or no plain value.
-    """
-    try:
-        return dump(codec.encode(message))
-    except codec.CodecError as error:
-        name = type(message).__name__
-        raise LocalProtocolError(f"{name} cannot be sent", why=str(error)) from error
 
 
 def load(data: bytes) -> Plain:

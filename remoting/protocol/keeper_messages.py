@@ -270,7 +270,7 @@ def encode(call: int, message: Request | Answer) -> bytes:
     Raises:
         RemoteProtocolError: when it is too large.
     """
-    packet = HEADER.pack(_KIND_OF[type(message)], call) + framing.packed(message)
+    packet = HEADER.pack(_KIND_OF[type(message)], call) + framing.dump(codec.encode(message))
     if len(packet) > PACKET_SIZE_MAX:
         raise RemoteProtocolError("oversize packet", why=f"{len(packet)} bytes")
     return packet

@@ -101,7 +101,7 @@ def encode(message: Request | Answer) -> bytes:
     Raises:
         RemoteProtocolError: when it is too large.
     """
-    packet = bytes([_KIND_OF[type(message)]]) + framing.packed(message)
+    packet = bytes([_KIND_OF[type(message)]]) + framing.dump(codec.encode(message))
     if len(packet) > PACKET_SIZE_MAX:
         raise RemoteProtocolError("oversize packet", why=f"{len(packet)} bytes")
     return packet

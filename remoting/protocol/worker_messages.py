@@ -309,7 +309,7 @@ _KIND_OF = {
 
 def encode(message: Message) -> bytes:
     """Return the frame that carries ``message``."""
-    body = framing.packed(message)
+    body = framing.dump(codec.encode(message))
     return framing.frame_bytes(_KIND_OF[type(message)], body, size_max=MESSAGE_SIZE_MAX)
 
 

@@ -25,7 +25,7 @@ from gpupool.pool.errors import (
     UsageError,
 )
 from gpupool.pool.model.bounds import SIGNED_MAX
-from gpupool.pool.model.codec import CodecError, encode
+from gpupool.pool.model.codec import encode
 from gpupool.pool.model.ids import LeaseId, Plain, TokenId
 from gpupool.pool.model.state import TokenKind
 from gpupool.remoting.client.credentials import (
@@ -84,7 +84,7 @@ def is_sendable(message: m.Message) -> bool:
 
     try:
         return is_good(encode(message))
-    except CodecError:
+    except LocalProtocolError:
         return False  # beyond a bound
 
 
