@@ -191,9 +191,7 @@ def _bounded(inner: Callable[[Any], Any], bound: Bound, *, sends: bool) -> Calla
         if not sends:
             raise CodecError("beyond its bound")
         if not bound.trims:
-            raise LocalProtocolError(
-                "this cannot be sent", why=f"{found!r:.99} is beyond its bound"
-            )
+            raise LocalProtocolError("this cannot be sent", why="a field is beyond its bound")
         return bound.trimmed(found)
 
     return within
