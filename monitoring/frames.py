@@ -20,6 +20,7 @@ from gpupool.monitoring.sample import Sample
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.pool.history_query import HistoryPage, HistoryQuery
 from gpupool.pool.model import codec
+from gpupool.pool.model.bounds import Number
 from gpupool.pool.model.forgetting import Forgotten
 from gpupool.pool.record_query import RecordPage, RecordQuery
 from gpupool.remoting.protocol import framing
@@ -62,7 +63,7 @@ class Forget:
 class Asked:
     """A question, with a number of the server's choice."""
 
-    number: int
+    number: Number
     query: RecordQuery
 
 
@@ -70,7 +71,7 @@ class Asked:
 class Answered:
     """The answer to the question of this number."""
 
-    number: int
+    number: Number
     page: RecordPage
 
 
@@ -78,7 +79,7 @@ class Answered:
 class HistoryAsked:
     """A question about what was measured, with a number of the server's choice."""
 
-    number: int
+    number: Number
     query: HistoryQuery
 
 
@@ -86,7 +87,7 @@ class HistoryAsked:
 class HistoryAnswered:
     """The answer to the question of this number."""
 
-    number: int
+    number: Number
     page: HistoryPage
 
 

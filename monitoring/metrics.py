@@ -12,11 +12,11 @@ from gpupool.monitoring.metric_names import LEASE_FAMILY, METRICS
 from gpupool.monitoring.metric_series import OTHER, Found, Labels, fold
 from gpupool.monitoring.metric_totals import Totals
 from gpupool.monitoring.sample import GpuBooks, Sample
+from gpupool.pool.measures import RESULTS
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.telemetry import GpuTelemetry, Histogram
 
 SERVER_STATES = ("new", "idle", "mix", "full", "drain", "down")
-GRANT_RESULTS = ("granted", "busy", "denied", "never", "no-quorum", "expired")
 XID_VALUES_MAX = 32
 
 
@@ -157,7 +157,7 @@ def _read_leases(found: Found, sample: Sample, totals: Totals) -> None:
         found.add("workers", counters[key], state)
     if "serving" not in states:
         found.add("workers", sum(session.workers for session in sessions), "serving")
-    for result in GRANT_RESULTS:
+    for result in RESULTS:
         found.add("grants_total", counters.get(f"grants_{result}"), result)
 
 

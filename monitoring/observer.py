@@ -56,7 +56,9 @@ from gpupool.pool.errors import ProtocolError
 from gpupool.pool.history_query import HistoryPage
 from gpupool.pool.model.state import LeaseRecord
 from gpupool.pool.record_query import RecordPage
+from gpupool.remoting.protocol.framing import Frame
 from gpupool.remoting.transport.freed_memory import give_back_memory
+from gpupool.remoting.transport.watching import keep_watching, told
 from gpupool.remoting.worker import sandbox
 
 T = TypeVar("T")
@@ -131,25 +133,26 @@ class Observer:
     async def _serve(self) -> None:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            nursery.start_soon(self._import)
-            nursery.start_soon(self._keep)
+            nursery.start_soon(keep_watching, _say, "what keeps the accounts", self._import)
+            nursery.start_soon(keep_watching, _say, "what keeps the history", self._keep)
             nursery.start_soon(give_back_memory)
             if self._door is not None:
                 nursery.start_soon(self._door.run)
             else:
                 self._give_way()
             reader = frame_reader()
+            take = told("the server's word", partial(self._handle, nursery), _say)
             try:
                 while data := await self._stream.receive_some(READ_SIZE):
                     reader.feed(data)
                     for frame in reader.frames():
-                        await self._handle(from_frame(frame), nursery)
+                        take(frame)
             except trio.BrokenResourceError:
                 pass
             nursery.cancel_scope.cancel()
 
-    async def _handle(self, message: Message, nursery: trio.Nursery) -> None:
-        match message:
+    def _handle(self, nursery: trio.Nursery, frame: Frame) -> None:
+        match message := from_frame(frame):
             case RecordsWritten():
                 self._written.set()
             case Asked():

@@ -50,10 +50,7 @@ from gpupool.pool.record_query import (
     ServerTest,
 )
 from gpupool.pool.telemetry import Telemetry
-
-BACKOFF_MIN_S, BACKOFF_MAX_S = 1.0, 30.0
-STEADY_S = 60.0
-"""An observer that ran for so long is started again at once."""
+from gpupool.remoting.transport.watching import keep_watching, told
 
 ANSWER_TIMEOUT_S = 1.5
 SUM_TIMEOUT_S = 30.0
@@ -95,7 +92,9 @@ class ObserverLink:
         self._told: tuple[Forgotten, ...] = ()
         """The forgotten users of whom this observer knows."""
         self.dropped = 0
-        """Samples that no observer got."""
+        """Samples that no observer got, and other words for it that were too large."""
+        self._said = ""
+        self._silent = False
         self.restarts = 0
         """How often an observer has ended."""
         self.process: trio.Process | None = None
@@ -104,19 +103,14 @@ class ObserverLink:
     async def run(self) -> None:
         """Keep an observer running until cancelled."""
         self._token = trio.lowlevel.current_trio_token()
-        backoff_s = BACKOFF_MIN_S
-        while True:
-            began = trio.current_time()
+
+        async def run_one() -> str:
             try:
-                why = await self._run_one()
-            except OSError as error:
-                why = str(error)
-            self.restarts += 1
-            if trio.current_time() - began >= STEADY_S:
-                backoff_s = BACKOFF_MIN_S
-            self._log.warning("the observer has ended (%s); again in %.0f s", why, backoff_s)
-            await trio.sleep(backoff_s)
-            backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
+                return await self._run_one()
+            finally:
+                self.restarts += 1
+
+        await keep_watching(self._log.warning, "the observer", run_one)
 
     async def send_samples(
         self,
@@ -126,12 +120,14 @@ class ObserverLink:
     ) -> None:
         """Send the observer a sample once a second, until cancelled; never wait for it."""
         sampler = Sampler()
+
+        def take(at: Callable[[], int]) -> None:
+            self.add_sample(sampler.sample(self._state(), telemetry(), health(), at()))
+
+        tell = told("what takes samples", take, self._log.warning)
         while True:
             began = trio.current_time()
-            try:
-                self.add_sample(sampler.sample(self._state(), telemetry(), health(), now_ms()))
-            except Exception:  # noqa: BLE001 - seeing must never stop a server that grants
-                self._log.exception("no sample could be taken")
+            tell(now_ms)
             await trio.sleep_until(began + SAMPLE_EVERY_S)
 
     def add_sample(self, sample: Sample) -> None:
@@ -185,8 +181,10 @@ class ObserverLink:
             return None
         self._asked[number] = waiting
         try:
-            with trio.move_on_after(timeout_s):
+            # One that has just not answered is not waited for as long as for a sum of years.
+            with trio.move_on_after(ANSWER_TIMEOUT_S if self._silent else timeout_s) as waited:
                 await waiting.done.wait()
+            self._silent = waited.cancelled_caught
         finally:
             self._asked.pop(number, None)
         return waiting.page
@@ -227,7 +225,7 @@ class ObserverLink:
         self._told = ()
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(_pump, queue, stream, sending)
+                nursery.start_soon(self._pump, queue, stream, sending)
                 nursery.start_soon(self.pump_samples, stream, sending)
                 if self._web is not None and door is not None:
                     nursery.start_soon(self._web.run, door, self._send)
@@ -251,10 +249,32 @@ class ObserverLink:
             while True:
                 self._sampled = trio.Event()
                 while self._samples:
-                    frame = to_frame(self._samples.popleft())
+                    frame = self._frame(self._samples.popleft())
                     async with sending:
                         await stream.send_all(frame)
                 await self._sampled.wait()
+
+    async def _pump(
+        self,
+        queue: trio.MemoryReceiveChannel[Message],
+        stream: trio.SocketStream,
+        sending: trio.Lock,
+    ) -> None:
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            async for message in queue:
+                async with sending:
+                    await stream.send_all(self._frame(message))
+
+    def _frame(self, message: Message) -> bytes:
+        """Return a frame; nothing, which is counted, for what no observer would take."""
+        try:
+            return to_frame(message)
+        except ProtocolError as error:
+            self.dropped += 1
+            if str(error) != self._said:
+                self._said = str(error)
+                self._log.warning("the observer is not told of something: %s", error)
+            return b""
 
     async def _receive(self, stream: trio.SocketStream) -> None:
         reader = frame_reader()
@@ -283,15 +303,6 @@ class _Answer:
     def __init__(self) -> None:
         self.done = trio.Event()
         self.page: ObserverPage | None = None
-
-
-async def _pump(
-    queue: trio.MemoryReceiveChannel[Message], stream: trio.SocketStream, sending: trio.Lock
-) -> None:
-    with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-        async for message in queue:
-            async with sending:
-                await stream.send_all(to_frame(message))
 
 
 async def _end(process: trio.Process) -> None:

@@ -10,7 +10,6 @@ from gpupool.monitoring.history.history_settings import NOT_BEGUN
 from gpupool.monitoring.pages import told
 from gpupool.monitoring.record_import import RecordReader
 from gpupool.monitoring.usage_store import FILE_NAME, UsageStore, put_aside
-from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.codec import encode
 from gpupool.pool.model.forgetting import Forgotten
 from gpupool.pool.model.state import LeaseRecord
@@ -61,7 +60,7 @@ class RecordWriter:
                 self._forgot = forgotten
         except sqlite3.Error as error:
             self._failed(error)
-        except (OSError, GpupoolError) as error:
+        except Exception as error:  # noqa: BLE001 - it is tried again
             self._note(f"the accounts cannot be kept: {error}")
         else:
             if self.problem:

@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds, ServerId
+from gpupool.pool.model.bounds import GpuKey, Int, LeaseNumber, Line, Name, Time
+from gpupool.pool.model.ids import GpuId, Milliseconds, ServerId
 from gpupool.pool.model.state import Gpu, Lease, PartStatus, PoolState, Server
 from gpupool.pool.policy.rulebook import rulebook
 from gpupool.pool.ports import RaftHealth
@@ -25,34 +26,34 @@ SERVERS_A_SECOND = 100
 class GpuBooks:
     """What the table says of one GPU of this server; sizes in bytes."""
 
-    gpu: GpuId
-    index: int
-    model: str
-    memory_total: int
-    capacity: int  # what leases could have
-    granted: int
-    foreign: int
-    leases: int
-    state: str  # a key of ``PoolBooks.gpus``
-    pci_bus_id: str
-    parent: str  # the physical GPU of a MIG instance, or empty
+    gpu: GpuKey
+    index: Int
+    model: Line
+    memory_total: Int
+    capacity: Int  # what leases could have
+    granted: Int
+    foreign: Int
+    leases: Int
+    state: Name  # a key of ``PoolBooks.gpus``
+    pci_bus_id: Line
+    parent: Line  # the physical GPU of a MIG instance, or empty
     emulated: bool
-    fault: str
+    fault: Line
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseBooks:
     """What the table says of one lease with a part on this server that is not freed."""
 
-    lease: LeaseId
-    user: str
-    user_class: str  # of its grant
-    department: str  # of its grant
-    client: str
-    program: str
-    granted_at: Milliseconds
+    lease: LeaseNumber
+    user: Line
+    user_class: Line  # of its grant
+    department: Line  # of its grant
+    client: Line
+    program: Line
+    granted_at: Time
     ending: bool
-    granted: dict[GpuId, int]  # bytes on each GPU of this server; none while it is suspended
+    granted: dict[GpuKey, Int]  # bytes on each GPU of this server; none while it is suspended
     suspended: bool = False
 
 
@@ -63,49 +64,49 @@ class CapacityBooks:
     A GPU is granted first, then outside, and the rest of it drained, down, at fault, or free.
     """
 
-    gpus: int = 0
-    granted: int = 0
-    outside: int = 0
-    drained: int = 0
-    down: int = 0  # also of a server that is not admitted yet
-    fault: int = 0
+    gpus: Int = 0
+    granted: Int = 0
+    outside: Int = 0
+    drained: Int = 0
+    down: Int = 0  # also of a server that is not admitted yet
+    fault: Int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class PoolBooks:
     """What the table says of the whole pool; sizes in bytes."""
 
-    at: Milliseconds
-    servers: dict[str, int]  # by state: new, idle, mix, full, drain, down
-    gpus: dict[str, int]  # by state: idle, mix, full, drain, down, new, fault
-    capacity: int
-    granted: int
-    foreign: int
-    leases: int
-    waiting: dict[str, int]  # by class, by the policy now in force
-    oldest_wait_ms: int
-    policy_version: int
+    at: Time
+    servers: dict[Name, Int]  # by state: new, idle, mix, full, drain, down
+    gpus: dict[Name, Int]  # by state: idle, mix, full, drain, down, new, fault
+    capacity: Int
+    granted: Int
+    foreign: Int
+    leases: Int
+    waiting: dict[Line, Int]  # by class, by the policy now in force
+    oldest_wait_ms: Int
+    policy_version: Int
     gpu_shares: float = 0.0  # granted, each GPU's as a share of its capacity
-    models: dict[str, CapacityBooks] = field(default_factory=dict[str, CapacityBooks])
+    models: dict[Line, CapacityBooks] = field(default_factory=dict[str, CapacityBooks])
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
     """Everything that one server tells its observer of one second."""
 
-    at: Milliseconds  # the pool's time
-    name: str  # of the server; its id is the telemetry's
-    pool_name: str
-    state: str  # of the server
-    version: str
-    driver_version: str
-    cuda_version: str
+    at: Time  # the pool's time
+    name: Line  # of the server; its id is the telemetry's
+    pool_name: Line
+    state: Name  # of the server
+    version: Line
+    driver_version: Line
+    cuda_version: Line
     telemetry: Telemetry
     gpus: tuple[GpuBooks, ...]
     leases: tuple[LeaseBooks, ...]
     raft: RaftView
     pool: PoolBooks | None  # while in touch with a majority
-    dropped: int = 0  # samples that the observer never got, since the server started
+    dropped: Int = 0  # samples that the observer never got, since the server started
 
 
 class Sampler:

@@ -1,7 +1,5 @@
 """Reports of usage: rows, CSV, JSON and one lease on a screen. Pure: values in, text out."""
 
-import csv
-import io
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -9,6 +7,7 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 from gpupool.monitoring.accounting import HOUR_MS, LATEST_MS, Range, Sum, largest_first, sums, total
+from gpupool.monitoring.analysis.csv_rows import csv_text
 from gpupool.monitoring.costs import Costs
 from gpupool.monitoring.history.sample_figures import (
     COVERAGE_LOW,
@@ -344,8 +343,6 @@ def seconds_text(ms: float) -> str:
 
 def as_csv(report: Report) -> str:
     """Return the report as CSV (RFC 4180), the units in its header."""
-    out = io.StringIO(newline="")
-    writer = csv.writer(out)
     names = (
         *(report.by, "leases [count]", "usage [GPU h]", "memory [GiB h]"),
         *("waiting [s]", "longest wait [s]", "busy [GPU h]", "idle [share]", "wasted [GPU h]"),
@@ -354,11 +351,11 @@ def as_csv(report: Report) -> str:
     if report.costs is not None:
         unit = report.costs.currency or "currency"
         names += (f"cost [{unit}]", f"wasted [{unit}]", "without a price [GPU h]")
-    writer.writerow(names)
+    rows: list[tuple[object, ...]] = [names]
     for name, row in report.rows.items():
         fields = plain_row(row, report.figures(name)) | plain_cost(report, name)
-        writer.writerow([name, *("" if each is None else each for each in fields.values())])
-    return out.getvalue()
+        rows.append((name, *("" if each is None else each for each in fields.values())))
+    return csv_text(rows)
 
 
 def plain_row(row: Sum, figures: Figures = NOTHING) -> dict[str, float | int | None]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from gpupool.monitoring.accounting import gaps_of
 from gpupool.pool.errors import StorageError
+from gpupool.pool.model.bounds import SIGNED_MAX
 from gpupool.pool.model.forgetting import Forgotten, meant, without_names
 from gpupool.pool.model.state import LeaseRecord, RecordedGpu
 from gpupool.pool.model.suspension import Span
@@ -205,7 +206,9 @@ def put_aside(path: Path) -> Path:
 def _row_of(record: LeaseRecord) -> tuple[int | str, ...]:
     gpus = [[gpu.gpu, gpu.model, gpu.memory, gpu.units] for gpu in record.gpus]
     texts = {"gpus": _text(gpus), "away": _text(record.away)}
-    return tuple(texts.get(name) or getattr(record, name) for name in _COLUMNS)
+    row = tuple(texts.get(name) or getattr(record, name) for name in _COLUMNS)
+    # SQLite has no larger integers; one such record must not keep out those after it.
+    return tuple(min(each, SIGNED_MAX) if isinstance(each, int) else each for each in row)
 
 
 def _text(value: object) -> str:

@@ -7,6 +7,7 @@ A point has a sum and a count, never a mean, so that the points of several serve
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from gpupool.pool.model.bounds import Int, Line, Name, Text, Time
 from gpupool.pool.model.codec import OPTIONAL
 from gpupool.pool.model.ids import Milliseconds
 from gpupool.pool.telemetry import Health
@@ -24,16 +25,18 @@ class HistoryQuery:
 
     #: pool, server, gpu, lease, user, client, sums, health, capacity, storage; or of one GPU
     #: gpu-leases, the memory that they use, and gpu-marks, what happened to it.
-    of: str
-    metric: str = ""  # of sums: by what, a key of ``record_query.KEYS``; of health: a check, or any
+    of: Line
+    metric: Line = (
+        ""  # of sums: by what, a key of ``record_query.KEYS``; of health: a check, or any
+    )
     #: A GPU's id, a lease's number, the name of a user or client; of sums: a lease's number,
     #: ``EVERYBODY``, or empty; of health: a check's subject, or empty for any.
-    name: str = ""
-    since: Milliseconds = Milliseconds(0)
-    until: Milliseconds = Milliseconds(0)
-    after: int = 0  # points of earlier parts
-    points_max: int = POINTS_MAX
-    user: str = ""  # whose leases alone are told; empty: everybody's
+    name: Line = ""
+    since: Time = Milliseconds(0)
+    until: Time = Milliseconds(0)
+    after: Int = 0  # points of earlier parts
+    points_max: Int = POINTS_MAX
+    user: Line = ""  # whose leases alone are told; empty: everybody's
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,25 +46,25 @@ class HistorySeries:
     A point is the Unix second at which it begins, a sum, a count, and a maximum, or -1 for none.
     """
 
-    key: str  # a GPU's id, or empty
-    label: str
-    points: tuple[tuple[int, ...], ...]
+    key: Text  # a GPU's id, or empty
+    label: Text
+    points: tuple[tuple[Int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SampleSum:
     """What samples say of the leases of one key on one server."""
 
-    key: str
-    slots: int  # of 10 s, of each GPU of a lease, of which it is known whether anything was done
-    idle: int  # of these, those in which nothing was
-    held: int  # millionths of GPUs times seconds: of the slots that are known
-    wasted: int  # of the idle ones
-    busy_n: int  # samples that say how busy the GPU was with it
-    busy: int  # thousandths of GPUs times seconds
-    memory: int  # MiB times seconds that were in use
-    granted: int  # MiB times seconds
-    memory_max: int  # MiB on one GPU
+    key: Text
+    slots: Int  # of 10 s, of each GPU of a lease, of which it is known whether anything was done
+    idle: Int  # of these, those in which nothing was
+    held: Int  # millionths of GPUs times seconds: of the slots that are known
+    wasted: Int  # of the idle ones
+    busy_n: Int  # samples that say how busy the GPU was with it
+    busy: Int  # thousandths of GPUs times seconds
+    memory: Int  # MiB times seconds that were in use
+    granted: Int  # MiB times seconds
+    memory_max: Int  # MiB on one GPU
 
     def plus(self, other: "SampleSum") -> "SampleSum":
         """Return the sum of two of the same key."""
@@ -83,12 +86,12 @@ class SampleSum:
 class Episode:
     """From when to when a check of a subject had one result, which was not good."""
 
-    check: str
-    subject: str
+    check: Line
+    subject: Line
     status: Health
-    began: Milliseconds
-    ended: Milliseconds = Milliseconds(0)  # 0: it goes on
-    text: str = ""  # what was said when it began
+    began: Time
+    ended: Time = Milliseconds(0)  # 0: it goes on
+    text: Line = ""  # what was said when it began
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +101,15 @@ class CapacitySum:
     Figures are millionths of GPUs times seconds. What is in no part was free.
     """
 
-    day: int  # the Unix second at which it begins, in UTC
-    model: str
-    seconds: int  # for which there were such GPUs, and it is known
-    gpus: int  # all
-    granted: int  # to leases, wherever their server was
-    outside: int  # in use by processes that are not of the pool; so not granted
-    drained: int  # of what is left: not granted because it was drained, ...
-    down: int  # ... because its server was unreachable or not admitted yet
-    fault: int  # ... because it was at fault
+    day: Int  # the Unix second at which it begins, in UTC
+    model: Text
+    seconds: Int  # for which there were such GPUs, and it is known
+    gpus: Int  # all
+    granted: Int  # to leases, wherever their server was
+    outside: Int  # in use by processes that are not of the pool; so not granted
+    drained: Int  # of what is left: not granted because it was drained, ...
+    down: Int  # ... because its server was unreachable or not admitted yet
+    fault: Int  # ... because it was at fault
 
     def plus(self, other: "CapacitySum") -> "CapacitySum":
         """Return the sum of two, with the names of this one."""
@@ -127,33 +130,33 @@ class CapacitySum:
 class KeptTier:
     """Rows of one step."""
 
-    step_s: int
-    kept_s: int  # for how long
-    oldest: Milliseconds  # 0: there are none
+    step_s: Int
+    kept_s: Int  # for how long
+    oldest: Time  # 0: there are none
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
     """What one server keeps of what was, and when its certificates end."""
 
-    files: dict[str, int] = field(default_factory=dict[str, int])  # bytes by name
-    size_max: int = 0  # bytes of the databases together
+    files: dict[Name, Int] = field(default_factory=dict[str, int])  # bytes by name
+    size_max: Int = 0  # bytes of the databases together
     tiers: tuple[KeptTier, ...] = ()
-    ends: dict[str, Milliseconds] = field(default_factory=dict[str, Milliseconds])
+    ends: dict[Line, Time] = field(default_factory=dict[str, Milliseconds])
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryPage:
     """One part of an answer."""
 
-    step_s: int = 0  # of the points
+    step_s: Int = 0  # of the points
     series: tuple[HistorySeries, ...] = ()
     sums: tuple[SampleSum, ...] = ()
-    after: int = 0  # points up to here, for the next part
+    after: Int = 0  # points up to here, for the next part
     more: bool = False
-    oldest: Milliseconds = Milliseconds(0)  # before which nothing is kept; 0: nothing is
-    problem: str = ""  # why something may lack
-    lost: int = field(default=0, metadata=OPTIONAL)  # slots of 10 s that could not be kept
+    oldest: Time = Milliseconds(0)  # before which nothing is kept; 0: nothing is
+    problem: Line = ""  # why something may lack
+    lost: Int = field(default=0, metadata=OPTIONAL)  # slots of 10 s that could not be kept
     #: What checks found, the newest first; ``oldest`` is since when that is known, or 0.
     episodes: tuple[Episode, ...] = field(default=(), metadata=OPTIONAL)
     capacity: tuple[CapacitySum, ...] = field(default=(), metadata=OPTIONAL)

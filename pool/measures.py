@@ -2,12 +2,14 @@
 
 Counters are ``grants_RESULT`` (``RESULTS``), ``workers_STATE`` of this moment (starting, warm,
 serving) and ``worker_start_failures``. Histograms have the names of ``telemetry.HISTOGRAMS``, with
-``:LABEL`` behind that of round trips for the transport. Lease ends are counted from their records,
+``:TRANSPORT`` behind that of round trips. There are no others, so what a client or a worker says
+makes no new one. Lease ends are counted from their records,
 and elections by consensus (``RaftHealth.elections``). Everything is filled on the event loop, so
 no lock is needed.
 """
 
 from bisect import bisect_left
+from enum import Enum
 
 from gpupool.pool.model.results import RefusalKind
 from gpupool.pool.model.state import LeaseRecord
@@ -15,6 +17,9 @@ from gpupool.pool.telemetry import HISTOGRAMS, ConsensusTelemetry, Histogram, Ho
 
 RESULTS = ("granted", "busy", "denied", "never", "no-quorum", "expired")
 """How claims end."""
+
+COUNTERS = frozenset({*(f"grants_{each}" for each in RESULTS), "worker_start_failures"})
+"""What is counted here."""
 
 _RESULT_OF: dict[str, str] = {
     RefusalKind.BUSY: "busy",
@@ -28,6 +33,14 @@ _RESULT_OF: dict[str, str] = {
 }
 
 
+class Transport(Enum):
+    """What a session's data goes over."""
+
+    TLS = "tls"
+    TCP = "tcp"
+    UNIX = "unix"
+
+
 class Measures:
     """What one server has counted since its start; every part may be given the same one."""
 
@@ -39,7 +52,9 @@ class Measures:
         self._sums: dict[str, float] = {}
 
     def count(self, name: str, by: int = 1) -> None:
-        """Count an event."""
+        """Count an event; one of ``COUNTERS``."""
+        if name not in COUNTERS:
+            raise KeyError(name)
         self.counters[name] = self.counters.get(name, 0) + by
 
     def claimed(self, kind: str, duration_s: float) -> None:
@@ -55,10 +70,10 @@ class Measures:
         self.observe("lease_wait_seconds", wait_ms / 1000)
         self.observe("lease_duration_seconds", (record.freed_at - record.granted_at) / 1000)
 
-    def observe(self, name: str, value: float, label: str = "") -> None:
+    def observe(self, name: str, value: float, transport: Transport | None = None) -> None:
         """Put a value into a histogram; a negative one, as of clocks that were set, counts as 0."""
         bounds, value = HISTOGRAMS[name], max(value, 0.0)
-        key = f"{name}:{label}" if label else name
+        key = f"{name}:{Transport(transport).value}" if transport else name
         counts = self._counts.setdefault(key, [0] * (len(bounds) + 1))
         counts[bisect_left(bounds, value)] += 1
         self._sums[key] = self._sums.get(key, 0.0) + value

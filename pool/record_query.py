@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from gpupool.pool.history_query import HistoryPage, HistoryQuery
-from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId
+from gpupool.pool.model.bounds import Digits, Int, LeaseNumber, Line, ServerKey, Text, Time
+from gpupool.pool.model.ids import LeaseId, Milliseconds
 from gpupool.pool.model.state import LeaseRecord
 from gpupool.pool.telemetry import Finding
 
@@ -21,14 +22,14 @@ PAGE_COUNT_MAX = 1000
 class RecordQuery:
     """Which records are wanted: of parts granted for a moment from ``since`` to ``until``."""
 
-    since: Milliseconds = Milliseconds(0)
-    until: Milliseconds = FAR
-    after: int = 0  # records with larger numbers only
-    through: int = 0  # records up to this number only; 0: all
-    count: int = PAGE_COUNT_MAX  # 0: only what is known of all
-    lease: LeaseId = LeaseId(0)  # 0: any
-    by: str = ""  # sums by this key instead of records; one of ``KEYS``
-    user: str = ""  # of others only sums are told; empty: everything is told
+    since: Time = Milliseconds(0)
+    until: Time = FAR
+    after: Int = 0  # records with larger numbers only
+    through: Int = 0  # records up to this number only; 0: all
+    count: Int = PAGE_COUNT_MAX  # 0: only what is known of all
+    lease: LeaseNumber = LeaseId(0)  # 0: any
+    by: Line = ""  # sums by this key instead of records; one of ``KEYS``
+    user: Line = ""  # of others only sums are told; empty: everything is told
 
 
 KEYS = ("user", "class", "department", "client", "lease", "server", "model", "program", "day")
@@ -39,12 +40,12 @@ KEYS = ("user", "class", "department", "client", "lease", "server", "model", "pr
 class GroupSum:
     """What the leases of one key had within the asked range. Exact, so too large for an integer."""
 
-    key: str
-    leases: int = 0
-    unit_ms: str = "0"  # shares of GPUs, of ``policy.UNIT``, times milliseconds; decimal digits
-    byte_ms: str = "0"
-    wait_ms: int = 0
-    wait_max_ms: int = 0
+    key: Text
+    leases: Int = 0
+    unit_ms: Digits = "0"  # shares of GPUs, of ``policy.UNIT``, times milliseconds; decimal digits
+    byte_ms: Digits = "0"
+    wait_ms: Int = 0
+    wait_max_ms: Int = 0
 
     def plus(self, other: "GroupSum") -> "GroupSum":
         """Return the sum of two of the same key.
@@ -66,10 +67,10 @@ class GroupSum:
 class ClassSum:
     """What leases of other users had within the asked range, by class."""
 
-    user_class: str
-    parts: int
-    milli_gpu_ms: int  # thousandths of GPUs times milliseconds
-    gib_ms: int
+    user_class: Text
+    parts: Int
+    milli_gpu_ms: Int  # thousandths of GPUs times milliseconds
+    gib_ms: Int
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +81,11 @@ class RecordPage:
     groups: tuple[GroupSum, ...] = ()
     whole: GroupSum = GroupSum("")  # of all groups: a lease may be in several
     others: tuple[ClassSum, ...] = ()
-    upto: int = 0  # the number up to which this page has everything
+    upto: Int = 0  # the number up to which this page has everything
     more: bool = False
-    newest: int = 0  # number of the newest record that this server has
-    missing: tuple[tuple[int, ...], ...] = ()  # runs of numbers that it lacks: from and to
-    problem: str = ""  # why it may lack some
+    newest: Int = 0  # number of the newest record that this server has
+    missing: tuple[tuple[Int, ...], ...] = ()  # runs of numbers that it lacks: from and to
+    problem: Line = ""  # why it may lack some
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,15 +104,15 @@ class CheckPage:
 class BandwidthQuery:
     """Have a server measure the way to another one."""
 
-    peer: ServerId
+    peer: ServerKey
 
 
 @dataclass(frozen=True, slots=True)
 class BandwidthPage:
     """What that way carries, in bits per second."""
 
-    there: int
-    back: int
+    there: Int
+    back: Int
 
 
 ServerTest = CheckQuery | BandwidthQuery

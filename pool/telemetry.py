@@ -8,9 +8,11 @@ secret is in it.
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from gpupool.pool.model.bounds import Figure, GpuKey, Int, LeaseNumber, Line, Name, ServerKey, Time
 from gpupool.pool.model.codec import OPTIONAL
-from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds, ServerId
+from gpupool.pool.model.ids import GpuId, Milliseconds, ServerId
 
+PerServer = dict[ServerKey, Int]
 HISTOGRAMS: dict[str, tuple[float, ...]] = {
     name: tuple(
         start * factor for factor in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -40,12 +42,12 @@ class Health(IntEnum):
 class Finding:
     """What one check found of one subject: a GPU's id, a peer's name, a file system, or nothing."""
 
-    check: str
-    subject: str
+    check: Name
+    subject: Line
     status: Health
-    since: Milliseconds  # of this status, by the pool's time
-    text: str
-    hint: str = ""  # with a command
+    since: Time  # of this status, by the pool's time
+    text: Line
+    hint: Line = ""  # with a command
     flaps: bool = field(default=False, metadata=OPTIONAL)
 
 
@@ -53,143 +55,141 @@ class Finding:
 class Histogram:
     """Counts of values by bucket, as ``HISTOGRAMS`` bounds them, and the sum of the values."""
 
-    counts: tuple[int, ...]
-    sum: float
+    counts: tuple[Int, ...]
+    sum: Figure
 
 
 @dataclass(frozen=True, slots=True)
 class GpuTelemetry:
     """What NVML says of one GPU; None for a reading that this device does not give."""
 
-    gpu: GpuId
-    memory_used: int
-    utilization: float | None = None  # 0 to 1: the share of time in which any kernel ran
-    temperature_c: float | None = None
-    power_w: float | None = None
-    energy_j: float | None = None
-    ecc_errors: int | None = None  # uncorrected
-    sm_activity: float | None = field(default=None, metadata=OPTIONAL)  # 0 to 1, as the next two
-    tensor_activity: float | None = field(default=None, metadata=OPTIONAL)
-    memory_bandwidth: float | None = field(default=None, metadata=OPTIONAL)
-    memory_temperature_c: float | None = field(default=None, metadata=OPTIONAL)
-    shutdown_c: float | None = field(default=None, metadata=OPTIONAL)  # it turns itself off there
-    power_limit_w: float | None = field(default=None, metadata=OPTIONAL)
-    sm_clock_hz: float | None = field(default=None, metadata=OPTIONAL)
+    gpu: GpuKey
+    memory_used: Int
+    utilization: Figure | None = None  # 0 to 1: the share of time in which any kernel ran
+    temperature_c: Figure | None = None
+    power_w: Figure | None = None
+    energy_j: Figure | None = None
+    ecc_errors: Int | None = None  # uncorrected
+    sm_activity: Figure | None = field(default=None, metadata=OPTIONAL)  # 0 to 1, as the next two
+    tensor_activity: Figure | None = field(default=None, metadata=OPTIONAL)
+    memory_bandwidth: Figure | None = field(default=None, metadata=OPTIONAL)
+    memory_temperature_c: Figure | None = field(default=None, metadata=OPTIONAL)
+    shutdown_c: Figure | None = field(default=None, metadata=OPTIONAL)  # it turns itself off there
+    power_limit_w: Figure | None = field(default=None, metadata=OPTIONAL)
+    sm_clock_hz: Figure | None = field(default=None, metadata=OPTIONAL)
     #: Seconds by reason: power, thermal, hw_thermal, hw_power_brake, sync_boost.
-    throttled_s: dict[str, float] = field(default_factory=dict[str, float], metadata=OPTIONAL)
-    ecc_corrected: int | None = field(default=None, metadata=OPTIONAL)
+    throttled_s: dict[Name, Figure] = field(default_factory=dict[str, float], metadata=OPTIONAL)
+    ecc_corrected: Int | None = field(default=None, metadata=OPTIONAL)
     #: By state: corrected, uncorrected, pending, failed.
-    remapped_rows: dict[str, int] = field(default_factory=dict[str, int], metadata=OPTIONAL)
-    pcie_bytes_in: int | None = field(default=None, metadata=OPTIONAL)
-    pcie_bytes_out: int | None = field(default=None, metadata=OPTIONAL)
-    pcie_replays: int | None = field(default=None, metadata=OPTIONAL)
-    nvlink_errors: int | None = field(default=None, metadata=OPTIONAL)
-    nvlinks_up: int | None = field(default=None, metadata=OPTIONAL)
+    remapped_rows: dict[Name, Int] = field(default_factory=dict[str, int], metadata=OPTIONAL)
+    pcie_bytes_in: Int | None = field(default=None, metadata=OPTIONAL)
+    pcie_bytes_out: Int | None = field(default=None, metadata=OPTIONAL)
+    pcie_replays: Int | None = field(default=None, metadata=OPTIONAL)
+    nvlink_errors: Int | None = field(default=None, metadata=OPTIONAL)
+    nvlinks_up: Int | None = field(default=None, metadata=OPTIONAL)
     #: The PCIe link now, which rests when idle, and at its best: lanes, and generation.
-    pcie_width: int | None = field(default=None, metadata=OPTIONAL)
-    pcie_width_max: int | None = field(default=None, metadata=OPTIONAL)
-    pcie_generation: int | None = field(default=None, metadata=OPTIONAL)
-    pcie_generation_max: int | None = field(default=None, metadata=OPTIONAL)
-    xids: dict[int, int] = field(default_factory=dict[int, int], metadata=OPTIONAL)  # times seen
-    xid_at: Milliseconds = field(default=Milliseconds(0), metadata=OPTIONAL)  # of the last
-    recovery_action: int | None = field(default=None, metadata=OPTIONAL)  # NVML's; 0: none
+    pcie_width: Int | None = field(default=None, metadata=OPTIONAL)
+    pcie_width_max: Int | None = field(default=None, metadata=OPTIONAL)
+    pcie_generation: Int | None = field(default=None, metadata=OPTIONAL)
+    pcie_generation_max: Int | None = field(default=None, metadata=OPTIONAL)
+    xids: dict[Int, Int] = field(default_factory=dict[int, int], metadata=OPTIONAL)  # times seen
+    xid_at: Time = field(default=Milliseconds(0), metadata=OPTIONAL)  # of the last
+    recovery_action: Int | None = field(default=None, metadata=OPTIONAL)  # NVML's; 0: none
 
 
 @dataclass(frozen=True, slots=True)
 class SessionTelemetry:
     """What went over the wire for one lease on one server, since its sessions opened."""
 
-    lease: LeaseId
-    workers: int
-    calls: int
-    bytes_in: int
-    bytes_out: int
-    memory_reserved: int
-    memory_used: int | None = field(default=None, metadata=OPTIONAL)
-    waits: int | None = field(default=None, metadata=OPTIONAL)  # answers that a caller waited for
-    wait_us: int | None = field(default=None, metadata=OPTIONAL)  # time to execute those
-    door: str = field(default="", metadata=OPTIONAL)  # array or cuda
-    transport: str = field(default="", metadata=OPTIONAL)  # tcp, tls, unix
-    rtt_us: int | None = field(default=None, metadata=OPTIONAL)  # the kernel's smoothed estimate
-    rtt_var_us: int | None = field(default=None, metadata=OPTIONAL)
-    retransmits: int | None = field(default=None, metadata=OPTIONAL)
+    lease: LeaseNumber
+    workers: Int
+    calls: Int
+    bytes_in: Int
+    bytes_out: Int
+    memory_reserved: Int
+    memory_used: Int | None = field(default=None, metadata=OPTIONAL)
+    waits: Int | None = field(default=None, metadata=OPTIONAL)  # answers that a caller waited for
+    wait_us: Int | None = field(default=None, metadata=OPTIONAL)  # time to execute those
+    door: Name = field(default="", metadata=OPTIONAL)  # array or cuda
+    transport: Name = field(default="", metadata=OPTIONAL)  # tcp, tls, unix
+    rtt_us: Int | None = field(default=None, metadata=OPTIONAL)  # the kernel's smoothed estimate
+    rtt_var_us: Int | None = field(default=None, metadata=OPTIONAL)
+    retransmits: Int | None = field(default=None, metadata=OPTIONAL)
     #: The share of each GPU's computing time in the last second, 0 to 1; a GPU's is absent where
     #: the driver does not say.
-    busy: dict[GpuId, float] = field(default_factory=dict[GpuId, float], metadata=OPTIONAL)
+    busy: dict[GpuKey, Figure] = field(default_factory=dict[GpuId, float], metadata=OPTIONAL)
     busy_estimated: bool = field(default=False, metadata=OPTIONAL)
-    idle_s: float | None = field(default=None, metadata=OPTIONAL)  # since it last computed
+    idle_s: Figure | None = field(default=None, metadata=OPTIONAL)  # since it last computed
     #: The share of each GPU's time that it is due when others want theirs, and that it got of
     #: late; the latter is absent where nobody else wanted any.
-    share_due: dict[GpuId, float] = field(default_factory=dict[GpuId, float], metadata=OPTIONAL)
-    share_got: dict[GpuId, float] = field(default_factory=dict[GpuId, float], metadata=OPTIONAL)
-    not_suspendable: str = field(default="", metadata=OPTIONAL)  # why, as its host sees it
+    share_due: dict[GpuKey, Figure] = field(default_factory=dict[GpuId, float], metadata=OPTIONAL)
+    share_got: dict[GpuKey, Figure] = field(default_factory=dict[GpuId, float], metadata=OPTIONAL)
+    not_suspendable: Line = field(default="", metadata=OPTIONAL)  # why, as its host sees it
 
 
 @dataclass(frozen=True, slots=True)
 class HostTelemetry:
     """What Linux says of one server's machine and of gpupool's processes there; sizes in bytes."""
 
-    cpu_busy: float | None = None  # 0 to 1, of all processors
-    memory_total: int | None = None
-    memory_available: int | None = None
-    network_in: int | None = None  # counters of the advertised interface
-    network_out: int | None = None
-    network_speed: int | None = None  # Mbit/s
-    disk_total: int | None = None  # of the state directory's file system
-    disk_free: int | None = None
+    cpu_busy: Figure | None = None  # 0 to 1, of all processors
+    memory_total: Int | None = None
+    memory_available: Int | None = None
+    network_in: Int | None = None  # counters of the advertised interface
+    network_out: Int | None = None
+    network_speed: Int | None = None  # Mbit/s
+    disk_total: Int | None = None  # of the state directory's file system
+    disk_free: Int | None = None
     #: By process: server, observer, keeper, workers.
-    resident: dict[str, int] = field(default_factory=dict[str, int])
-    cpu_s: dict[str, float] = field(default_factory=dict[str, float])
-    descriptors: int | None = None  # of the server, with its limit
-    descriptors_max: int | None = None
+    resident: dict[Name, Int] = field(default_factory=dict[str, int])
+    cpu_s: dict[Name, Figure] = field(default_factory=dict[str, float])
+    descriptors: Int | None = None  # of the server, with its limit
+    descriptors_max: Int | None = None
     disk_read_only: bool = field(default=False, metadata=OPTIONAL)
-    network_mtu: int | None = field(default=None, metadata=OPTIONAL)  # of the interface
+    network_mtu: Int | None = field(default=None, metadata=OPTIONAL)  # of the interface
     #: Of the server's cgroup, without what the kernel can take back; absent without a limit.
-    memory_charged: int | None = field(default=None, metadata=OPTIONAL)
-    memory_limit: int | None = field(default=None, metadata=OPTIONAL)
-    pids: int | None = field(default=None, metadata=OPTIONAL)
-    pids_max: int | None = field(default=None, metadata=OPTIONAL)
+    memory_charged: Int | None = field(default=None, metadata=OPTIONAL)
+    memory_limit: Int | None = field(default=None, metadata=OPTIONAL)
+    pids: Int | None = field(default=None, metadata=OPTIONAL)
+    pids_max: Int | None = field(default=None, metadata=OPTIONAL)
 
 
 @dataclass(frozen=True, slots=True)
 class ConsensusTelemetry:
     """What a server's replication measures."""
 
-    journal_bytes: int = 0
-    snapshot_age_s: float | None = None
+    journal_bytes: Int = 0
+    snapshot_age_s: Figure | None = None
     #: Of each peer that is linked, by its id: seconds, and its clock's less this server's.
-    link_rtt_s: dict[ServerId, float] = field(default_factory=dict[ServerId, float])
-    clock_offset_s: dict[ServerId, float] = field(default_factory=dict[ServerId, float])
-    snapshot_bytes: int | None = field(default=None, metadata=OPTIONAL)  # of the newest
+    link_rtt_s: dict[ServerKey, Figure] = field(default_factory=dict[ServerId, float])
+    clock_offset_s: dict[ServerKey, Figure] = field(default_factory=dict[ServerId, float])
+    snapshot_bytes: Int | None = field(default=None, metadata=OPTIONAL)  # of the newest
     #: Of each link: the path's MTU, segments sent, and those sent again, since it came up.
-    link_mtu: dict[ServerId, int] = field(default_factory=dict[ServerId, int], metadata=OPTIONAL)
-    link_sent: dict[ServerId, int] = field(default_factory=dict[ServerId, int], metadata=OPTIONAL)
-    link_resent: dict[ServerId, int] = field(default_factory=dict[ServerId, int], metadata=OPTIONAL)
+    link_mtu: PerServer = field(default_factory=dict[ServerId, int], metadata=OPTIONAL)
+    link_sent: PerServer = field(default_factory=dict[ServerId, int], metadata=OPTIONAL)
+    link_resent: PerServer = field(default_factory=dict[ServerId, int], metadata=OPTIONAL)
     #: Seconds for which 64 KiB have been under way to a peer; absent unless it is some.
-    link_stalls_s: dict[ServerId, float] = field(
+    link_stalls_s: dict[ServerKey, Figure] = field(
         default_factory=dict[ServerId, float], metadata=OPTIONAL
     )
-    table_ahead_s: float = field(default=0.0, metadata=OPTIONAL)
+    table_ahead_s: Figure = field(default=0.0, metadata=OPTIONAL)
     """The table's time less that of the voters' clocks; not negative."""
     #: Peers that speak another version of the links, with theirs.
-    link_versions: dict[ServerId, int] = field(
-        default_factory=dict[ServerId, int], metadata=OPTIONAL
-    )
+    link_versions: PerServer = field(default_factory=dict[ServerId, int], metadata=OPTIONAL)
 
 
 @dataclass(frozen=True, slots=True)
 class Telemetry:
     """What one server measures of itself."""
 
-    server: ServerId
-    at: Milliseconds
+    server: ServerKey
+    at: Time
     gpus: tuple[GpuTelemetry, ...] = ()
     sessions: tuple[SessionTelemetry, ...] = ()
-    loop_lag_s: float = 0.0
-    counters: dict[str, int] = field(default_factory=dict[str, int])
+    loop_lag_s: Figure = 0.0
+    counters: dict[Name, Int] = field(default_factory=dict[str, int])
     host: HostTelemetry | None = field(default=None, metadata=OPTIONAL)
     consensus: ConsensusTelemetry | None = field(default=None, metadata=OPTIONAL)
-    histograms: dict[str, Histogram] = field(
+    histograms: dict[Name, Histogram] = field(
         default_factory=dict[str, Histogram], metadata=OPTIONAL
     )
     findings: tuple[Finding, ...] = field(default=(), metadata=OPTIONAL)

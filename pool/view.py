@@ -7,6 +7,7 @@ joined in by the program that shows it. Nothing secret is in either.
 import re
 from dataclasses import dataclass, field
 
+from gpupool.pool.model.bounds import Int, Line, ServerKey
 from gpupool.pool.model.codec import OPTIONAL
 from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, Milliseconds, ServerId
 from gpupool.pool.model.state import (
@@ -167,16 +168,16 @@ class WaitingView:
 class RaftView:
     """The state of consensus as the answering server sees it."""
 
-    role: str
-    leader: str  # a server's name, or empty
-    term: int
-    commit_index: int
-    applied_index: int
-    voters: tuple[ServerId, ...]
-    connected: tuple[ServerId, ...]
+    role: Line
+    leader: Line  # a server's name, or empty
+    term: Int
+    commit_index: Int
+    applied_index: Int
+    voters: tuple[ServerKey, ...]
+    connected: tuple[ServerKey, ...]
     quorum: bool  # in touch with a majority
     majority_age_s: float
-    elections: int
+    elections: Int
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,8 @@ from pathlib import Path
 import trio
 
 from gpupool.monitoring.observer_link import KEPT_VARIABLES
+from gpupool.remoting.transport.watching import keep_watching
 
-BACKOFF_MIN_S, BACKOFF_MAX_S = 1.0, 60.0
-STEADY_S = 300.0
 GATE_EVERY_S = 1.0
 STOP_S = 1.0
 SENDS, MAJORITY = 1, 2
@@ -40,23 +39,10 @@ class AlertLink:
 
     async def run(self) -> None:
         """Keep a sender running until cancelled."""
-        backoff_s = BACKOFF_MIN_S
-        while True:
-            began = trio.current_time()
-            try:
-                why = f"status {await self._run_one()}"
-            except OSError as error:
-                why = str(error)
-            if trio.current_time() - began >= STEADY_S:
-                backoff_s = BACKOFF_MIN_S
-            self._log.warning(
-                "the sender of alerts has ended (%s); again in %.0f s", why, backoff_s
-            )
-            await trio.sleep(backoff_s)
-            backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
+        await keep_watching(self._log.warning, "the sender of alerts", self._run_one)
 
-    async def _run_one(self) -> int:
-        """Run one sender to its end, and return its status."""
+    async def _run_one(self) -> str:
+        """Run one sender to its end, and return its status in words."""
         ours, theirs = socket.socketpair()
         with theirs:
             process = await trio.lowlevel.open_process(
@@ -81,7 +67,7 @@ class AlertLink:
                 await process.wait()
             if process.returncode is None:
                 process.kill()
-        return process.returncode or 0
+        return f"status {process.returncode or 0}"
 
     async def _tell(self, ours: socket.socket) -> None:
         while True:

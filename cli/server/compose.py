@@ -15,6 +15,7 @@ import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 
 import trio
 
@@ -71,6 +72,7 @@ from gpupool.remoting.transport.freed_memory import give_back_memory
 from gpupool.remoting.transport.peer_transport import PeerTransport
 from gpupool.remoting.transport.pki import Authority, TlsContexts
 from gpupool.remoting.transport.system_clock import SystemClock, SystemRng
+from gpupool.remoting.transport.watching import keep_watching, told
 
 HAND_OVER_S = 1.0
 LAST_COMMANDS_S = 2.0
@@ -136,11 +138,12 @@ class _Server:
         self.leases = LeaseLog(state.path, log, self.observer)
         drain_for, has_signer = self._options.drain_for, self._separated.has_signer
         self.health = HealthRounds(drain_for, state, log, self.web, self.observer, has_signer)
+        lines = LeaseLines(log, lambda: self.machine.state)
         self.machine = PoolMachine(
             PoolState(),
-            on_acts=self.audit.record,
-            on_records=self._record,
-            on_events=LeaseLines(log, lambda: self.machine.state).record,
+            on_acts=told("the audit", self.audit.record, log.warning),
+            on_records=told("the file of leases", self._record, log.warning),
+            on_events=told("the log of leases", lines.record, log.warning),
             sampler=InvariantSampler(self._on_violation),
         )
         self.measures, self._began_ms = Measures(), self._clock.wall_ms()
@@ -243,9 +246,12 @@ class _Server:
             async with trio.open_nursery() as nursery:
                 at_once, stop = nursery.cancel_scope, trio.Event()
                 nursery.start_soon(self._take_signals, signals, stop, at_once)
-                for each in (self.audit.run, self.leases.run, self.observer.run, give_back_memory):
-                    nursery.start_soon(each)
-                nursery.start_soon(self._measure, links, host)
+                nursery.start_soon(give_back_memory)
+                begin, say = nursery.start_soon, self._log.warning
+                begin(keep_watching, say, "the audit", self.audit.run)
+                begin(keep_watching, say, "the file of leases", self.leases.run)
+                begin(keep_watching, say, "what starts the observer", self.observer.run)
+                begin(keep_watching, say, "what measures", partial(self._measure, links, host))
                 await nursery.start(links.run, replicated_log)
                 await nursery.start(replicated_log.run)
                 await nursery.start(host.run)
@@ -259,19 +265,17 @@ class _Server:
                 if await self._is_unfounded(replicated_log):
                     await bootstrap_pool(founder, self._committer(replicated_log), self._state)
                 await nursery.start(server.serve, listeners)
-                nursery.start_soon(
-                    self.observer.send_samples,
-                    server.controller.telemetry,
-                    replicated_log.health,
-                    self._table_clock.now_ms,
-                )
                 me, now_ms = self._identity.server, self._table_clock.now_ms
-                nursery.start_soon(self.web.run, server, links, me, now_ms)
-                nursery.start_soon(
-                    self.health.run,
-                    *(server.controller, self.machine, replicated_log.health, host, links),
-                    self._incarnation,
+                controller, health = server.controller, replicated_log.health
+                samples = partial(self.observer.send_samples, controller.telemetry, health, now_ms)
+                web = partial(self.web.run, server, links, me, now_ms)
+                mine = self._incarnation
+                checks = partial(
+                    self.health.run, controller, self.machine, health, host, links, mine
                 )
+                begin(keep_watching, say, "what takes samples", samples)
+                begin(keep_watching, say, "the web", web)
+                begin(keep_watching, say, "what checks", checks)
                 self._log.info(
                     "%s is listening on %s, as a %s of pool %s",
                     self._identity.name,

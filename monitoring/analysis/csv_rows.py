@@ -1,10 +1,11 @@
-"""Rows of the tables that schedulers and monitors write, with a limit on everything.
+"""Rows of CSV: those that schedulers and monitors write, with a limit on everything, and our own.
 
 A row that cannot be read ends the import with the file and the line: a figure made of the rest
 would be a guess that nobody sees.
 """
 
 import csv
+import io
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,26 @@ NOTHING = frozenset(
     | {"[Not Supported]", "[Unknown Error]", "[GPU requires reset]", "[Insufficient Permissions]"}
 )
 """Words for what is not known, in any of the formats."""
+
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+"""The beginnings of cells that a spreadsheet executes."""
+
+
+def csv_text(rows: Iterable[Iterable[object]]) -> str:
+    """Return rows as CSV (RFC 4180), with ``'`` before a text that would be executed."""
+    out = io.StringIO(newline="")
+    csv.writer(out).writerows([_inert(each) for each in row] for row in rows)
+    return out.getvalue()
+
+
+def _inert(cell: object) -> object:
+    if not isinstance(cell, str) or not cell.startswith(FORMULA):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell
 
 
 @dataclass(frozen=True, slots=True)

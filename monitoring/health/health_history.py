@@ -4,13 +4,12 @@ Each server has those of its own checks. What several servers found of the pool 
 one episode; a lack of a majority is not, because it is of the server that was cut off.
 """
 
-import csv
-import io
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from gpupool.monitoring.accounting import LATEST_MS
+from gpupool.monitoring.analysis.csv_rows import csv_text
 from gpupool.monitoring.health.check_table import POOL_CHECKS
 from gpupool.pool.history_query import Episode, HistoryPage
 from gpupool.pool.model.ids import Milliseconds, ServerId
@@ -96,18 +95,16 @@ def instant(at: int) -> str:
 
 def as_csv(rows: Iterable[PoolEpisode], now: Milliseconds) -> str:
     """Return episodes as CSV (RFC 4180); of one that goes on the end is empty."""
-    out = io.StringIO(newline="")
-    writer = csv.writer(out)
-    writer.writerow(
+    told: list[tuple[str, ...]] = [
         ("began", "ended", "duration [s]", "result", "check", "server", "subject", "text")
-    )
+    ]
     for row in rows:
         each = row.episode
         ended = instant(each.ended) if each.ended else ""
         result = each.status.name.lower()
         cells = (instant(each.began), ended, f"{row.seconds(now):.3f}", result, each.check)
-        writer.writerow((*cells, row.server, each.subject, each.text))
-    return out.getvalue()
+        told.append((*cells, row.server, each.subject, each.text))
+    return csv_text(told)
 
 
 def as_plain(rows: Iterable[PoolEpisode]) -> list[dict[str, object]]:

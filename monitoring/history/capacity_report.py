@@ -5,12 +5,11 @@ of each day are those of the server that knows most of it. What a line has in it
 it has in all; time that no server knows is in neither, and ``seen`` says how much is known.
 """
 
-import csv
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpupool.monitoring.accounting import Range, day_of
+from gpupool.monitoring.analysis.csv_rows import csv_text
 from gpupool.monitoring.costs import Timeline, currency_of, mean_price
 from gpupool.monitoring.history.history_settings import DAY_S
 from gpupool.pool.history_query import CapacitySum, HistoryPage
@@ -160,16 +159,15 @@ def _plain_money(report: CapacityReport, key: str | None) -> dict[str, float]:
 
 def as_csv(report: CapacityReport) -> str:
     """Return the report as CSV (RFC 4180), the units in its header."""
-    out = io.StringIO(newline="")
-    writer = csv.writer(out)
     titles = [report.by, "all [GPU h]", *(f"{name} [GPU h]" for name in PARTS)]
     if report.costs is not None:
         unit = report.costs.currency or "currency"
         titles += [*(f"{name} cost [{unit}]" for name in PARTS), "unpriced [GPU h]"]
-    writer.writerow(titles)
-    for key, row in report.rows.items():
-        writer.writerow((key, *plain_row(row).values(), *_plain_money(report, key).values()))
-    return out.getvalue()
+    rows = (
+        (key, *plain_row(row).values(), *_plain_money(report, key).values())
+        for key, row in report.rows.items()
+    )
+    return csv_text([titles, *rows])
 
 
 def table(report: CapacityReport) -> Sequence[tuple[str, ...]]:

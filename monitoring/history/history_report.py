@@ -1,12 +1,11 @@
 """What ``gpupool history`` shows: named series of values, as points, CSV and JSON. Pure."""
 
-import csv
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
 
+from gpupool.monitoring.analysis.csv_rows import csv_text
 from gpupool.monitoring.history.series import METRICS, Metric
 from gpupool.pool.history_query import HistoryPage
 from gpupool.pool.model.ids import GpuId, LeaseId, ServerId
@@ -183,23 +182,16 @@ def _point(metric: Metric, point: tuple[int, ...]) -> tuple[int, float, float | 
 
 def as_csv(lines: Iterable[Line], name: str, metric: Metric) -> str:
     """Return the series as CSV (RFC 4180), the unit in its header."""
-    out = io.StringIO(newline="")
-    writer = csv.writer(out)
     unit = f" [{metric.unit}]" if metric.unit else ""
-    writer.writerow(("series", "time", "step [s]", f"{name}{unit}", f"maximum{unit}"))
+    rows: list[tuple[object, ...]] = [
+        ("series", "time", "step [s]", f"{name}{unit}", f"maximum{unit}")
+    ]
     for line in lines:
         for t, value, top in line.points:
             moment = datetime.fromtimestamp(t, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-            writer.writerow(
-                (
-                    line.title,
-                    moment,
-                    line.step_s,
-                    f"{value:.6g}",
-                    "" if top is None else f"{top:.6g}",
-                )
-            )
-    return out.getvalue()
+            most = "" if top is None else f"{top:.6g}"
+            rows.append((line.title, moment, line.step_s, f"{value:.6g}", most))
+    return csv_text(rows)
 
 
 def as_plain(lines: Iterable[Line], name: str, metric: Metric) -> dict[str, object]:

@@ -18,7 +18,6 @@ from gpupool.monitoring.history.history_store import (
 from gpupool.monitoring.history.time_slots import Slot, SlotMaker
 from gpupool.monitoring.sample import Sample
 from gpupool.monitoring.usage_store import put_aside
-from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.forgetting import Forgotten
 
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
@@ -62,7 +61,7 @@ class HistoryWriter:
         """Write the slots that end with these samples."""
         try:
             self._open()
-        except (sqlite3.Error, OSError, GpupoolError) as error:
+        except Exception as error:  # noqa: BLE001 - the next ones may be kept
             self._failed(error)
         for sample in samples:
             if self._episodes is not None:
@@ -108,7 +107,7 @@ class HistoryWriter:
                 self._episodes.written(episodes)
                 self._note("")
                 self._tidy(store, slot.t)
-        except (sqlite3.Error, OSError, GpupoolError) as error:
+        except Exception as error:  # noqa: BLE001 - the next one may be kept
             self.lost += 1
             self._failed(error)
 

@@ -18,6 +18,9 @@ KIB = 1 << 10
 GAP_S = 15
 """After longer silence counters begin anew: what passed meanwhile is of no slot."""
 
+GROWN_MAX = 1 << 33
+"""In one sample: beyond any network or GPU, and so little that years of it are an integer."""
+
 SURE_N = SLOT_S // 2
 """Samples of a slot from which it is known whether anything was done in it."""
 
@@ -212,7 +215,7 @@ class SlotMaker:
             before = 0
         grown = (value - before) // unit
         self._counters[name] = before + grown * unit
-        return grown
+        return min(grown, GROWN_MAX)
 
     def _forget_ended(self, leases: Iterable[LeaseId]) -> None:
         kept = {f"lease {lease}" for lease in leases}

@@ -7,6 +7,7 @@ connection's number and its descriptor, the observer's the number of one that ha
 import struct
 from dataclasses import dataclass, field
 
+from gpupool.pool.model.bounds import Blob, Line, Name, Number, PathText, Time
 from gpupool.pool.model.ids import Milliseconds
 
 PACKET = struct.Struct(">Q")
@@ -17,10 +18,10 @@ PACKET = struct.Struct(">Q")
 class WebSetup:
     """Server to observer: what to show and whom to answer; sent again when it changes."""
 
-    certificate_pem: bytes
-    key_pem: bytes
-    open_networks: tuple[str, ...] = ()  # whose scrapers need no token
-    users: int = 0  # of the lease metrics that have their own rows
+    certificate_pem: Blob
+    key_pem: Blob
+    open_networks: tuple[Name, ...] = ()  # whose scrapers need no token
+    users: Number = 0  # of the lease metrics that have their own rows
     readonly: bool = False  # whether the web page gives no orders
 
     def __repr__(self) -> str:
@@ -32,28 +33,28 @@ class WebSetup:
 class Target:
     """A server of the pool, for Prometheus to find; the labels are those that were asked for."""
 
-    name: str
-    address: str
-    labels: dict[str, str] = field(default_factory=dict[str, str])
+    name: Line
+    address: Line
+    labels: dict[Line, Line] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
     """Server to observer: all servers of the pool, when that changes."""
 
-    pool: str
+    pool: Line
     servers: tuple[Target, ...]
-    cluster_id: str = ""
-    ca_pem: bytes = b""  # of every CA that is trusted, for the clients of the web page
+    cluster_id: Line = ""
+    ca_pem: Blob = b""  # of every CA that is trusted, for the clients of the web page
 
 
 @dataclass(frozen=True, slots=True)
 class TokenAsked:
     """Observer to server: is this token good? It came over the connection of that number."""
 
-    number: int
-    connection: int
-    text: str
+    number: Number
+    connection: Number
+    text: PathText
 
     def __repr__(self) -> str:
         """Leave the token out, so that no log or traceback shows it."""
@@ -64,13 +65,13 @@ class TokenAsked:
 class TokenAnswered:
     """Server to observer: whose token it is, or why it is refused."""
 
-    number: int
-    user: str = ""
-    kind: str = ""  # of the token; empty when it is refused
-    why: str = ""
+    number: Number
+    user: Line = ""
+    kind: Name = ""  # of the token; empty when it is refused
+    why: Line = ""
     later: bool = False  # the server cannot know yet
-    tokens: int = 0  # the number by ``TokensSeen`` of those that it was judged by
-    expires_at: Milliseconds = Milliseconds(0)
+    tokens: Number = 0  # the number by ``TokensSeen`` of those that it was judged by
+    expires_at: Time = Milliseconds(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,6 @@ class TokensSeen:
     so, what it said of a token is still true, and nobody has to wait until it is asked.
     """
 
-    tokens: int
-    at: Milliseconds  # the pool's time
+    tokens: Number
+    at: Time  # the pool's time
     seen_s: float  # by the machine's monotonic clock, which both processes have

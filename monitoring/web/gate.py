@@ -10,7 +10,6 @@ import hmac
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from http.cookies import CookieError, SimpleCookie
 from typing import Protocol
 
 from starlette.requests import Request
@@ -150,12 +149,12 @@ USED = AuthenticationError(
 
 def cookie_of(request: Request, name: str) -> str:
     """Return the value of a cookie; empty when there is none."""
-    try:
-        cookies = SimpleCookie(request.headers.get("cookie", ""))
-    except CookieError:
-        return ""
-    morsel = cookies.get(name)
-    return morsel.value if morsel is not None else ""
+    # None of ours is quoted, and ``http.cookies`` takes n^2 steps for the quotes of strangers.
+    for each in request.headers.get("cookie", "").split(";"):
+        key, _, value = each.partition("=")
+        if key.strip() == name:
+            return value.strip()
+    return ""
 
 
 def is_own_origin(request: Request, scheme: str) -> bool:
@@ -166,4 +165,5 @@ def is_own_origin(request: Request, scheme: str) -> bool:
 
 def equal(one: str, other: str) -> bool:
     """Return whether two secrets are the same, in a time that does not tell where they differ."""
-    return hmac.compare_digest(one.encode(), other.encode())
+    one_bytes, other_bytes = (each.encode(errors="surrogatepass") for each in (one, other))
+    return hmac.compare_digest(one_bytes, other_bytes)

@@ -89,7 +89,7 @@ def plain(value: Any) -> Any:
 def _json(request: Request, value: object, status: int = 200) -> Response:
     text = json.dumps(plain(value), separators=(",", ":"), ensure_ascii=False)
     headers = {"cache-control": "no-store"}
-    response = packed_response(request, Packed(text.encode()), JSON, headers)
+    response = packed_response(request, Packed(text.encode(errors="replace")), JSON, headers)
     response.status_code = status
     return response
 
@@ -325,7 +325,7 @@ class Api:
                 "content-disposition": 'attachment; filename="gpupool-usage.csv"',
                 "cache-control": "no-store",
             }
-            body = Packed(str(answer["csv"]).encode())
+            body = Packed(str(answer["csv"]).encode(errors="replace"))
             return packed_response(request, body, "text/csv; charset=utf-8", headers)
         return _json(request, {k: v for k, v in answer.items() if k != "csv"})
 

@@ -6,7 +6,7 @@ and missing ones, and raises ``CodecError`` for whatever is not exactly right, s
 hands on a half-checked value. Only who reads what a newer program may have written asks to pass
 over unknown fields; a field that is added for such readers has a default. A field with the metadata
 ``OPTIONAL`` is left out while it has its default, so that what was written before it was added, and
-what does not use it, has the same bytes.
+what does not use it, has the same bytes. A type with a ``Bound`` (``bounds``) is checked both ways.
 """
 
 import dataclasses
@@ -16,8 +16,10 @@ import typing
 from collections.abc import Callable
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar, cast
 
+from gpupool.pool.errors import LocalProtocolError
+from gpupool.pool.model.bounds import Bound
 from gpupool.pool.model.ids import Plain
 from gpupool.pool.model.persistent_map import PersistentMap
 
@@ -40,7 +42,11 @@ class CodecError(ValueError):
 
 
 def encode(value: object) -> Plain:
-    """Return ``value``, a dataclass instance, as plain values."""
+    """Return ``value``, a dataclass instance, as plain values.
+
+    Raises:
+        LocalProtocolError: when a field is beyond its bound.
+    """
     return cast(Plain, _encoder(type(value))(value))
 
 
@@ -82,7 +88,7 @@ def default_of(field: "dataclasses.Field[Any]") -> object:
 def _encoder(kind: Any) -> Encoder:
     kind = _strip(kind)
     if dataclasses.is_dataclass(kind):
-        hints = typing.get_type_hints(kind)
+        hints = typing.get_type_hints(kind, include_extras=True)
         names = [field.name for field in dataclasses.fields(kind)]
         optional = [
             (field.name, default_of(field))
@@ -111,6 +117,8 @@ def _encoder(kind: Any) -> Encoder:
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return lambda value: value.value
     origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        return _bounded(_encoder(args[0]), args[1], sends=True)
     if origin is tuple:
         item = _encoder(args[0])
         if item is _identity:
@@ -139,6 +147,8 @@ def _decoder(kind: Any, unknown: bool) -> Decoder:
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return _enum_decoder(kind)
     origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        return _bounded(_decoder(args[0], unknown), args[1], sends=False)
     if origin is tuple:
         return _tuple_decoder(_decoder(args[0], unknown))
     if (types_of := map_types(kind)) is not None:
@@ -171,6 +181,20 @@ def map_types(kind: Any) -> tuple[Callable[[Any], Any], Any, Any] | None:
         base: Any = table.__orig_bases__[0]  # a table names its keys itself
         return table, typing.get_args(base)[0], args[0]
     return None
+
+
+def _bounded(inner: Callable[[Any], Any], bound: Bound, *, sends: bool) -> Callable[[Any], Any]:
+    def within(value: Any) -> Any:
+        found = inner(value)
+        if bound.holds(found):
+            return found
+        if not sends:
+            raise CodecError("beyond its bound")
+        if not bound.trims:
+            raise LocalProtocolError("this cannot be sent", why="a field is beyond its bound")
+        return bound.trimmed(found)
+
+    return within
 
 
 def _scalar_decoder(kind: Any) -> Decoder:
@@ -235,7 +259,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _dataclass_decoder(kind: Any, unknown: bool) -> Decoder:
-    hints = typing.get_type_hints(kind)
+    hints = typing.get_type_hints(kind, include_extras=True)
     fields = dataclasses.fields(kind)
     decoders = {f.name: _decoder(hints[f.name], unknown) for f in fields}
     # What is of the right type already needs no more of a check, unless it is an integer.

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from gpupool.pool.model.ids import Milliseconds
+from gpupool.pool.model.bounds import Blob, Kept, KeptTime
 
 SALT_SIZE, DIGEST_SIZE = 16, 32
 FORGOTTEN_COUNT_MAX = 64
@@ -34,10 +34,10 @@ class ForgetUser:
 class Forgotten:
     """A user who is forgotten, up to a record and an instant: later ones are of a new name."""
 
-    salt: bytes
-    digest: bytes
-    number: int
-    at: Milliseconds
+    salt: Blob
+    digest: Blob
+    number: Kept
+    at: KeptTime
 
     @property
     def pseudonym(self) -> str:

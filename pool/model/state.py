@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
 from typing import Any, TypeVar
 
+from gpupool.pool.model.bounds import GpuKey, Kept, KeptLease, KeptTime, ServerKey, Text
 from gpupool.pool.model.clock_move import ClockMove
 from gpupool.pool.model.codec import OPTIONAL
 from gpupool.pool.model.forgetting import Forgotten
@@ -382,32 +383,32 @@ class Act:
 class RecordedGpu:
     """One partition of an ended lease. ``units`` are shares of a GPU, of ``policy.UNIT``."""
 
-    gpu: GpuId
-    model: str
-    memory: int
-    units: int
+    gpu: GpuKey
+    model: Text
+    memory: Kept
+    units: Kept
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseRecord:
     """One server's part of a lease, for the accounts. Numbers have no gaps."""
 
-    number: int  # 1 for the first record of the pool
-    lease: LeaseId
-    server: ServerId
-    server_name: str
-    user: str
-    user_class: str  # by the policy of the grant
-    department: str
-    client: str
-    program: str
+    number: Kept  # 1 for the first record of the pool
+    lease: KeptLease
+    server: ServerKey
+    server_name: Text
+    user: Text
+    user_class: Text  # by the policy of the grant
+    department: Text
+    client: Text
+    program: Text
     gpus: tuple[RecordedGpu, ...]
-    requested_at: Milliseconds
-    granted_at: Milliseconds
-    ended_at: Milliseconds
-    freed_at: Milliseconds  # until then nobody else could have the memory, but for ``away``
-    reason: str
-    idle_timeout_ms: int
+    requested_at: KeptTime
+    granted_at: KeptTime
+    ended_at: KeptTime
+    freed_at: KeptTime  # until then nobody else could have the memory, but for ``away``
+    reason: Text
+    idle_timeout_ms: Kept
     away: tuple[Span, ...] = field(default=(), metadata=OPTIONAL)  # suspended: not counted
 
 

@@ -11,6 +11,7 @@ the last server it gives the old GPUs back and takes the new ones, in one step, 
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from gpupool.pool.model.bounds import KeptTime
 from gpupool.pool.model.codec import OPTIONAL
 from gpupool.pool.model.ids import (
     GpuId,
@@ -39,7 +40,7 @@ MIG_INSTANCE = "a MIG instance cannot be suspended"
 USES_NCCL = "one of its processes uses NCCL, whose connections to others cannot be suspended"
 """Reasons that the table, a server's host and its keeper may find, each in its own way."""
 
-Span = tuple[Milliseconds, Milliseconds]
+Span = tuple[KeptTime, KeptTime]
 """From when to before when, in the table's time."""
 
 

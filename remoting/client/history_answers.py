@@ -13,6 +13,7 @@ from gpupool.pool.errors import GpupoolError, NotNowError
 from gpupool.pool.history_query import HistoryPage, HistoryQuery, joined
 from gpupool.pool.model.ids import ServerId
 from gpupool.remoting.client.server_connections import Connections
+from gpupool.remoting.client.usage_query import nobody
 from gpupool.remoting.protocol import messages as m
 
 DEADLINE_S = 2.0
@@ -60,7 +61,7 @@ async def ask_history(
         for server in servers or list(connections.members) or list(connections.by_server):
             nursery.start_soon(ask, server)
     if not answer.pages and not servers:
-        raise connections.failure()
+        raise nobody(connections, answer.silent)
     return answer
 
 

@@ -6,7 +6,7 @@ is taken from the others. What nobody has is known by its numbers. A server that
 named, never left out in silence.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import trio
@@ -73,9 +73,17 @@ async def ask_usage(connections: Connections, query: RecordQuery) -> UsageAnswer
         for server in list(connections.members) or list(connections.by_server):
             nursery.start_soon(ask, server)
     if not answer.answered:
-        raise connections.failure()
+        raise nobody(connections, answer.silent)
     await _read(connections, query, answer)
     return answer
+
+
+def nobody(connections: Connections, silent: Mapping[ServerId, str]) -> GpupoolError:
+    """Return why no server answers: those that are connected have not, or none is."""
+    if not connections.by_server or not silent:
+        return connections.failure()
+    hint = '"gpupool health" tells of its observer, which keeps this'
+    return UnreachableError("no server answers this", why=next(iter(silent.values())), hint=hint)
 
 
 async def _what_it_has(connections: Connections, server: ServerId) -> RecordPage:
@@ -84,7 +92,8 @@ async def _what_it_has(connections: Connections, server: ServerId) -> RecordPage
         try:
             remaining_s = max(0.01, deadline - trio.current_time())
             connection = await connections.reach(server, remaining_s, patience_s=PATIENCE_S)
-            timeout_s = max(0.01, (deadline - trio.current_time()) / (left + 1))
+            # A server waits for its observer before it says that there is no answer of it.
+            timeout_s = max(0.01, deadline - trio.current_time())
             return await _page(connection, RecordQuery(count=0), timeout_s)
         except GpupoolError:
             if not left or trio.current_time() >= deadline:

@@ -93,7 +93,8 @@ class KeptWorker:
         # What a lease's workers have in shared memory is counted once, for the first of them. It
         # is the lease's own, or the machine's, where the owner of a file tells whose it is.
         is_first = user is not None and self.process.pid == min(user.running, default=-1)
-        return Place(self.number, (self.directory,), self.uid if is_first else -1)
+        own = self.uid if is_first else -1
+        return Place(self.number, (self.directory,), own, self.uid, self.user_name)
 
 
 def held_besides(

@@ -38,7 +38,7 @@ import trio
 
 from gpupool.pool.errors import DeniedError, GpupoolError
 from gpupool.pool.host_suspension import HostSuspension
-from gpupool.pool.measures import Measures
+from gpupool.pool.measures import Measures, Transport
 from gpupool.pool.model.commands import GpuReading
 from gpupool.pool.model.ids import GpuId, LeaseId, ServerId
 from gpupool.pool.model.state import DataEncryption, Gpu, Lease, Partition
@@ -438,10 +438,10 @@ class HostSupervisor:
     def _handle(self, worker: WorkerHandle, message: worker_messages.WorkerMessage) -> None:
         if isinstance(message, worker_messages.Assigned):
             worker.assigned.set()
-        elif isinstance(message, worker_messages.Connected):
+        elif isinstance(message, worker_messages.Connected) and worker.transport is None:
             if worker.state is WorkerState.WAITING:
                 worker.state = WorkerState.CONNECTED
-            worker.transport = message.transport
+            worker.transport = Transport(message.transport)
             worker.connected.set()
             self._note_use(worker)
         elif isinstance(message, worker_messages.Report):
@@ -471,6 +471,10 @@ class HostSupervisor:
         self, worker: WorkerHandle, report: worker_messages.Report, now: float
     ) -> None:
         before, worker.totals, worker.reported_at = worker.totals, report, now
+        if fault := report.fault_after(before):
+            worker.totals = before
+            worker.kill(fault)
+            return
         if report.executed_us is not None:
             worker.execution.take(report.executed_us, now)
         path = report.rtt_us, report.rtt_var_us

@@ -12,6 +12,7 @@ from pathlib import Path
 import trio
 
 from gpupool.pool.errors import GpupoolError, RemoteProtocolError
+from gpupool.pool.measures import Transport
 from gpupool.pool.model.ids import GpuId, LeaseId, ServerId
 from gpupool.pool.user_bound import Holder
 from gpupool.remoting.host.budget import Budget, BudgetError
@@ -146,7 +147,7 @@ class WorkerHandle:
     test: worker_messages.GpuChecked | None = None  # what it said of a GPU, if it tested one
     testing: bool = False
     door: str = ""
-    transport: str = ""  # of its client's connection
+    transport: Transport | None = None  # of its client's connection
     kill_reason: str = ""  # why the host killed it, if it did
     said_reason: str = ""  # why it exits, by its own last message
     out_of_memory: bool = False  # the kernel killed a process of its lease for that
@@ -255,10 +256,10 @@ async def read_messages(
             await worker.exited.wait()
         if not worker.exited.is_set():
             worker.kill("it closed its control socket")
-    except RemoteProtocolError as error:
-        worker.kill(f"it broke the protocol: {error}")
     except OSError as error:
         worker.kill(f"its control socket failed: {error}")
+    except Exception as error:  # noqa: BLE001 - whatever a worker says ends that worker alone
+        worker.kill(f"it broke the protocol: {error}")
 
 
 async def serve_budget(worker: WorkerHandle, budget: Budget, sharing: Sharing) -> None:
@@ -303,10 +304,10 @@ async def serve_budget(worker: WorkerHandle, budget: Budget, sharing: Sharing) -
                     raise WorkerFailedError("answers are not read")
             if descriptors and not buffer:
                 raise RemoteProtocolError("a descriptor that nobody asked for")
-    except (RemoteProtocolError, BudgetError, WorkerFailedError) as error:
-        worker.kill(f"it broke the rules of the budget: {error}")
     except OSError as error:
         worker.kill(f"its budget socket failed: {error}")
+    except Exception as error:  # noqa: BLE001 - whatever a worker says ends that worker alone
+        worker.kill(f"it broke the rules of the budget: {error}")
     finally:
         for descriptor in descriptors:
             os.close(descriptor)

@@ -15,10 +15,10 @@ WARM      ``SessionOpener`` assigns a lease  WAITING   budget, uid and kernels; 
 WAITING   message ``Assigned``               WAITING   the client learns of the session
 WAITING   message ``Connected``              CONNECTED the program may compute
 WAITING   ``connect_timeout_s`` is over      WAITING   it is killed
-CONNECTED message ``Connected``              CONNECTED another connection of the same session
-any       a second ``Ready`` or              the same  it is killed
-          ``ContextReady``, two ``Dial``s
-          at a time, broken frames, ``kill``
+any       a second ``Ready``,                the same  it is killed
+          ``ContextReady`` or ``Connected``,
+          two ``Dial``s at a time, counters
+          that fall, broken frames, ``kill``
 any       the process ends                   ENDED     see below
 ========= ================================== ========= =============================================
 
@@ -72,7 +72,9 @@ WARM_BACKOFF_S, WARM_BACKOFF_MAX_S = 0.5, 30.0
 """Between attempts to start a spare worker that keep failing."""
 
 UNKILLABLE_AFTER_S = 5.0
-"""A killed process that lives on hangs in the kernel; said once, then waited for."""
+"""What a killed worker still does then is said once, and waited for."""
+PF_EXITING = 0x4
+"""A flag in ``/proc/PID/stat``: the process gives back what it has, such as GiB of memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +259,7 @@ class WorkerPool:
             with trio.move_on_after(UNKILLABLE_AFTER_S):
                 await worker.ended.wait()
             if not worker.ended.is_set():
-                self._log(f"{worker.label} was killed but does not die; it hangs in the kernel")
+                self._log(f"{worker.label} {why_there(worker.process.pid)}")
                 await worker.ended.wait()
 
     def _wake(self) -> None:
@@ -463,6 +465,20 @@ class WorkerPool:
         if text not in self._said:
             self._said.add(text)
             self._log(text)
+
+
+def why_there(pid: int) -> str:
+    """Return what is true of a killed worker that has not gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        state, flags = fields[0], int(fields[6])
+    except (OSError, ValueError, IndexError):  # It was reaped.
+        state, flags = "Z", 0
+    if state in "ZX":
+        return "has ended; what it left is still being removed"
+    if flags & PF_EXITING:
+        return "is ending: the kernel takes its memory back"
+    return "was killed but does not die; it hangs in the kernel"
 
 
 def _lacks_more(worker: WorkerHandle, kind: frozenset[str]) -> bool:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from gpupool.pool.errors import GpupoolError, RemoteProtocolError
+from gpupool.pool.errors import GpupoolError, ProtocolError, RemoteProtocolError
 from gpupool.pool.model.ids import GpuId, LeaseId
 from gpupool.remoting.host.orphan_reaper import DEATH_TIMEOUT_S
 from gpupool.remoting.host.worker_keeper import THREAD_COUNT, KeeperSettings, WorkerKeeper
@@ -128,8 +128,12 @@ class KeeperServer:
             answer = keeper_messages.Failed(_CANNOT, str(error))
         passed = [descriptor] if descriptor >= 0 else []
         try:
+            packet = keeper_messages.encode(call, answer)
+        except ProtocolError as error:  # an answer comes whatever happens: the server waits for it
+            packet = keeper_messages.encode(call, keeper_messages.Failed(_CANNOT, str(error)))
+        try:
             with self._sending, contextlib.suppress(OSError):  # The server has gone.
-                socket.send_fds(self._socket, [keeper_messages.encode(call, answer)], passed)
+                socket.send_fds(self._socket, [packet], passed)
         finally:
             for each in passed:
                 os.close(each)

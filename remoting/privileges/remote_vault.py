@@ -10,7 +10,7 @@ import select
 import socket
 from collections.abc import Sequence
 
-from gpupool.pool.errors import AuthenticationError, GpupoolError, RemoteProtocolError
+from gpupool.pool.errors import AuthenticationError, GpupoolError, ProtocolError
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import Server
 from gpupool.remoting.protocol import signer_messages as m
@@ -97,7 +97,7 @@ class RemoteVault:
     def _call(self, request: m.Request) -> tuple[bytes, ...]:
         try:
             self._socket.sendall(m.encode(request))
-        except (OSError, RemoteProtocolError) as error:
+        except (OSError, ProtocolError) as error:
             raise AuthenticationError("the signer of the CA's key is not there") from error
         return self._receive()
 
@@ -111,7 +111,7 @@ class RemoteVault:
         except TimeoutError as error:
             self._late += 1
             raise AuthenticationError("the signer of the CA's key does not answer yet") from error
-        except (OSError, RemoteProtocolError) as error:
+        except (OSError, ProtocolError) as error:
             self._socket.close()
             raise AuthenticationError("the signer of the CA's key does not answer") from error
         if isinstance(answer, m.Refused):

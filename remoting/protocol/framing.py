@@ -114,8 +114,15 @@ class FrameReader:
 
 
 def dump(value: Plain) -> bytes:
-    """Return ``value`` as CBOR with definite lengths, map keys in canonical order."""
-    return cbor2.dumps(value, canonical=True)
+    """Return ``value`` as CBOR with definite lengths, map keys in canonical order.
+
+    Raises:
+        LocalProtocolError: for what ``load`` would refuse, so that the sender finds out.
+    """
+    try:
+        return cbor2.dumps(check_plain(value), canonical=True)
+    except (RemoteProtocolError, UnicodeError) as error:
+        raise LocalProtocolError("this cannot be sent", why=str(error)[:100]) from error
 
 
 def load(data: bytes) -> Plain:
@@ -146,7 +153,7 @@ def load(data: bytes) -> Plain:
 _PLAIN_LEAVES = frozenset((type(None), bool, float, str, bytes))
 
 
-def check_plain(value: object) -> Plain:
+def check_plain(value: object, depth: int = DEPTH_MAX) -> Plain:
     """Return ``value`` when it holds plain values only: no simple values, no bignums.
 
     Most values of a large message are texts, which take no call of their own.
@@ -156,16 +163,18 @@ def check_plain(value: object) -> Plain:
         return cast(Plain, value)
     if type(value) is int and -(2**64) <= value < 2**64:
         return value
+    if depth < 1:
+        raise RemoteProtocolError("malformed CBOR", why=f"more than {DEPTH_MAX} levels")
     if type(value) is list:
         for item in cast("list[Any]", value):
             if type(item) not in _PLAIN_LEAVES:
-                check_plain(item)
+                check_plain(item, depth - 1)
         return cast(Plain, value)
     if type(value) is dict:
         for key, item in cast("dict[Any, Any]", value).items():
             if type(key) is not str:
                 raise RemoteProtocolError("malformed CBOR", why="a key that is no text")
             if type(item) not in _PLAIN_LEAVES:
-                check_plain(item)
+                check_plain(item, depth - 1)
         return cast(Plain, value)
     raise RemoteProtocolError("malformed CBOR", why=f"a value of type {kind.__name__}")

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.pool.model import codec
+from gpupool.pool.model.bounds import Int, Line, Name, Number, PathText
 from gpupool.pool.model.ids import Plain
 from gpupool.remoting.protocol import framing
 
@@ -29,54 +30,54 @@ class Open:
     """Kill what a former server left, and prepare for workers; the first call, made once."""
 
     cuda: bool  # whether any GPU is real
-    nodes: dict[str, tuple[str, ...]] | None  # device nodes of each GPU; None: not known
+    nodes: dict[Name, tuple[PathText, ...]] | None  # device nodes of each GPU; None: not known
 
 
 @dataclass(frozen=True, slots=True)
 class StartWorker:
     """Start a worker; its ends of the control socket and of the pipe for errors come with it."""
 
-    worker: int  # a number that was never used
-    doors: tuple[str, ...] = ()  # that it may serve; all of the server's if none is named
+    worker: Number  # a number that was never used
+    doors: tuple[Name, ...] = ()  # that it may serve; all of the server's if none is named
 
 
 @dataclass(frozen=True, slots=True)
 class KillWorker:
     """Kill a worker; has no answer."""
 
-    worker: int
+    worker: Number
 
 
 @dataclass(frozen=True, slots=True)
 class ReapWorker:
     """Take note of a worker's end, which its pidfd has told."""
 
-    worker: int
+    worker: Number
 
 
 @dataclass(frozen=True, slots=True)
 class ConfineWorker:
     """Put a worker that was started into a control group, and tell it to confine itself."""
 
-    worker: int
+    worker: Number
 
 
 @dataclass(frozen=True, slots=True)
 class AskConfinement:
     """Say what confines a worker that has told both of us that it is ready."""
 
-    worker: int
+    worker: Number
 
 
 @dataclass(frozen=True, slots=True)
 class AssignWorker:
     """Give a worker to a lease: its user, devices, memory, control group and kernels."""
 
-    worker: int
-    lease: int
-    gpus: tuple[str, ...]
-    memory: int  # bytes of this machine's memory that the lease may have
-    user: str  # the pool's user whose kernels it may load
+    worker: Number
+    lease: Number
+    gpus: tuple[Name, ...]
+    memory: Int  # bytes of this machine's memory that the lease may have
+    user: Name  # the pool's user whose kernels it may load
     across: bool  # whether the lease has other servers, too
 
 
@@ -84,7 +85,7 @@ class AssignWorker:
 class BuryWorker:
     """Kill and remove what a worker, which was reaped, has left."""
 
-    worker: int
+    worker: Number
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +97,11 @@ class MeasureFiles:
 class SuspendWorkers:
     """Take workers of one lease off their GPUs: all of them, or none."""
 
-    stop: tuple[int, ...]  # those on emulated GPUs, which are only stopped
-    save: tuple[int, ...]  # those whose GPU memory goes into their own memory
-    size: int  # bytes of that, about
-    memory: int  # bytes of this machine's memory that the lease may have meanwhile
-    memory_after: int  # the same when it has not been done
+    stop: tuple[Number, ...]  # those on emulated GPUs, which are only stopped
+    save: tuple[Number, ...]  # those whose GPU memory goes into their own memory
+    size: Int  # bytes of that, about
+    memory: Int  # bytes of this machine's memory that the lease may have meanwhile
+    memory_after: Int  # the same when it has not been done
     #: Those bytes go on to a disk; an empty file for them comes with it.
     spill: bool = False
 
@@ -109,12 +110,12 @@ class SuspendWorkers:
 class ResumeWorkers:
     """Let suspended workers of one lease go on, all at once."""
 
-    stopped: tuple[int, ...]
-    saved: tuple[int, ...]
-    size: int  # bytes that go back to GPUs, about
-    memory_after: int  # bytes of this machine's memory that the lease may have then
+    stopped: tuple[Number, ...]
+    saved: tuple[Number, ...]
+    size: Int  # bytes that go back to GPUs, about
+    memory_after: Int  # bytes of this machine's memory that the lease may have then
     #: Where each real GPU's part of them goes; empty: where it was.
-    moves: dict[str, str] = field(default_factory=dict[str, str])
+    moves: dict[Name, Name] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,7 @@ class LoadFilter:
     """Load a filter of packets for sockets of workers, which this process may not load itself."""
 
     #: Those of a lease's servers, as 10.0.0.1/32; None: for connections that are there already.
-    networks: tuple[str, ...] | None
+    networks: tuple[Name, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,40 +139,40 @@ class Opened:
     """The keeper is ready."""
 
     own_uid: bool  # whether workers get uids of their own
-    reason: str  # why not
-    expose: tuple[str, ...]  # directories that a worker must bring within its own uid's reach
-    killed: int  # workers that a former server left
+    reason: Line  # why not
+    expose: tuple[PathText, ...]  # directories that a worker must bring within its own uid's reach
+    killed: Number  # workers that a former server left
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
     """A worker runs; its pidfd comes with it."""
 
-    pid: int
-    start_time: int
-    directory: str
+    pid: Number
+    start_time: Number
+    directory: PathText
 
 
 @dataclass(frozen=True, slots=True)
 class Reaped:
     """A worker has ended."""
 
-    returncode: int
+    returncode: Int
 
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
     """What holds for a worker."""
 
-    holds: tuple[str, ...]
+    holds: tuple[Name, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AssignedUser:
     """The user that a worker becomes."""
 
-    uid: int  # -1: it stays who it is
-    groups: tuple[int, ...]
+    uid: Int  # -1: it stays who it is
+    groups: tuple[Number, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,21 +186,21 @@ class Buried:
 class Files:
     """The use of this server by workers: of its disk, and of its memory beside their own."""
 
-    sizes: dict[int, int]  # bytes of files, by worker
-    whole: int  # bytes of the file system
+    sizes: dict[Number, Int]  # bytes of files, by worker
+    whole: Int  # bytes of the file system
     #: Bytes of memory of processes that a worker has started, and of files without a name.
-    memory: dict[int, int] = field(default_factory=dict[int, int])
+    memory: dict[Number, Int] = field(default_factory=dict[int, int])
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
     """Workers were suspended or resumed, or were not."""
 
-    problem: str = ""  # why it was not done; empty: it was
-    lost: tuple[int, ...] = ()  # workers that can neither run nor be resumed
-    stopped: tuple[int, ...] = ()  # workers that turned out to have nothing on a GPU
+    problem: Line = ""  # why it was not done; empty: it was
+    lost: tuple[Number, ...] = ()  # workers that can neither run nor be resumed
+    stopped: tuple[Number, ...] = ()  # workers that turned out to have nothing on a GPU
     unmoved: bool = False  # they can be resumed on the GPUs that they were on, not on the others
-    spilled: int = 0  # bytes that are on the disk, and not in memory
+    spilled: Int = 0  # bytes that are on the disk, and not in memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,9 +217,9 @@ class Done:
 class Failed:
     """It could not be done."""
 
-    what: str
-    why: str
-    hint: str = ""
+    what: Line
+    why: Line
+    hint: Line = ""
 
 
 Request = (

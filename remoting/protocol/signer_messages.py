@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.pool.model import codec
+from gpupool.pool.model.bounds import Blob, Int, Line, Name, Number
 from gpupool.remoting.protocol import framing
 
 PACKET_SIZE_MAX = 32 * 1024
@@ -24,65 +25,65 @@ class AskPublic:
 class KeepKey:
     """Seal a key that an older build has given in the clear."""
 
-    key_pem: bytes = field(repr=False)
+    key_pem: Blob = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class CreateCa:
     """Make a CA."""
 
-    cluster_id: str
-    now_ms: int
-    number: int
-    former: bytes  # the certificate of the CA before it, or nothing
+    cluster_id: Name
+    now_ms: Int
+    number: Number
+    former: Blob  # the certificate of the CA before it, or nothing
 
 
 @dataclass(frozen=True, slots=True)
 class SignServer:
     """Sign a server's certificate."""
 
-    ca_pem: bytes
-    key_pem: bytes = field(repr=False)  # sealed, as always
-    server: str
-    csr_pem: bytes
-    now_ms: int
-    valid_ms: int
+    ca_pem: Blob
+    key_pem: Blob = field(repr=False)  # sealed, as always
+    server: Name
+    csr_pem: Blob
+    now_ms: Int
+    valid_ms: Int
 
 
 @dataclass(frozen=True, slots=True)
 class SignWeb:
     """Sign the certificate of a server's observer."""
 
-    ca_pem: bytes
-    key_pem: bytes = field(repr=False)
-    server: str
-    name: str
-    address: str
-    csr_pem: bytes
-    now_ms: int
+    ca_pem: Blob
+    key_pem: Blob = field(repr=False)
+    server: Name
+    name: Name
+    address: Name
+    csr_pem: Blob
+    now_ms: Int
 
 
 @dataclass(frozen=True, slots=True)
 class GiveKeys:
     """Seal keys to another server's signer."""
 
-    keys: tuple[bytes, ...] = field(repr=False)
-    server: str
-    request: bytes
+    keys: tuple[Blob, ...] = field(repr=False)
+    server: Name
+    request: Blob
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
     """The answer: what was made."""
 
-    parts: tuple[bytes, ...]
+    parts: tuple[Blob, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
     """The answer: it was not done."""
 
-    what: str
+    what: Line
 
 
 Request = AskPublic | KeepKey | CreateCa | SignServer | SignWeb | GiveKeys

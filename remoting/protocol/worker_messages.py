@@ -10,11 +10,24 @@ of a stranger.
 """
 
 import struct
-from dataclasses import dataclass, field
-from typing import Any, cast
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, cast
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.pool.model import codec
+from gpupool.pool.model.bounds import (
+    Bound,
+    Count,
+    Digest,
+    Figure,
+    Int,
+    Line,
+    Microseconds,
+    Name,
+    Number,
+    PathText,
+    Uint32,
+)
 from gpupool.pool.model.ids import Plain
 from gpupool.remoting.protocol import framing
 
@@ -35,21 +48,21 @@ class Start:
     own_uid: bool  # it will become the user of its lease, so it must be able to
     cuda: bool  # whether to import CuPy
     landlock: bool
-    directory: str  # its private directory, the only one that it may write to
-    readable: tuple[str, ...]  # paths that it may read beside the operating system
-    expose: tuple[str, ...]  # paths that it must make reachable before it changes its uid
-    doors: dict[str, str]  # name of a door to "module:function"
+    directory: PathText  # its private directory, the only one that it may write to
+    readable: tuple[PathText, ...]  # paths that it may read beside the operating system
+    expose: tuple[PathText, ...]  # paths that it must make reachable before it changes its uid
+    doors: dict[Name, PathText]  # name of a door to "module:function"
     #: Paths that it may not read, wherever they lie.
-    private: tuple[str, ...] = field(default=(), metadata=codec.OPTIONAL)
+    private: tuple[PathText, ...] = field(default=(), metadata=codec.OPTIONAL)
 
 
 @dataclass(frozen=True, slots=True)
 class Confine:
     """What else the worker gives up at its start; comes before ``Start``, if at all."""
 
-    properties: tuple[str, ...] = ()  # of ``isolation.confinement.PROPERTIES``
-    devices: tuple[str, ...] = ()  # nodes of all GPUs that it may be assigned
-    ports: tuple[int, ...] = ()  # first and last TCP port for leases over several servers
+    properties: tuple[Name, ...] = ()  # of ``isolation.confinement.PROPERTIES``
+    devices: tuple[PathText, ...] = ()  # nodes of all GPUs that it may be assigned
+    ports: tuple[Number, ...] = ()  # first and last TCP port for leases over several servers
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,38 +77,38 @@ class JoinNetwork:
 class Become:
     """The user of its lease, before ``Assign``; the keeper says it, and not the server."""
 
-    uid: int
-    groups: tuple[int, ...] = ()  # supplementary, only what GPU device nodes ask for
+    uid: Int
+    groups: tuple[Number, ...] = ()  # supplementary, only what GPU device nodes ask for
 
 
 @dataclass(frozen=True, slots=True)
 class AssignedDevice:
     """One partition of the session, in the order in which the program sees them."""
 
-    index: int
-    uuid: str
-    name: str
-    memory: int
+    index: Number
+    uuid: Name
+    name: Name
+    memory: Number
     emulated: bool
-    ordinal: int  # CUDA ordinal in the worker; -1 for an emulated device
+    ordinal: Int  # CUDA ordinal in the worker; -1 for an emulated device
 
 
 @dataclass(frozen=True, slots=True)
 class Assign:
     """The session that this worker serves; the socket of its budget comes with it."""
 
-    lease: int
-    session: bytes
-    ticket: bytes = field(repr=False)
-    door: str
-    program: str
-    cuda_visible: str  # value of CUDA_VISIBLE_DEVICES
+    lease: Number
+    session: Digest
+    ticket: Digest = field(repr=False)
+    door: Name
+    program: Line
+    cuda_visible: Annotated[str, Bound(MESSAGE_SIZE_MAX)]  # value of CUDA_VISIBLE_DEVICES
     devices: tuple[AssignedDevice, ...]
-    place: int = 0  # of this server among those of the lease, in the program's order
-    servers: int = 1  # of the lease
-    uid: int = -1  # to become, of the lease, and its group; -1 to stay who it is
-    groups: tuple[int, ...] = ()  # supplementary, only what GPU device nodes ask for
-    settings: dict[str, str] = field(default_factory=dict[str, str])  # more for CUDA's environment
+    place: Number = 0  # of this server among those of the lease, in the program's order
+    servers: Number = 1  # of the lease
+    uid: Int = -1  # to become, of the lease, and its group; -1 to stay who it is
+    groups: tuple[Number, ...] = ()  # supplementary, only what GPU device nodes ask for
+    settings: dict[Name, Line] = field(default_factory=dict[str, str])  # for CUDA's environment
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +116,7 @@ class Connection:
     """An untouched connection, which comes with it; ``plain`` allows it to be unencrypted."""
 
     plain: bool
-    lane: bytes = field(default=b"", metadata=codec.OPTIONAL)  # the number of ``Expecting``
+    lane: Digest = field(default=b"", metadata=codec.OPTIONAL)  # the number of ``Expecting``
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +128,7 @@ class Proceed:
 class Dialled:
     """The answer to ``Dial``: the connection, or in ``reason`` why there is none."""
 
-    reason: str
+    reason: Line
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +143,9 @@ class SendListener:
 class CheckGpu:
     """Test a GPU instead of serving a session; the worker serves nobody afterwards."""
 
-    uuid: str
+    uuid: Name
     emulated: bool
-    seconds: float  # for which to repeat it; an emulated GPU has 0
+    seconds: Figure  # for which to repeat it; an emulated GPU has 0
     spoil: bool = False  # a script says that this emulated GPU computes wrongly
 
 
@@ -143,9 +156,9 @@ class CheckGpu:
 class Ready:
     """The worker is warm and confined, and waits for a session."""
 
-    certificate_sha256: bytes
-    confinement: tuple[str, ...]  # the restrictions in force, for people and tests
-    cuda_problem: str  # why it cannot use CUDA; empty when it can or need not
+    certificate_sha256: Digest
+    confinement: tuple[Name, ...]  # the restrictions in force, for people and tests
+    cuda_problem: Line  # why it cannot use CUDA; empty when it can or need not
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,16 +173,16 @@ class ContextReady:
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """A client has proven itself."""
+    """A client has proven itself; said once."""
 
-    transport: str  # "tls", "tcp" or "unix"
+    transport: Name  # a ``Transport``
 
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
     """A connection failed its handshake; the worker waits for another one."""
 
-    reason: str
+    reason: Line
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,47 +190,66 @@ class Expecting:
     """Others may connect from now on: the process's other workers, or the client once more."""
 
     #: Numbers that further connections of the client name in place of the session's.
-    lanes: tuple[bytes, ...] = field(default=(), metadata=codec.OPTIONAL)
+    lanes: tuple[Digest, ...] = field(default=(), metadata=codec.OPTIONAL)
 
 
 @dataclass(frozen=True, slots=True)
 class Dial:
     """The worker wants a connection to another server of its lease; one at a time."""
 
-    server: str  # its id
+    server: Name  # its id
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
     """Totals of the session so far; sent at most once a second, while it is used."""
 
-    calls: int
-    bytes_in: int
-    bytes_out: int
+    calls: Count
+    bytes_in: Count
+    bytes_out: Count
     busy: bool = False  # a call is being executed
-    waits: int = field(default=0, metadata=codec.OPTIONAL)  # answers that a caller waited for
-    wait_us: int = field(default=0, metadata=codec.OPTIONAL)  # time to execute those
+    waits: Count = field(default=0, metadata=codec.OPTIONAL)  # answers that a caller waited for
+    wait_us: Microseconds = field(default=0, metadata=codec.OPTIONAL)  # time to execute those
     #: Time in which calls were executed; None where the GPU's driver knows better.
-    executed_us: int | None = field(default=None, metadata=codec.OPTIONAL)
+    executed_us: Microseconds | None = field(default=None, metadata=codec.OPTIONAL)
     #: The kernel's estimates for the client's connection; None where it is no TCP connection.
-    rtt_us: int | None = field(default=None, metadata=codec.OPTIONAL)
-    rtt_var_us: int | None = field(default=None, metadata=codec.OPTIONAL)
-    retransmits: int | None = field(default=None, metadata=codec.OPTIONAL)
+    rtt_us: Uint32 | None = field(default=None, metadata=codec.OPTIONAL)
+    rtt_var_us: Uint32 | None = field(default=None, metadata=codec.OPTIONAL)
+    retransmits: Uint32 | None = field(default=None, metadata=codec.OPTIONAL)
     nccl: bool = field(default=False, metadata=codec.OPTIONAL)  # it has loaded NCCL
+
+    def fault_after(self, before: "Report") -> str:
+        """Return why no worker can have counted so since the report before; empty: one can."""
+        counts = [(getattr(before, name) or 0, getattr(self, name) or 0) for name in COUNTERS]
+        if any(now > COUNTER_MAX for _, now in counts):
+            return "it sent counters beyond all measure"
+        return "it sent counters that fell" if any(now < was for was, now in counts) else ""
+
+    def at_least(self, before: "Report") -> "Report":
+        """Return this report with each counter as large as it was before: none of them falls."""
+        found = {name: getattr(before, name) or 0 for name in COUNTERS}
+        grown = {name: most for name, most in found.items() if (getattr(self, name) or 0) < most}
+        return replace(self, **grown) if grown else self
+
+
+COUNTERS = ("calls", "bytes_in", "bytes_out", "waits", "wait_us", "executed_us", "retransmits")
+"""Figures of a report that never fall."""
+COUNTER_MAX = 2**53
+"""No program gets there, and each float can tell it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Log:
     """One line for the server's log."""
 
-    text: str
+    text: Line
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
     """The last message: why the worker exits. ``failed`` when it was not the client's wish."""
 
-    reason: str
+    reason: Line
     failed: bool
 
 
@@ -225,8 +257,8 @@ class Ended:
 class GpuChecked:
     """The result of ``CheckGpu``; an empty problem means that all was right."""
 
-    passes_a_second: float
-    problem: str
+    passes_a_second: Figure
+    problem: Line
 
 
 @dataclass(frozen=True, slots=True)

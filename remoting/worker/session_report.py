@@ -32,27 +32,36 @@ class SessionReport:
         self._peers = peers
         self._send = send
         self._path: TcpPath | None = None
+        self._lock = threading.Lock()  # so that the host gets what is counted in this order
+        self._last = Report(0, 0, 0)
 
     def run(self) -> None:
         """Send the totals while they change, and while a call takes long."""
-        last = Report(0, 0, 0, busy=False)
         pause = threading.Event()
         for number in itertools.count():
             if number < PATH_EVERY or number % PATH_EVERY == 0:
                 self._path = tcp_path(self._socket) or self._path
             pause.wait(REPORT_INTERVAL_S)
-            totals = self.totals()
             # A door that waits neither for its client's next call nor for its client to take an
             # answer executes one.
             busy = not (self._stream.receiving or self._stream.sending)
-            if busy or totals != replace(last, rtt_us=totals.rtt_us, rtt_var_us=totals.rtt_var_us):
-                self._send(replace(totals, busy=busy))
-                last = totals
+            with self._lock:
+                last, totals = self._last, self.totals()
+                same = replace(last, rtt_us=totals.rtt_us, rtt_var_us=totals.rtt_var_us)
+                if busy or totals != same:
+                    self._last = totals
+                    self._send(replace(totals, busy=busy))
+
+    def send_last(self) -> None:
+        """Send the totals of a session that is over."""
+        with self._lock:
+            self._last = self.totals()
+            self._send(self._last)
 
     def totals(self) -> Report:
-        """Return what the session has done so far."""
+        """Return what the session has done so far; other threads count meanwhile, bit by bit."""
         stream, path, tally = self._stream, self._path, self._stream.tally
-        return Report(
+        found = Report(
             stream.calls,
             stream.bytes_in + tally.lane_bytes_in + self._peers.bytes_in,
             stream.bytes_out + tally.lane_bytes_out + self._peers.bytes_out,
@@ -65,3 +74,4 @@ class SessionReport:
             retransmits=path.retransmits if path else None,
             nccl=tally.nccl,
         )
+        return found.at_least(self._last)

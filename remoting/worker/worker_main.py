@@ -404,7 +404,7 @@ class Worker:
         door = self._find_door(self._assign.door)
         door(stream, devices, self._budget, self._log, self._peers)
         stream.close()
-        self._channel.send(report.totals())
+        report.send_last()
         self._end("the client has closed", failed=False)
 
     def _find_door(self, name: str) -> Door:

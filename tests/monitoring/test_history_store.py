@@ -19,7 +19,7 @@ from gpupool.monitoring.history.history_store import FILE_NAME, HistoryStore
 from gpupool.monitoring.history.history_writer import CAPPED, FULL, HistoryWriter
 from gpupool.monitoring.history.packed_hours import Packed
 from gpupool.monitoring.history.series import GPU, LEASE, PACKED, TABLES, TIERS, Table
-from gpupool.monitoring.history.time_slots import Slot, SlotMaker
+from gpupool.monitoring.history.time_slots import GROWN_MAX, Slot, SlotMaker
 from gpupool.monitoring.sample import Sample
 from gpupool.pool.model.forgetting import Forgotten, digest_of
 from gpupool.pool.model.ids import LeaseId, Milliseconds
@@ -389,3 +389,28 @@ def test_killed_while_it_writes_it_leaves_a_file_that_is_whole(tmp_path: Path) -
 @pytest.mark.slow
 def test_killed_a_thousand_times_it_leaves_a_file_that_is_whole(tmp_path: Path) -> None:
     kill_the_writer(tmp_path, 1000, seed=2)
+
+
+def test_a_figure_that_sqlite_does_not_take_costs_its_slot_alone(tmp_path: Path) -> None:
+    """It ended the observer, with all that was not written yet."""
+    said: list[str] = []
+    keeper = HistoryWriter(tmp_path, HistorySettings(), said.append, lambda _: False)
+    samples = seconds(0, 40)
+    assert samples[15].pool is not None
+    samples[15] = replace(samples[15], pool=replace(samples[15].pool, leases=2**64))
+    keeper.take(samples)
+    assert keeper.lost == 1
+    assert "the history is not kept" in said[0]
+    assert said[-1] == "the history is kept again"
+    assert not keeper.problem
+    keeper.close()
+
+
+def test_counters_that_leap_never_sum_up_beyond_an_integer() -> None:
+    first, *others = seconds(0, 3)
+    (session, *_), telemetry = first.telemetry.sessions, others[0].telemetry
+    huge = replace(session, bytes_in=2**63 - 1, calls=2**63 - 1)
+    others[0] = replace(others[0], telemetry=replace(telemetry, sessions=(huge,)))
+    slot = slots_of([first, others[0], *seconds(10, 1)])[0]
+    row = next(row for (lease, _), row in slot.leases.items() if lease == session.lease)
+    assert row["bytes_in"] == row["calls"] == GROWN_MAX

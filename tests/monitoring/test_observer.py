@@ -35,6 +35,7 @@ from gpupool.pool.history_query import HistoryPage, HistoryQuery
 from gpupool.pool.model.ids import Milliseconds
 from gpupool.pool.model.state import PoolState
 from gpupool.pool.record_query import RecordPage, RecordQuery
+from gpupool.remoting.transport import watching
 from gpupool.remoting.worker.sandbox import NICE
 
 LOG = logging.getLogger("test")
@@ -139,12 +140,12 @@ async def answers(folder: Path, *asked: Asked | HistoryAsked) -> dict[int, str]:
 async def test_a_question_that_it_cannot_answer_ends_no_observer(tmp_path: Path) -> None:
     """A number that SQLite does not take ended it, and everybody's connections to the web."""
     write(tmp_path, [record(1)])
-    too_large = RecordQuery(after=1 << 63)
+    too_large = RecordQuery(after=1 << 63, by="a key that there is not")
     long_ago = HistoryQuery("lease", "used", name="x" * 9, since=Milliseconds(-(1 << 63) - 1))
     found = await answers(
         tmp_path, Asked(1, too_large), HistoryAsked(2, long_ago), Asked(3, RecordQuery(count=0))
     )
-    assert "too large" in found[1]
+    assert "cannot read the accounts" in found[1]
     assert found[2] in ("", NOT_BEGUN)  # times are cut to those that there can be
     assert not found[3]
 
@@ -178,6 +179,8 @@ def test_one_that_is_stopped_keeps_nobody_waiting(
                 with trio.fail_after(60):
                     for _ in range(3):
                         assert (await link.ask(EVERYTHING)).problem == AWAY
+                    with trio.fail_after(observer_link.SUM_TIMEOUT_S / 2):
+                        assert (await link.ask(RecordQuery(by="user"))).problem == AWAY
                     async with trio.open_nursery() as nursery:
                         for _ in range(300):  # more than any queue holds
                             nursery.start_soon(link.ask, EVERYTHING)
@@ -227,8 +230,8 @@ def kill_in_a_loop(state_dir: Path, kills: int, seed: int) -> None:
 def test_killed_again_and_again_it_loses_and_doubles_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(observer_link, "BACKOFF_MIN_S", 0.01)
-    monkeypatch.setattr(observer_link, "BACKOFF_MAX_S", 0.01)
+    monkeypatch.setattr(watching, "BACKOFF_MIN_S", 0.01)
+    monkeypatch.setattr(watching, "BACKOFF_MAX_S", 0.01)
     kill_in_a_loop(tmp_path, 8, seed=1)
 
 
@@ -261,29 +264,25 @@ def test_killed_each_second_for_a_minute_it_catches_up(tmp_path: Path) -> None:
 def test_killed_a_thousand_times_it_loses_and_doubles_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(observer_link, "BACKOFF_MIN_S", 0.01)
-    monkeypatch.setattr(observer_link, "BACKOFF_MAX_S", 0.01)
+    monkeypatch.setattr(watching, "BACKOFF_MIN_S", 0.01)
+    monkeypatch.setattr(watching, "BACKOFF_MAX_S", 0.01)
     kill_in_a_loop(tmp_path, 1000, seed=2)
 
 
-def test_it_is_started_again_with_a_pause_that_grows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(observer_link, "BACKOFF_MIN_S", 0.1)
-    monkeypatch.setattr(observer_link, "BACKOFF_MAX_S", 0.3)
-
+def test_it_is_started_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with observed(tmp_path) as link:
-            for _ in range(3):
+            for restarts in range(2):
                 await running(link)
                 assert link.process is not None
+                assert link.restarts == restarts
                 os.kill(link.process.pid, signal.SIGKILL)
                 await running(link, running=False)
 
     with caplog.at_level(logging.WARNING):
         trio.run(main)
-    pauses = [message.args[1] for message in caplog.records if message.args]  # type: ignore[index]
-    assert pauses == [0.1, 0.2, 0.3]
+    lines = [each.getMessage() for each in caplog.records]
+    assert "the observer has ended (the connection was closed, status -9); again in 1 s" in lines
 
 
 def test_it_reads_and_writes_its_own_folder_only(tmp_path: Path) -> None:

@@ -422,3 +422,12 @@ def test_a_database_of_the_other_kind_is_named(tmp_path: Path) -> None:
         UsageStore(history)
     with pytest.raises(StorageError, match=r"usage\.db has no history"):
         history_store.connect(accounts, write=False)
+
+
+def test_a_number_that_sqlite_does_not_take_keeps_out_no_later_record(tmp_path: Path) -> None:
+    """A server may say any size of its GPUs, and a record of it stopped all accounts."""
+    write(tmp_path, [record(1), record(2, idle_timeout_ms=2**64 - 1), record(3)])
+    imported(tmp_path).close()
+    page = ask(tmp_path)
+    assert [each.number for each in page.records] == [1, 2, 3]
+    assert page.records[1].idle_timeout_ms == 2**63 - 1

@@ -1,8 +1,10 @@
 """The buckets in which a server counts durations."""
 
+from typing import cast
+
 import pytest
 
-from gpupool.pool.measures import RESULTS, Measures
+from gpupool.pool.measures import RESULTS, Measures, Transport
 from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId
 from gpupool.pool.model.state import LeaseRecord
 from gpupool.pool.telemetry import HISTOGRAMS
@@ -36,17 +38,28 @@ def test_claims_are_counted_by_result() -> None:
 
 def test_each_label_has_buckets_of_its_own() -> None:
     measures = Measures()
-    measures.observe("session_rtt_seconds", 0.001, "tcp")
-    measures.observe("session_rtt_seconds", 0.001, "tls")
+    measures.observe("session_rtt_seconds", 0.001, Transport.TCP)
+    measures.observe("session_rtt_seconds", 0.001, Transport.TLS)
     assert set(measures.histograms()) == {"session_rtt_seconds:tcp", "session_rtt_seconds:tls"}
+
+
+def test_nobody_makes_a_series_by_a_word() -> None:
+    measures = Measures()
+    with pytest.raises(ValueError, match="a word"):
+        measures.observe("session_rtt_seconds", 0.001, cast(Transport, "a word"))
+    for made in (lambda: measures.observe("a word", 0.001), lambda: measures.count("a word")):
+        with pytest.raises(KeyError):
+            made()
+    assert not measures.histograms()
+    assert not measures.counters
 
 
 def test_histograms_are_those_that_have_values_and_counters_grow() -> None:
     measures = Measures()
     assert measures.histograms() == {}
-    measures.count("elections")
-    measures.count("elections", 2)
-    assert measures.counters == {"elections": 3}
+    measures.count("worker_start_failures")
+    measures.count("worker_start_failures", 2)
+    assert measures.counters == {"worker_start_failures": 3}
     assert all(
         list(bounds) == sorted(bounds) and len(bounds) == 14 for bounds in HISTOGRAMS.values()
     )

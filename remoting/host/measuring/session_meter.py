@@ -37,7 +37,8 @@ class Totals:
         if report.retransmits is not None:
             self.retransmits = (self.retransmits or 0) + report.retransmits
         self.doors |= {worker.door} - {""}
-        self.transports |= {worker.transport} - {""}
+        if worker.transport is not None:
+            self.transports.add(worker.transport.value)
 
     def copy(self) -> "Totals":
         """Return totals that grow by themselves."""

@@ -4,11 +4,14 @@ A worker may nest directories, make files by the million, and change what is bei
 it deletes and holds is found by ``unnamed_files``. So directories are walked by descriptors, no
 link is followed, and a walk ends after so many entries or ``DEPTH_MAX`` levels: no compiler leaves
 as many, and what was not seen counts as ``UNSEEN_SIZE``. As long as the disk and the shared memory
-have lost little since the last walk, nothing is walked.
+have lost little since the last walk, nothing is walked; otherwise one worker after the other, those
+of all users in turn, for as long as one measurement may take. Meanwhile the last sizes count.
 """
 
 import os
 import stat
+import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +20,10 @@ from pathlib import Path
 ENTRY_COUNT_MAX = 50_000
 SHARED_ENTRY_COUNT_MAX = 4 * ENTRY_COUNT_MAX
 """Of all users in shared memory together, the machine's other ones among them."""
+LEASE_ENTRY_COUNT_MAX = 4 * ENTRY_COUNT_MAX
+"""Of all workers of a lease together."""
+WALK_S = 0.1
+"""Of the processor, for the walks of one measurement; a longer one takes from the next."""
 DEPTH_MAX = 32
 ENTRY_SIZE = 4096
 """What an entry takes at least: its inode and its part of a directory."""
@@ -35,7 +42,7 @@ WALKS_SKIPPED_MAX = 30
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_ANYBODY = -1
+_ANYBODY = _SHARED = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +52,8 @@ class Place:
     worker: int
     directories: tuple[Path, ...]
     user: int = -1  # whose files in shared memory are this worker's; -1: nobody's
+    lease: int = -1  # by its uid; -1: not known
+    name: str = ""  # of the pool's user
 
 
 class _FileSystem:
@@ -86,6 +95,11 @@ class WorkerFiles:
             self._systems.append(_FileSystem(SHARED_MEMORY))
         self._skipped = WALKS_SKIPPED_MAX
         self._sizes: dict[int, int] = {}
+        self._entries: dict[int, int] = {}
+        self._shared: dict[int, int] = {}
+        self._due: list[int] = []  # workers to be walked, and what is shared
+        self._turns: dict[str, int] = {}  # when each user's was walked last, as a number
+        self._left_s = 0.0
 
     def measure(
         self, places: Sequence[Place], unnamed: Mapping[int, int]
@@ -103,19 +117,43 @@ class WorkerFiles:
             for system in self._systems:
                 system.is_walked()
             self._skipped = 0
-            users = {place.user for place in places if place.user >= 0}
-            shared = sizes_by_user(SHARED_MEMORY, users) if users else {}
-            self._sizes = {
-                place.worker: sum(size_of(path) for path in place.directories)
-                + shared.get(place.user, 0)
-                + unnamed.get(place.worker, 0)
-                for place in places
-            }
-        found = {
-            place.worker: max(self._sizes.get(place.worker, 0), unnamed.get(place.worker, 0))
-            for place in places
-        }
+            everything = (_SHARED, *(place.worker for place in places))
+            self._due += [each for each in everything if each not in self._due]
+        self._walk({place.worker: place for place in places}, unnamed)
+        entries = Counter[int]()
+        for place in places:
+            entries[place.lease] += self._entries.get(place.worker, 0)
+        found: dict[int, int] = {}
+        for place in places:
+            size = self._sizes.get(place.worker, 0) + self._shared.get(place.user, 0)
+            found[place.worker] = max(size, unnamed.get(place.worker, 0))
+            if place.lease >= 0 and entries[place.lease] > LEASE_ENTRY_COUNT_MAX:
+                found[place.worker] += UNSEEN_SIZE
         return found, self._disk.size
+
+    def _walk(self, places: Mapping[int, Place], unnamed: Mapping[int, int]) -> None:
+        """Walk those that are due, of the user first who was walked longest ago."""
+        self._left_s = min(self._left_s, 0.0) + WALK_S
+        self._sizes, self._entries = (
+            {worker: each for worker, each in kept.items() if worker in places}
+            for kept in (self._sizes, self._entries)
+        )
+        names = {worker: place.name for worker, place in places.items()} | {_SHARED: ""}
+        self._turns = {name: self._turns.get(name, 0) for name in names.values()}
+        self._due = [each for each in self._due if each in names]
+        while self._due and self._left_s > 0:
+            began = time.thread_time()
+            worker = min(self._due, key=lambda each: self._turns[names[each]])
+            self._due.remove(worker)
+            self._turns[names[worker]] = 1 + max(self._turns.values())
+            if worker == _SHARED:
+                users = {place.user for place in places.values() if place.user >= 0}
+                self._shared = sizes_by_user(SHARED_MEMORY, users) if users else {}
+            else:
+                seen = [looked(path) for path in places[worker].directories]
+                self._entries[worker] = sum(count for _, count in seen)
+                self._sizes[worker] = sum(size for size, _ in seen) + unnamed.get(worker, 0)
+            self._left_s -= time.thread_time() - began
 
     def device(self) -> int:
         """Return the device of the file system in which is measured."""
@@ -124,12 +162,17 @@ class WorkerFiles:
 
 def size_of(path: Path) -> int:
     """Return the bytes of a directory; ``UNSEEN_SIZE`` or more when not all of it can be seen."""
+    return looked(path)[0]
+
+
+def looked(path: Path) -> tuple[int, int]:
+    """Return ``size_of`` a directory, and how many entries were seen."""
     walk = _Walk((_ANYBODY,), ENTRY_COUNT_MAX)
     try:
         walk.take(path, None, _ANYBODY, 0)
     except _EndlessError:
         walk.give_up(_ANYBODY)
-    return walk.sizes()[_ANYBODY]
+    return walk.sizes()[_ANYBODY], walk.counts[_ANYBODY]
 
 
 def sizes_by_user(path: Path, users: Collection[int]) -> dict[int, int]:

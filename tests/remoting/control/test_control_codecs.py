@@ -24,6 +24,7 @@ from gpupool.pool.errors import (
     StorageError,
     UsageError,
 )
+from gpupool.pool.model.bounds import SIGNED_MAX
 from gpupool.pool.model.codec import encode
 from gpupool.pool.model.ids import LeaseId, Plain, TokenId
 from gpupool.pool.model.state import TokenKind
@@ -78,10 +79,13 @@ def is_sendable(message: m.Message) -> bool:
         if isinstance(value, list):
             return all(map(is_good, cast("list[object]", value)))
         if isinstance(value, int):
-            return -(2**63) <= value < 2**64
+            return -(2**63) <= value < 2**64 and abs(value) != SIGNED_MAX  # trimmed to it
         return value == value
 
-    return is_good(encode(message))
+    try:
+        return is_good(encode(message))
+    except LocalProtocolError:
+        return False  # beyond a bound
 
 
 # Messages with whatever their types ask for.

@@ -38,7 +38,7 @@ host_message = st.one_of(
     ),
     st.builds(
         worker_messages.Assign,
-        lease=st.integers(0, 2**63),
+        lease=st.integers(0, 2**63 - 1),
         session=st.binary(min_size=16, max_size=16),
         ticket=st.binary(min_size=32, max_size=32),
         door=text,
@@ -52,7 +52,7 @@ host_message = st.one_of(
     st.builds(worker_messages.Connection, plain=st.booleans(), lane=st.binary(max_size=16)),
     st.builds(worker_messages.Proceed),
 )
-counts = st.integers(0, 2**63)
+counts = st.integers(0, 2**56)
 worker_message = st.one_of(
     st.builds(
         worker_messages.Ready,
@@ -120,7 +120,7 @@ def test_largest_assignment_fits() -> None:
     )
     uuids = ",".join([device.uuid] * 256)
     assign = worker_messages.Assign(
-        2**63, bytes(16), bytes(32), "arrays", "p", uuids, (device,) * 256
+        2**63 - 1, bytes(16), bytes(32), "arrays", "p", uuids, (device,) * 256
     )
     assign = replace(assign, settings=dict.fromkeys(ALLOWED, "x" * VALUE_LENGTH_MAX))
     assert len(worker_messages.encode(assign)) < worker_messages.MESSAGE_SIZE_MAX

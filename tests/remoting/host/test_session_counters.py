@@ -3,6 +3,8 @@
 import socket
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from host_kit import MakeHost, until
@@ -10,7 +12,9 @@ from host_kit import MakeHost, until
 from gpupool.pool.model.ids import GpuId
 from gpupool.remoting.host.measuring.execution import Execution
 from gpupool.remoting.host.measuring.session_meter import Totals
+from gpupool.remoting.protocol.worker_messages import Report
 from gpupool.remoting.transport.tally import Tally, tcp_path
+from gpupool.remoting.worker.session_report import SessionReport
 
 
 def test_the_kernel_tells_the_round_trip_of_a_tcp_connection() -> None:
@@ -111,3 +115,21 @@ def test_totals_that_are_copied_grow_by_themselves() -> None:
     second.calls += 1
     second.doors.add("cuda")
     assert (first.calls, first.doors) == (1, {"arrays"})
+
+
+def test_what_a_worker_reports_never_falls() -> None:
+    """Its threads count bit by bit, and a host kills a worker whose counters fall."""
+    tally = Tally(waits=3, executed_ns=5_000_000)
+    stream = SimpleNamespace(calls=7, bytes_in=8, bytes_out=9, tally=tally)
+    peers = SimpleNamespace(bytes_in=100, bytes_out=0)
+    sent: list[Report] = []
+    near, far = socket.socketpair()
+    with near, far:
+        report = SessionReport(cast(Any, stream), near, cast(Any, peers), sent.append)
+        report.send_last()
+        peers.bytes_in, tally.executed_ns, stream.calls = 0, 4_000_000, 8
+        report.send_last()
+    assert (sent[0].bytes_in, sent[0].executed_us) == (108, 5000)
+    assert (sent[1].calls, sent[1].bytes_in, sent[1].executed_us) == (8, 108, 5000)
+    assert not sent[1].fault_after(sent[0])
+    assert sent[0].fault_after(sent[1]) == "it sent counters that fell"

@@ -164,9 +164,9 @@ def test_nothing_is_walked_while_the_disk_hardly_changes(
 ) -> None:
     walked: list[Path] = []
 
-    def size_of(path: Path) -> int:
+    def looked(path: Path) -> tuple[int, int]:
         walked.append(path)
-        return 5
+        return 5, 1
 
     used = 100
 
@@ -175,7 +175,7 @@ def test_nothing_is_walked_while_the_disk_hardly_changes(
             f_blocks=10_000, f_bfree=10_000 - used, f_frsize=MIB, f_files=9, f_ffree=9
         )
 
-    monkeypatch.setattr(worker_files, "size_of", size_of)
+    monkeypatch.setattr(worker_files, "looked", looked)
     monkeypatch.setattr(os, "statvfs", statvfs)
     files = worker_files.WorkerFiles(tmp_path)
     place = worker_files.Place(3, (tmp_path,))
@@ -189,6 +189,61 @@ def test_nothing_is_walked_while_the_disk_hardly_changes(
         files.measure([place], {3: 4})
     assert files.measure([place], {})[0] == {3: 9}
     assert len(walked) == 4
+
+
+def test_walks_take_turns_and_no_more_than_their_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight workers with many files kept a keeper busy, and everybody's sessions waited for it."""
+    now, walked = 0.0, list[str]()
+
+    def looked(path: Path) -> tuple[int, int]:
+        nonlocal now
+        walked.append(path.name)
+        now += 0.25 if path.name.startswith("m") else 0.001
+        return 7, 3
+
+    monkeypatch.setattr(worker_files, "looked", looked)
+    monkeypatch.setattr(worker_files.time, "thread_time", lambda: now)
+
+    def has_grown(_self: object) -> bool:
+        return True
+
+    monkeypatch.setattr(worker_files._FileSystem, "has_grown", has_grown)  # pyright: ignore[reportPrivateUsage]
+    files = worker_files.WorkerFiles(tmp_path)
+    places = [
+        worker_files.Place(number, (tmp_path / f"m{number}",), -1, 1, "mallory")
+        for number in range(8)
+    ]
+    places.append(worker_files.Place(8, (tmp_path / "ada",), -1, 2, "ada"))
+    for _ in range(60):
+        files.measure(places, {})
+    # Each second all of them have grown; a tenth of each measurement is what walks may take.
+    assert now <= 60 * worker_files.WALK_S + 0.25
+    assert {f"m{number}" for number in range(8)} < set(walked)
+    first, *later = [at for at, name in enumerate(walked) if name == "ada"]
+    assert first <= 1, "a user waits for one walk of each other user, and not for each worker"
+    assert max(b - a for a, b in zip([first, *later], later, strict=False)) <= 2
+    assert files.measure(places, {})[0] == dict.fromkeys(range(9), 7)
+
+
+def test_the_workers_of_a_lease_have_so_many_files_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        (tmp_path / str(number)).mkdir()
+        for name in range(3):
+            (tmp_path / str(number) / str(name)).touch()
+    places = [
+        worker_files.Place(number, (tmp_path / str(number),), -1, lease, "ada")
+        for number, lease in enumerate((7, 7, 8))
+    ]
+    monkeypatch.setattr(worker_files, "LEASE_ENTRY_COUNT_MAX", 6)
+    sizes, _ = worker_files.WorkerFiles(tmp_path).measure(places, {})
+    assert max(sizes.values()) < worker_files.UNSEEN_SIZE
+    monkeypatch.setattr(worker_files, "LEASE_ENTRY_COUNT_MAX", 5)
+    sizes, _ = worker_files.WorkerFiles(tmp_path).measure(places, {})
+    assert [sizes[number] >= worker_files.UNSEEN_SIZE for number in range(3)] == [True, True, False]
 
 
 IN_SHARED_MEMORY = """

@@ -19,6 +19,7 @@ from gpupool.pool.errors import GpupoolError, LeaseLostError, StorageError
 from gpupool.remoting.host import orphan_reaper, spawn
 from gpupool.remoting.host.inventory import Inventory
 from gpupool.remoting.host.limits import MIB, HostLimits
+from gpupool.remoting.host.worker_pool import why_there
 from gpupool.remoting.protocol import worker_messages
 
 DIE_S = 10.0
@@ -377,3 +378,26 @@ def test_damaged_record_is_refused(tmp_path: Path, text: str) -> None:
 def test_record_is_private(tmp_path: Path) -> None:
     orphan_reaper.write_record(tmp_path, {1: 2}, tmp_path)
     assert (tmp_path / orphan_reaper.FILE_NAME).stat().st_mode & 0o777 == 0o600
+
+
+def test_what_is_said_of_a_killed_worker_that_is_still_there_is_true(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that gave 3 GiB back to the kernel was said to hang there."""
+    process = sleeper()
+    try:
+        assert why_there(process.pid) == "was killed but does not die; it hangs in the kernel"
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert why_there(process.pid) == "has ended; what it left is still being removed"
+    finally:
+        process.kill()
+        process.wait()
+    assert why_there(process.pid) == "has ended; what it left is still being removed"
+    stat = f"7 (a) b) R 1 7 7 0 -1 {0x400000 | 0x4} 0 0"
+
+    def read_text(_path: Path) -> str:
+        return stat
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    assert why_there(7) == "is ending: the kernel takes its memory back"
