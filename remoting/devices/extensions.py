@@ -22,7 +22,6 @@ PREFIX = "cupyx."
 """Before a function's dotted name in the table of operations."""
 
 
-
 def _no_scipy() -> str:
     """Return what an emulated GPU lacks, and the command of its installation that adds it."""
     prefix = Path(sys.prefix)

@@ -202,9 +202,20 @@ def tensors() -> None:
             made = (ctypes.c_char * 256)()
             at = ctypes.c_void_p((ctypes.addressof(made) + 127) & -128)
             status = call(
-                "cuTensorMapEncodeTiled", at, kind, ctypes.c_uint32(2), room[0], sizes, strides, box,
-                steps, interleave, swizzle, promotion, fill,
-            )  # fmt: skip
+                "cuTensorMapEncodeTiled",
+                at,
+                kind,
+                ctypes.c_uint32(2),
+                room[0],
+                sizes,
+                strides,
+                box,
+                steps,
+                interleave,
+                swizzle,
+                promotion,
+                fill,
+            )
             say("cuTensorMapEncodeTiled", (field, value), status)
 
 
