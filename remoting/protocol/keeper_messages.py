@@ -189,6 +189,7 @@ class Files:
     whole: int  # bytes of the file system
     #: Bytes of memory of processes that a worker has started, and of files without a name.
     memory: dict[int, int] = field(default_factory=dict[int, int])
+    left: int = 1 << 50  # bytes that are free on the file system
 
 
 @dataclass(frozen=True, slots=True)

@@ -298,7 +298,7 @@ class ServiceContext:
         age_s = self.majority_age_s()
         if age_s >= MAJORITY_FRESH_S:
             since = f"last contact {age_s:.0f} s ago" if age_s < LONG_AGO_S else ""
-            raise self.no_quorum(since)
+            raise self.no_quorum(since or self.health().alarm)
 
     def no_quorum(self, why: str) -> NoQuorumError:
         """Return the error of a server that cannot act."""
