@@ -8,7 +8,7 @@ import logging
 from dataclasses import replace
 
 from gpupool.consensus.core.library import NEVER
-from gpupool.consensus.storage.disk import NoRoomError
+from gpupool.pool.errors import NoRoomError
 from gpupool.pool.ports import RaftHealth
 
 ROOM_POLL_S = 1.0

@@ -77,10 +77,10 @@ from gpupool.consensus.protocol.raft_settings import (
     INBOX_BYTES_MAX,
     ConsensusSettings,
 )
-from gpupool.consensus.storage.disk import NoRoomError
 from gpupool.consensus.storage.store import Storage
 from gpupool.consensus.sync_place import SyncPlace
 from gpupool.consensus.work_thread import WorkThread
+from gpupool.pool.errors import NoRoomError
 from gpupool.pool.measures import Measures
 from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.ports import (

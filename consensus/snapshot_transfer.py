@@ -26,7 +26,6 @@ from zlib import crc32
 from gpupool.consensus.core.library import LEADER
 from gpupool.consensus.node_context import NodeContext
 from gpupool.consensus.protocol.raft_messages import Message
-from gpupool.consensus.storage.disk import NoRoomError
 from gpupool.consensus.storage.snapshot import (
     Snapshot,
     SnapshotReceiver,
@@ -37,6 +36,7 @@ from gpupool.consensus.storage.snapshot import (
     encode_in_pieces,
     encode_snapshot,
 )
+from gpupool.pool.errors import NoRoomError
 from gpupool.pool.model.codec import CodecError
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.ports import SlicedStateMachine, StateMachine

@@ -112,6 +112,10 @@ class StorageError(GpupoolError):
     code = "storage"
 
 
+class NoRoomError(StorageError):
+    """The disk is full. What was to be written may be written again, once there is room."""
+
+
 class ProtocolError(GpupoolError):
     """Base of the errors between two ends of a connection."""
 

@@ -215,7 +215,7 @@ class _Server:
             log=self._log,
             settings=ServerSettings(client_timeout_s=self._options.client_timeout_s),
             follow=lambda servers, voters: self._follow(replicated_log, servers, voters),
-            save_key=lambda pem: self._state.write(CA_KEY, pem),
+            save_key=self._state.keep_key,
             certificates=self._certificates(contexts),
             table_clock=self._table_clock,
             measures=self.measures,

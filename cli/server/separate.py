@@ -24,11 +24,13 @@ from gpupool.cli.server.login_writer import LoginWriter, SaveLogin, save_login
 from gpupool.cli.server.signer_start import fork_signer
 from gpupool.cli.server.state_dir import (
     LOCK,
+    has_room,
     may_be_new,
     open_state_dir,
     refuse_other_folder,
     remembered_listen,
 )
+from gpupool.cli.server.systemd import await_room
 from gpupool.pool.errors import GpupoolError
 from gpupool.remoting.devices.nvml import PynvmlNvml
 from gpupool.remoting.host import spawn
@@ -103,6 +105,7 @@ def separate(options: JoinOptions, log: logging.Logger) -> Separated:
         pass  # one that is not there is refused before anything is made
     refuse_other_folder(options.state_dir)
     is_new = not options.state_dir.exists()
+    await_room(lambda: has_room(options.state_dir), log.error)
     sandbox.set_oom_score(sandbox.OOM_SCORE_OF_SERVERS)  # and of its keeper and its signer
     try:
         if given := os.environ.get(VARIABLE):

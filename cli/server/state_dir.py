@@ -11,13 +11,14 @@ import os
 import shutil
 import stat
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
 from gpupool.cli.lib.files import replace_file
 from gpupool.monitoring.health.alert_settings import FILE as ALERTS
-from gpupool.pool.errors import StorageError, UsageError
+from gpupool.pool.errors import NoRoomError, StorageError, UsageError
 from gpupool.pool.model.ids import Incarnation, ServerId
 from gpupool.pool.model.state import Server
 from gpupool.remoting.privileges.ownership import KEEPER
@@ -129,11 +130,20 @@ class StateDir:
             self._write_identity(replace(self.identity, listen=listen))
 
     def remember_members(self, servers: Iterable[Server]) -> None:
-        """Keep the addresses of the pool's servers, for a start without a token or an option."""
+        """Keep the addresses of the pool's servers, for a start without a token or an option.
+
+        Without room on the disk they are kept with the next change.
+        """
         assert self.identity is not None
         members = tuple(Member(each.id, each.address, each.name, each.names) for each in servers)
         if self.identity.members != members:
-            self._write_identity(replace(self.identity, members=members))
+            with suppress(NoRoomError):
+                self._write_identity(replace(self.identity, members=members))
+
+    def keep_key(self, key_pem: bytes) -> None:
+        """Keep the CA's key; without room for it, the next start asks the others for it."""
+        with suppress(NoRoomError):
+            self.write(CA_KEY, key_pem)
 
     def addresses_of(self, server: ServerId, known: Server | None) -> list[str]:
         """Return the addresses of a server by the table, and by what was kept of it."""
@@ -339,6 +349,14 @@ def refuse_other_folder(path: Path) -> None:
         )
 
 
+def has_room(path: Path) -> bool:
+    """Return whether a server may start with this directory, as far as its disk goes."""
+    with suppress(OSError):  # It may be yet to be made.
+        free = os.statvfs(path)
+        return free.f_bavail * free.f_frsize >= SPACE_MIN
+    return True
+
+
 def open_state_dir(path: Path) -> StateDir:
     """Make or open a state directory, for this process alone.
 
@@ -351,13 +369,12 @@ def open_state_dir(path: Path) -> StateDir:
         status = path.stat()
         if stat.S_IMODE(status.st_mode) & 0o077:
             path.chmod(0o700)  # keys lie here
-        free = os.statvfs(path)
         lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise _storage_error(f"cannot use the state directory {path}", error) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if free.f_bavail * free.f_frsize < SPACE_MIN:
+        if not has_room(path):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         state = StateDir(path, lock)
         state.identity = _read_identity(state)
@@ -487,4 +504,5 @@ def _storage_error(what: str, error: OSError) -> StorageError:
         hint = f"free at least {SPACE_MIN >> 20} MiB there, or give another --state-dir"
     elif error.errno in (errno.EEXIST, errno.ENOTDIR):
         hint = "it must be a folder"
-    return StorageError(what, why=why, hint=hint)
+    kind = NoRoomError if error.errno in (errno.ENOSPC, errno.EDQUOT) else StorageError
+    return kind(what, why=why, hint=hint)

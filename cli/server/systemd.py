@@ -4,6 +4,8 @@ import os
 import socket
 import stat
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from gpupool.cli.lib.abandoned_folders import make_folder
@@ -12,6 +14,7 @@ from gpupool.pool.model.ids import ServerId
 from gpupool.remoting.host.remove_tree import remove_tree
 
 FOLDER_PREFIX = "gpupool-server-"
+ROOM_POLL_S = 10.0
 
 
 def make_runtime_dir(server: ServerId) -> Path:
@@ -36,6 +39,21 @@ def make_runtime_dir(server: ServerId) -> Path:
         raise GpupoolError(f"cannot make {path}", why=error.strerror or str(error)) from error
     path.chmod(0o711)
     return path
+
+
+def await_room(has_room: Callable[[], bool], say: Callable[[str], None]) -> None:
+    """Wait until a disk has room, where a service manager would start this server again and again.
+
+    Without one, do nothing: a person is told at once.
+    """
+    if not os.environ.get("NOTIFY_SOCKET", "") or has_room():
+        return
+    text = "the disk of the state directory is full: this server starts once there is room"
+    say(text)
+    while not has_room():
+        notify_systemd(f"STATUS={text}\nEXTEND_TIMEOUT_USEC={int(6 * ROOM_POLL_S * 1e6)}")
+        time.sleep(ROOM_POLL_S)
+    notify_systemd("STATUS=")
 
 
 def notify_systemd(state: str) -> None:

@@ -10,13 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from gpupool.pool.errors import StorageError
+from gpupool.pool.errors import NoRoomError, StorageError
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-
-
-class NoRoomError(StorageError):
-    """The disk is full. What was to be written may be written again, once there is room."""
 
 
 class Disk(Protocol):

@@ -37,7 +37,7 @@ from enum import IntEnum
 from typing import TypeAlias
 
 from gpupool.consensus.protocol.raft_settings import RESERVE_BYTES
-from gpupool.consensus.storage.disk import Disk, NoRoomError, storage_errors
+from gpupool.consensus.storage.disk import Disk, storage_errors
 from gpupool.consensus.storage.journal_batches import (
     BATCH_HEADER,
     REJOIN_HINT,
@@ -50,7 +50,7 @@ from gpupool.consensus.storage.journal_batches import (
     unpack_batch_header,
 )
 from gpupool.consensus.storage.superblock import Floor, Superblock, Synced
-from gpupool.pool.errors import StorageError
+from gpupool.pool.errors import NoRoomError, StorageError
 
 Entry: TypeAlias = tuple[bytes, int, int]
 """A log entry as pysyncobj has it: command (its first byte is the type), index, term."""

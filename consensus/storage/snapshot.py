@@ -11,8 +11,8 @@ from typing import Any
 
 from gpupool.consensus.protocol import cbor_pieces, closed_cbor
 from gpupool.consensus.protocol.raft_settings import SNAPSHOT_BYTES_MAX, SNAPSHOT_CHUNK_BYTES
-from gpupool.consensus.storage.disk import Disk, NoRoomError, storage_errors
-from gpupool.pool.errors import RemoteProtocolError, StorageError
+from gpupool.consensus.storage.disk import Disk, storage_errors
+from gpupool.pool.errors import NoRoomError, RemoteProtocolError, StorageError
 from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.model.pieces import Field, PieceDecoder
 

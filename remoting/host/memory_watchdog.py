@@ -16,7 +16,7 @@ from gpupool.remoting.host import host_memory
 from gpupool.remoting.host.budget import Budget
 from gpupool.remoting.host.inventory import Inventory, OwnUse
 from gpupool.remoting.host.limits import MIB, HostLimits
-from gpupool.remoting.host.measuring.worker_files import UNSEEN_SIZE
+from gpupool.remoting.host.measuring.worker_files import UNSEEN_SIZE, lacking
 from gpupool.remoting.host.worker_handle import WorkerFailedError, WorkerHandle, WorkerState
 from gpupool.remoting.protocol import keeper_messages, worker_messages
 
@@ -57,6 +57,7 @@ class MemoryWatchdog:
         self._suspended, self._besides = suspended, besides
         self._machine = host_memory.machine_memory()
         self._others: Mapping[int, int] = {}  # bytes that workers have besides, by number
+        self._making_room = -1  # number of the worker that was killed for it last
 
     async def run(self) -> None:
         """Sample until cancelled."""
@@ -177,7 +178,20 @@ class MemoryWatchdog:
                 )
 
     def _watch_files(self, files: keeper_messages.Files) -> None:
-        """Kill the workers of a lease whose files take too much of this server's disk."""
+        """Kill the workers of a lease whose files take too much of this server's disk.
+
+        Where the disk is nearly full, the worker with the most files goes, whosever it is; unless
+        others have filled it, so that all workers together could not make the room that it lacks.
+        """
+        lacks = lacking(files.whole, files.left)
+        if lacks and self._making_room not in files.sizes and sum(files.sizes.values()) >= lacks:
+            self._making_room, size = max(files.sizes.items(), key=lambda each: each[1])
+            if (worker := self._workers.get(self._making_room)) is not None:
+                worker.kill(
+                    f"its files take {size // MIB} MiB, the most on this server, whose disk has "
+                    f"{files.left // MIB} MiB left"
+                )
+                return
         may = min(self._limits.files, int(files.whole * self._limits.files_part))
         found: dict[LeaseId, list[tuple[int, WorkerHandle]]] = {}
         for number, size in files.sizes.items():

@@ -389,8 +389,8 @@ class WorkerKeeper:
             if self._files is None:
                 return keeper_messages.Files({}, 0)
             memory, unnamed = spawn.held_besides(workers, self._files.device())
-            sizes, whole = self._files.measure([each.place() for each in workers], unnamed)
-        return keeper_messages.Files(sizes, whole, memory)
+            sizes, whole, left = self._files.measure([each.place() for each in workers], unnamed)
+        return keeper_messages.Files(sizes, whole, memory, left)
 
     def close(self) -> None:
         """Kill what lives, and remove the directories of all workers."""

@@ -190,6 +190,7 @@ class Files:
     whole: Int  # bytes of the file system
     #: Bytes of memory of processes that a worker has started, and of files without a name.
     memory: dict[Number, Int] = field(default_factory=dict[int, int])
+    left: Int = 1 << 50  # bytes that are free on the file system
 
 
 @dataclass(frozen=True, slots=True)

@@ -303,7 +303,7 @@ class ServiceContext:
         age_s = self.majority_age_s()
         if age_s >= MAJORITY_FRESH_S:
             since = f"last contact {age_s:.0f} s ago" if age_s < LONG_AGO_S else ""
-            raise self.no_quorum(since)
+            raise self.no_quorum(since or self.health().alarm)
 
     def silent_voters(self) -> tuple[str, ...]:
         """Say which voters do not answer, and where they were, if a majority is missing."""

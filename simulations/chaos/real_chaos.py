@@ -85,7 +85,7 @@ class RealReport:
     granted: int = 0
     lost: int = 0
     ended_by_full_disk: int = 0
-    """Servers that ended because their disk was full."""
+    """Servers that did not start because their disk was full."""
     refused: int = 0
     """Old state directories that the other servers refused."""
     rejoined: int = 0
@@ -347,7 +347,7 @@ class Chaos:
             self._checks.doubtful.append((began - CLOCK_LATE_S, end))
 
     async def _fill_disk(self, server: RealServer, for_s: float) -> None:
-        """Leave a server's disk no room for a while; it ends by itself, with the reason."""
+        """Leave a server's disk no room for a while; it waits for some, unless it is to start."""
         server.filled_at = server.filled_at or server.log_size
         self._disks.fill(server.key)
         try:
@@ -356,7 +356,7 @@ class Chaos:
             self._disks.free(server.key)
 
     async def _keep_servers(self) -> None:
-        """Start the servers that have ended by themselves, as a full disk makes them do."""
+        """Start the servers that have ended by themselves, as at a start on a full disk."""
         while True:
             await trio.sleep(DEAD_S)
             dead = [each for each in self._servers.values() if each is not self._forgetful]

@@ -9,10 +9,9 @@ from pathlib import Path
 
 from gpupool.consensus.core.raft_log import SafetyError
 from gpupool.consensus.protocol.raft_settings import ConsensusSettings
-from gpupool.consensus.storage.disk import NoRoomError
 from gpupool.consensus.storage.store import Storage, bootstrap
 from gpupool.consensus.table_comparison import DivergedError
-from gpupool.pool.errors import GpupoolError, StorageError
+from gpupool.pool.errors import GpupoolError, NoRoomError, StorageError
 from gpupool.pool.model.formats import OutdatedError, can_link
 from gpupool.pool.model.ids import GpuId, LeaseId, Plain, ServerId, TokenId
 from gpupool.pool.model.state import PoolState
@@ -225,7 +224,7 @@ class ServerProcess(Process):
         try:
             action()
         except (StorageError, OutdatedError) as error:
-            if isinstance(error, NoRoomError) and self.replicated_log is not None:
+            if isinstance(error, NoRoomError) and self.replicated_log:
                 self._environment.checkers.failures.fail("full-disk", f"{self.machine}: {error}")
             self._died(self, f"stops: {error}")
         except DivergedError as error:
@@ -294,8 +293,7 @@ class ServerProcess(Process):
 
     def _table_changed(self) -> None:
         state = self.table.state
-        # As in ``compose``: a table that has not reached the point at which this server joined
-        # says nothing about who belongs to the pool.
+        # As in ``compose``: a table from before this server joined does not say who belongs to it.
         removed = self.server in state.removed
         known = self.server in state.servers or removed
         if known and self._followed is not state.servers:

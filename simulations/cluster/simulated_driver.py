@@ -9,8 +9,8 @@ from gpupool.consensus.disk_room import ROOM_POLL_S, DiskRoom
 from gpupool.consensus.node import RaftNode, Ready
 from gpupool.consensus.protocol.raft_settings import ConsensusSettings
 from gpupool.consensus.snapshot_transfer import Work
-from gpupool.consensus.storage.disk import NoRoomError
 from gpupool.consensus.storage.store import Storage
+from gpupool.pool.errors import NoRoomError
 from gpupool.pool.model.commands import Command
 from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.ports import Outcome, RaftHealth, Randomness, Role, StateMachine

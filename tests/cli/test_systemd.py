@@ -1,11 +1,13 @@
 """The folder of a server's socket: what a former run's worker left there stops no start."""
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
 
-from gpupool.cli.server.systemd import make_runtime_dir
+from gpupool.cli.server import systemd
+from gpupool.cli.server.systemd import await_room, make_runtime_dir
 from gpupool.pool.model.ids import ServerId
 
 
@@ -24,3 +26,24 @@ def test_a_former_runs_deep_directories_stop_no_start(
     os.close(here)
     assert make_runtime_dir(ServerId("me")) == top
     assert list(top.iterdir()) == []
+
+
+def test_a_service_waits_for_room_instead_of_starting_again_each_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, said, slept = iter([False, False, False, True]), list[str](), list[float]()
+    monkeypatch.setattr(systemd.time, "sleep", slept.append)
+    monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
+    await_room(lambda: next(looks), said.append)  # a person is told by the error at once
+    assert (said, slept) == ([], [])
+    where = tmp_path / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(where))
+        monkeypatch.setenv("NOTIFY_SOCKET", str(where))
+        await_room(lambda: next(looks), said.append)
+        told = [manager.recv(500).decode() for _ in range(3)]
+    assert len(said) == 1
+    assert "is full" in said[0]
+    assert slept == [systemd.ROOM_POLL_S] * 2
+    assert "EXTEND_TIMEOUT_USEC=60000000" in told[0]
+    assert told[-1] == "STATUS="

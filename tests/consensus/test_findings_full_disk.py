@@ -20,12 +20,11 @@ import pytest
 from lone_node import Lone, entry
 
 from gpupool.consensus.protocol.raft_settings import ConsensusSettings
-from gpupool.consensus.storage.disk import NoRoomError
 from gpupool.consensus.storage.journal import RESERVE, Entry, Journal
 from gpupool.consensus.storage.peer_memory import PeerMemory
 from gpupool.consensus.storage.snapshot import Snapshot
 from gpupool.consensus.storage.store import Storage
-from gpupool.pool.errors import StorageError
+from gpupool.pool.errors import NoRoomError, StorageError
 from gpupool.pool.model.ids import ServerId
 from gpupool.simulations.kernel.simulated_disk import Operation, SimulatedDisk
 

@@ -132,8 +132,8 @@ class NumberedLog(Generic[R]):
     def _write(self, recorded: tuple[R, ...]) -> None:
         """Append all of ``recorded`` that is not in the file yet, and sync it.
 
-        A disk that is full stops the server by its journal; here it is logged, once, and what
-        could not be written waits.
+        A disk that is full keeps the server from serving by its journal; here it is logged, once,
+        and what could not be written waits.
         """
         records = [record for record in recorded if record.number > self._last]
         try:

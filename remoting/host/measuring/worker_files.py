@@ -39,6 +39,9 @@ INODES_MIN = 4096
 WALKS_SKIPPED_MAX = 30
 """Measurements without a walk, in file systems that hardly changed."""
 
+ROOM_MIN, ROOM_PART = 1 << 30, 1 / 50
+"""Below these bytes, and below this part of a file system, its room is short."""
+
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -63,12 +66,12 @@ class _FileSystem:
         self._path = path
         self._used = self._inodes = 0
         self._now = 0, 0
-        self.size = 0
+        self.size = self.left = 0
 
     def has_grown(self) -> bool:
         """Look at it, and return whether it is fuller than at the last walk by something."""
         found = os.statvfs(self._path)
-        self.size = found.f_blocks * found.f_frsize
+        self.size, self.left = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
         used = (found.f_blocks - found.f_bfree) * found.f_frsize
         inodes = found.f_files - found.f_ffree
         self._now = used, inodes
@@ -103,8 +106,8 @@ class WorkerFiles:
 
     def measure(
         self, places: Sequence[Place], unnamed: Mapping[int, int]
-    ) -> tuple[dict[int, int], int]:
-        """Return the bytes of each worker's files, and those of the whole file system. Blocks.
+    ) -> tuple[dict[int, int], int, int]:
+        """Return the bytes of each worker's files, of the whole file system, and free. Blocks.
 
         Args:
             places: of the workers.
@@ -113,7 +116,11 @@ class WorkerFiles:
         """
         self._skipped += 1
         grown = [system.has_grown() for system in self._systems]
-        if self._skipped > WALKS_SKIPPED_MAX or any(grown):
+        if (
+            self._skipped > WALKS_SKIPPED_MAX
+            or any(grown)
+            or lacking(self._disk.size, self._disk.left)
+        ):
             for system in self._systems:
                 system.is_walked()
             self._skipped = 0
@@ -129,7 +136,7 @@ class WorkerFiles:
             found[place.worker] = max(size, unnamed.get(place.worker, 0))
             if place.lease >= 0 and entries[place.lease] > LEASE_ENTRY_COUNT_MAX:
                 found[place.worker] += UNSEEN_SIZE
-        return found, self._disk.size
+        return found, self._disk.size, self._disk.left
 
     def _walk(self, places: Mapping[int, Place], unnamed: Mapping[int, int]) -> None:
         """Walk those that are due, of the user first who was walked longest ago."""
@@ -158,6 +165,11 @@ class WorkerFiles:
     def device(self) -> int:
         """Return the device of the file system in which is measured."""
         return self._base.stat().st_dev
+
+
+def lacking(whole: int, left: int) -> int:
+    """Return the bytes that a file system is short of; 0 if it has room."""
+    return max(0, min(ROOM_MIN, int(whole * ROOM_PART)) - left)
 
 
 def size_of(path: Path) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError
+from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError, NoRoomError
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.transitions.authorities import fingerprint_of, moves_on, short_name
 from gpupool.pool.transitions.state_machine import PoolMachine
@@ -227,7 +227,11 @@ class CaExchange:
             assert self._store is not None
             bundle = bundle_of(self._machine.state.authorities)
             keys = self._keys_of(certificates_of(bundle))
-            self._contexts.replace(*self._store.trust(bundle, keys[0]))
+            try:
+                self._contexts.replace(*self._store.trust(bundle, keys[0]))
+            except NoRoomError as error:
+                self._log.error("the pool's CA is not trusted yet: %s: %s", error.what, error.why)
+                return  # the next change of the table tries again
             for key in keys:
                 self._ca_key.adopt(key)
             self._ca_key.forget_others()

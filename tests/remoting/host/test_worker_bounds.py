@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import trio
@@ -21,6 +22,7 @@ from gpupool.remoting.host.isolation import lease_cgroups, users
 from gpupool.remoting.host.isolation.lease_cgroups import LeaseCgroups, own_group
 from gpupool.remoting.host.limits import HostLimits
 from gpupool.remoting.host.measuring import worker_files
+from gpupool.remoting.host.memory_watchdog import MemoryWatchdog
 from gpupool.remoting.host.worker_keeper import KeeperSettings, WorkerKeeper
 from gpupool.remoting.protocol import keeper_messages
 from gpupool.remoting.worker import sandbox
@@ -139,6 +141,42 @@ async def test_a_worker_is_killed_whose_files_take_too_much(
     await kit.logged("on this server, and may take 8 MiB")
 
 
+def test_the_worker_with_the_most_files_is_killed_when_the_disk_is_nearly_full() -> None:
+    """What is left did not count, nor what several leases have together."""
+    killed: list[tuple[int, str]] = []
+
+    def worker(number: int) -> SimpleNamespace:
+        def kill(reason: str) -> None:
+            killed.append((number, reason))
+
+        return SimpleNamespace(lease=LeaseId(number), kill=kill)
+
+    parts: Any = {1: worker(1), 2: worker(2)}
+    nothing: Any = None
+    watchdog: Any = MemoryWatchdog(
+        nothing, nothing, parts, HostLimits(), note_use=nothing, files_of=nothing
+    )
+
+    def seen(left: int, **sizes: int) -> list[tuple[int, str]]:
+        found = {int(name[1:]): size * MIB for name, size in sizes.items()}
+        watchdog._watch_files(keeper_messages.Files(found, 700 * MIB, {}, left * MIB))
+        return killed
+
+    assert seen(9, w1=2, w2=2) == []  # 5 MiB are lacking, which others have filled
+    assert [number for number, _ in seen(9, w1=2, w2=4)] == [2]
+    assert "the most on this server, whose disk has 9 MiB left" in killed[0][1]
+    assert len(seen(9, w1=6, w2=4)) == 1  # until the files of that one are gone
+    assert len(seen(9, w1=2)) == 1
+    assert [number for number, _ in seen(13, w1=2)] == [2, 1]
+
+
+def test_a_small_file_system_has_a_smaller_part_that_is_kept_free() -> None:
+    assert worker_files.lacking(100 << 30, 1 << 30) == 0
+    assert worker_files.lacking(100 << 30, 1 << 29) == 1 << 29
+    assert worker_files.lacking(700 * MIB, 0) == 14 * MIB
+    assert worker_files.lacking(700 * MIB, 20 * MIB) == 0
+
+
 def test_what_is_nested_or_numerous_beyond_all_use_is_too_much(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,7 +210,12 @@ def test_nothing_is_walked_while_the_disk_hardly_changes(
 
     def statvfs(_path: Path) -> SimpleNamespace:
         return SimpleNamespace(
-            f_blocks=10_000, f_bfree=10_000 - used, f_frsize=MIB, f_files=9, f_ffree=9
+            f_blocks=10_000,
+            f_bfree=10_000 - used,
+            f_bavail=9_000,
+            f_frsize=MIB,
+            f_files=9,
+            f_ffree=9,
         )
 
     monkeypatch.setattr(worker_files, "looked", looked)
@@ -180,7 +223,7 @@ def test_nothing_is_walked_while_the_disk_hardly_changes(
     files = worker_files.WorkerFiles(tmp_path)
     place = worker_files.Place(3, (tmp_path,))
     for used, walks in ((100, 1), (163, 1), (164, 2), (10, 2), (73, 2), (74, 3)):
-        assert files.measure([place], {}) == ({3: 5}, 10_000 * MIB)
+        assert files.measure([place], {}) == ({3: 5}, 10_000 * MIB, 9_000 * MIB)
         assert len(walked) == walks, used
     # What was deleted since had a name at the walk.
     assert files.measure([place], {3: 4})[0] == {3: 5}
