@@ -82,9 +82,8 @@ def make_offer(
         why = f"{len(gpus)} of {len(server.gpus)} GPUs have room ({idle_text})"
         if reserved is not None:
             why += f"; {reserved.entry.user} has waited longer and goes first"
-        why += _lacking_text(server, request)
-        why += _reserved_text(admission, server, user) + _coming_text(state, request)
-        why += _kept_text(state, server, request)
+        why += _lacking_text(server, request) + _reserved_text(admission, server, user)
+        why += _kept_text(state, server, request) + _coming_text(state, request)
         return _no_offer(server, RefusalKind.BUSY, why, ahead)
     capacity = sum(gpu.capacity for gpu in server.gpus.values())
     granted = sum(gpu.memory_granted for gpu in server.gpus.values())

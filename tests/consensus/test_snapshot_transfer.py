@@ -287,6 +287,21 @@ def test_pieces_of_a_connection_that_is_gone_are_dropped() -> None:
     assert [message["received"] for message in around.sent] == [half, 0]
 
 
+@pytest.mark.parametrize("longer", [0, 1])
+def test_a_newer_snapshot_of_a_peer_begins_anew(longer: int) -> None:
+    around, machine = Around(), Register()
+    transfer = transfer_of(around, machine)
+    older = encode_snapshot(snapshot(["old"], 10))
+    newer = encode_snapshot(snapshot(["new" + "!" * longer], 20))
+    half = len(older) // 2
+    transfer.on_snapshot(B, {**piece_of(older[:half]), "total": len(older)})
+    first = {**piece_of(newer[:half], index=20), "total": len(newer)}
+    transfer.on_snapshot(B, first)
+    assert [message["received"] for message in around.sent] == [half, half]
+    transfer.on_snapshot(B, {**first, "offset": half, "data": newer[half:]})
+    assert machine.log == ["new" + "!" * longer]
+
+
 class Sliced(Register):
     """A table that reads snapshots in pieces, and finds that this one is none of its own."""
 

@@ -109,6 +109,21 @@ def test_shared_memory_outlives_the_worker_that_allocated_it() -> None:
     assert budget.usage(LEASES[0], GPUS[0]) == 0
 
 
+def test_shared_memory_goes_along_to_another_gpu_and_back() -> None:
+    budget = budget_with(1, 2)
+    assert budget.reserve(1, GPUS[0], 70)
+    budget.pledge(1, GPUS[0], b"t", 50)
+    budget.hold(2, b"t")
+    other = GpuId("GPU-another")
+    budget.move(LEASES[0], {GPUS[0]: other})
+    assert (budget.held(1, other)[0], budget.held(2, other)[0]) == (70, 50)
+    budget.end_worker(1)
+    assert budget.usage(LEASES[0], other) == 50
+    budget.move(LEASES[0], {other: GPUS[0]})
+    budget.end_worker(2)
+    assert budget.usage(LEASES[0], GPUS[0]) == 0
+
+
 def test_what_is_taken_back_stays_charged_while_others_may_have_it() -> None:
     budget = budget_with(1, 2)
     assert budget.reserve(1, GPUS[0], 70)
