@@ -257,6 +257,11 @@ class PoolView:
 NO_KEY, ONE_KEY = "no server has the key", "only one server has the key"
 """Begin the warnings that nobody has the CA's key, or one server alone, for ``ca status``."""
 
+MISSING_HINT = (
+    'start the missing servers; if they have moved: "gpupool join HOST:PORT" on each, with the '
+    "address of another; if most are lost for good: gpupool recover on one"
+)
+
 ALARM = "alarm: "
 """Begins a warning that makes the pool unhealthy although it may still grant."""
 

@@ -15,7 +15,7 @@ from gpupool.cli.lib.connect import connected, credentials_file, run_async, stor
 from gpupool.cli.lib.output import invocation, print_json
 from gpupool.cli.lib.values import duration_text
 from gpupool.pool.errors import ExitCode, GpupoolError
-from gpupool.pool.view import ALARM, visible
+from gpupool.pool.view import ALARM, MISSING_HINT, visible
 
 if TYPE_CHECKING:
     from gpupool.cli.run.door_choice import DoorChoice
@@ -352,9 +352,8 @@ def _quorum(view: "PoolView") -> Finding:
     reached, voters = quorum_counts(view)
     if view.raft.quorum:
         return Finding("quorum", GOOD, f"{reached} of {voters} voters, leader {view.raft.leader}")
-    hint = "start the missing servers; if they have moved, by docs/moved-servers.md; if most are "
-    hint += "lost for good: gpupool recover on one"
-    return Finding("quorum", FAIL, f"{reached} of {voters} voters: nothing can be granted", hint)
+    text = f"{reached} of {voters} voters: nothing can be granted"
+    return Finding("quorum", FAIL, text, MISSING_HINT)
 
 
 def _clock(their_ms: int) -> Finding:

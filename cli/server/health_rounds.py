@@ -37,6 +37,7 @@ from gpupool.pool.record_query import (
     RecordQuery,
     ServerTest,
 )
+from gpupool.pool.telemetry import Health
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.pool.view import has_quorum
 from gpupool.remoting.host.supervisor import HostSupervisor
@@ -210,7 +211,8 @@ class HealthRounds:
         for each in findings:
             known = before.get((each.check, each.subject))
             if known is None or (known.status != each.status and not (known.flaps and each.flaps)):
-                self._log.warning("health, %s: %s: %s", each.status.name, each.check, each.text)
+                text = f"{each.text}; {each.hint}" if each.status is Health.FAIL else each.text
+                self._log.warning("health, %s: %s: %s", each.status.name, each.check, text)
 
     def _ends(self) -> dict[str, int]:
         """Return when the certificates of this server end, by the clock of the pool."""

@@ -11,7 +11,7 @@ from gpupool.pool.model.state import ServerStatus, TokenKind, Waiting
 from gpupool.pool.scheduling.capacity import fitting_cards
 from gpupool.pool.scheduling.filters import admitted
 from gpupool.pool.telemetry import Health
-from gpupool.pool.view import has_quorum
+from gpupool.pool.view import MISSING_HINT, has_quorum
 
 WARN, FAIL = Health.WARN, Health.FAIL
 
@@ -30,8 +30,7 @@ def quorum(readings: Readings, past: Past) -> Iterator[Result]:
         if past.first is None or readings.now_s - past.first.now_s < START_S:
             return  # a server that has just started looks for the others
         text = "no majority of the voters can be reached from here: nothing is granted"
-        hint = "start the missing servers; if most are lost for good: gpupool recover on one"
-        yield Result("quorum", "", FAIL, text, hint)
+        yield Result("quorum", "", FAIL, text, MISSING_HINT)
         return
     voters = len(health.voters)
     if voters == 1 or me != health.leader:

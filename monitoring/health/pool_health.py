@@ -11,7 +11,7 @@ from statistics import median_low
 from gpupool.monitoring.health.check_table import POOL_CHECKS
 from gpupool.pool.model.ids import Milliseconds, ServerId
 from gpupool.pool.telemetry import Finding, Health, Telemetry
-from gpupool.pool.view import ALARM, PoolView, SilenceView, visible
+from gpupool.pool.view import ALARM, MISSING_HINT, PoolView, SilenceView, visible
 
 SHOWN_ALIKE_MAX = 3
 """Of more warnings of one check people see the first and the number of the others."""
@@ -120,8 +120,8 @@ def _seen_from_here(
             found.append(PoolFinding(server.name, answer))
     if not view.raft.quorum and ("quorum", "") not in of_pool:
         text = "no majority of the voters can be reached: nothing is granted"
-        hint = "start the missing servers; if most are lost for good: gpupool recover on one"
-        found.append(PoolFinding("", Finding("quorum", "", Health.FAIL, view.now, text, hint)))
+        lost = Finding("quorum", "", Health.FAIL, view.now, text, MISSING_HINT)
+        found.append(PoolFinding("", lost))
     for warning in view.warnings:
         if warning.startswith(ALARM):
             text = warning.removeprefix(ALARM)

@@ -6,7 +6,7 @@ from typing import Protocol
 from gpupool.monitoring.health.pool_health import silence_words
 from gpupool.monitoring.web.pool_source import Snapshot
 from gpupool.pool.telemetry import Health
-from gpupool.pool.view import ALARM, PoolView, ServerView, visible
+from gpupool.pool.view import ALARM, MISSING_HINT, PoolView, ServerView, visible
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 LEVELS = {Health.OK: OK, Health.WARN: WARN, Health.FAIL: FAIL}
@@ -62,9 +62,8 @@ def problems_of(moment: Looked) -> list[Problem]:
     view = moment.view
     found: list[Problem] = []
     if not view.raft.quorum:
-        hint = "start the missing servers; gpupool recover helps if they are lost for good"
         text = "no majority of the voters is in touch: nothing is granted"
-        found.append(Problem(FAIL, "quorum", "", "", 0, text, hint))
+        found.append(Problem(FAIL, "quorum", "", "", 0, text, MISSING_HINT))
     for server in view.servers:
         found += _of_server(moment, server)
     clock = view.clock.problems if view.clock is not None else ()

@@ -20,7 +20,8 @@ from gpupool.cli.server.listen_address import hosts_of, own_names
 from gpupool.cli.server.separate import Separated
 from gpupool.cli.server.state_dir import may_be_new
 from gpupool.pool.errors import UsageError
-from gpupool.remoting.client.credentials import load_credentials
+from gpupool.pool.model.ids import TokenId
+from gpupool.remoting.client.credentials import Credentials, load_credentials
 from gpupool.remoting.protocol.addresses import Address
 
 NOWHERE = "gpu-9.invalid"
@@ -146,3 +147,13 @@ def test_a_server_that_lives_nowhere_yet_needs_a_token(tmp_path: Path) -> None:
     assert isinstance(done.exception, UsageError)
     assert "joining a pool needs a token" in str(done.exception)
     assert "no server lives in" in str(done.exception)
+
+
+def test_a_client_tries_names_once_no_number_leads_anywhere() -> None:
+    """A server has one connection of a client, though its name may stand beside its number."""
+    number, name = Address("10.0.0.4"), Address("gpu-1.lab.example")
+    stored = Credentials("c", "lab", "ada", TokenId("t"), b"", "", (number, name))
+    assert stored.likely == (number,)
+    assert stored.at((name,)).likely == (name,)
+    assert Address("fd00::4").is_numeric
+    assert not Address("10.lab.example").is_numeric
