@@ -37,6 +37,8 @@ OUTCOMES = "GPUPOOL_LIBRARY_OUTCOMES"
 RUN_S, TEST_S = 540, 60
 REASONS = 3
 END_S = 10
+ENDED = (0, 1, 2, 5)
+"""With what pytest ends by itself: all passed, some failed, could not be imported, no tests."""
 REASON_LENGTH = 90
 
 
@@ -148,15 +150,15 @@ def run(
         argv += ["-p", "no:cacheprovider", "--continue-on-collection-errors", *arguments]
         # A group of its own: what a library's tests start ends with them.
         process = subprocess.Popen(argv, cwd=folder, env=environment, start_new_session=True)
-        cut = False
         try:
             process.wait(seconds)
         except subprocess.TimeoutExpired:
-            cut = True
+            sys.stderr.write(f"cut after {seconds:.0f} s\n")
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait(END_S)
+        cut = process.returncode not in ENDED
         return counted(lines.read_text(encoding="utf-8").splitlines(), cut)
 
 
@@ -180,7 +182,7 @@ def main() -> int:
         late=options.late,
     )
     version = version_of(options.folder, options.python, name)
-    print(result.row(name, version, time.strftime("%Y-%m-%d")))
+    print("\n" + result.row(name, version, time.strftime("%Y-%m-%d")))
     return int(result.failed > 0)
 
 

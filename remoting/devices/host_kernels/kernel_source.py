@@ -52,7 +52,8 @@ def _included(found: re.Match[str]) -> str:
 
 def unit(source: str, headers: Sequence[str] = ()) -> str:
     """Return what the compiler reads first: CUDA's names, then the program's source."""
-    lines = ['#include "gpupool_cuda.h"', *(f"#include <{name}>" for name in headers)]
+    names = ["gpupool_cuda.h", *(_INSTEAD.get(name, name) for name in headers)]
+    lines = [f"#include <{name}>" for name in names]
     return "\n".join((*lines, f'#line 1 "{FILE}"', _INCLUDE.sub(_included, source), ""))
 
 

@@ -434,3 +434,17 @@ def test_new_arrays_may_look_like_arrays_of_numpy(cp: Any, order: Any) -> None:
         cp.zeros_like([1, 2])
     with pytest.raises(ValueError, match="Unsupported dtype"):
         cp.zeros_like(np.array(["text"]))
+
+
+def test_functions_that_upload_in_cupy_upload_here(cp: Any) -> None:
+    host = np.array([[3.0, 1.0, 2.0], [5.0, 9.0, 4.0]])
+    for function, wanted in (
+        (cp.diff, np.diff),
+        (cp.gradient, np.gradient),
+        (cp.fft.fftshift, np.fft.fftshift),
+        (cp.fft.ifftshift, np.fft.ifftshift),
+        (cp.tril, np.tril),
+        (cp.unwrap, np.unwrap),
+    ):
+        assert not door_calls.difference(function(host), wanted(host))
+        assert not door_calls.difference(function(host.tolist()), wanted(host))

@@ -64,7 +64,7 @@ def _asked(name: str, uploads: int = 0) -> Any:
 
 def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Any:
     """Return differences of neighbours."""
-    array = need(a)
+    array = convert.asarray(a)
     if n < 0:
         raise ValueError(f"order must be non-negative but got {n}")
     if n == 0:
@@ -105,6 +105,7 @@ def unpackbits(a: Any, axis: Any = None, bitorder: str = "big") -> Any:
 
 def gradient(f: Any, *varargs: Any, axis: Any = None, edge_order: int = 1) -> Any:
     """Return the gradient, one array per axis."""
+    f = convert.asarray(f)
     axes = arguments.axes_of(axis, f.ndim)
     if len(varargs) == len(axes):
         for at, distances in zip(axes, varargs):
@@ -114,13 +115,8 @@ def gradient(f: Any, *varargs: Any, axis: Any = None, edge_order: int = 1) -> An
                 raise ValueError(
                     "when 1d, distances must match the length of the corresponding dimension"
                 )
-    made = make.ask(
-        "gradient",
-        need(f, "f"),
-        *[_arrays(x) for x in varargs],
-        axis=axis if axis is None else arguments.plain(axis),
-        edge_order=edge_order,
-    )
+    over = axis if axis is None else arguments.plain(axis)
+    made = make.ask("gradient", f, *map(_arrays, varargs), axis=over, edge_order=edge_order)
     return list(made) if isinstance(made, tuple) else made
 
 

@@ -136,7 +136,8 @@ def rfftfreq(n: Any, d: Any = 1.0) -> Any:
 
 def _shifted(name: str, x: Any, axes: Any) -> Any:
     over = axes if axes is None else _arguments.plain(axes)
-    return make.forward(name, (need(x, "x"), over), {}, fresh(x.dtype, x.shape))
+    array = _convert.asarray(x)
+    return make.forward(name, (array, over), {}, fresh(array.dtype, array.shape))
 
 
 def fftshift(x: Any, axes: Any = None) -> Any:
