@@ -141,7 +141,7 @@ def run_part(
         "GPUPOOL_SUITE_OUTCOMES": str(outcomes),
         "GPUPOOL_SUITE_DEVICES": devices,
         "GPUPOOL_SUITE_PART": f"{part.index}/{part.of}",
-        "GPUPOOL_BLOCKING": "" if late else "1",
+        "GPUPOOL_BLOCKING": "0" if late else "1",
     }
     if gpus:
         environment["CUDA_VISIBLE_DEVICES"] = gpus

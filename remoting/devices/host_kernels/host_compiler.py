@@ -54,14 +54,30 @@ _CLANG_FLAGS = {"-fmax-errors=20": "-ferror-limit=20"}
 
 # As gpupool_conversions.h says: GCC on x86 asks it, and a conversion takes what it answers.
 _CHECKED = ("-fsanitize=float-cast-overflow", "-mno-red-zone")
-_CONVERSION = re.compile(rb"^\tcvtts[sd]2si([lq])\t.*, (%\w+)$", re.MULTILINE)
-_AMENDED = rb"""\g<0>
+_CONVERSION = re.compile(r"^\tcvtts[sd]2si([lq])\t.*, (%\w+)$", re.MULTILINE)
+_AMENDED = r"""\g<0>
 \tpushfq
 \tcmp\1\tgpupool_wrong(%rip), \2
 \tcmove\1\tgpupool_right(%rip), \2
 \tmovq\t$0, gpupool_wrong(%rip)
 \tmovq\t$0, gpupool_right(%rip)
 \tpopfq"""
+
+# A GPU divides by 0 as well: all bits of quotient and remainder are set then. A processor traps.
+_DIVISION = re.compile(r"^\t(i?)div([bwlq])\t(.*)$", re.MULTILINE)
+_REGISTERS = {"b": "al ah", "w": "ax dx", "l": "eax edx", "q": "rax rdx"}
+
+
+def _divided(found: re.Match[str]) -> str:
+    size, by = found[2], found[3]
+    quotient, rest = _REGISTERS[size].split()
+    negative = f"\tcmp{size}\t$-1, {by}\n\tje\t2f\n" if found[1] else ""
+    return (
+        f"\tcmp{size}\t$0, {by}\n\tje\t1f\n{negative}{found[0]}\n\tjmp\t3f\n"
+        f"1:\tmov{size}\t$-1, %{quotient}\n\tmov{size}\t$-1, %{rest}\n\tjmp\t3f\n"
+        f"2:\tneg{size}\t%{quotient}\n\tmov{size}\t$0, %{rest}\n3:"
+    )
+
 
 NO_COMPILER = (
     "kernels from source need a C++ compiler on the server of an emulated GPU, and it has none: "
@@ -234,7 +250,8 @@ def _made(
         log = _run(compiler, [*flags, "-S", "-x", "c++-cpp-output", "kernel.ii"], folder)
         if checked:
             assembly = folder / "kernel.s"
-            assembly.write_bytes(_CONVERSION.sub(_AMENDED, assembly.read_bytes()))
+            text = _DIVISION.sub(_divided, assembly.read_text("latin-1"))
+            assembly.write_text(_CONVERSION.sub(_AMENDED, text), "latin-1")
         _run(compiler, ["-shared", "kernel.s", "-o", "kernel.so", "-lm"], folder)
         library = folder / "kernel.so"
         try:

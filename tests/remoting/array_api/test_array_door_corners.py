@@ -131,3 +131,18 @@ def test_writes_go_through_every_view(dropin: Any, view: Any) -> None:
     view(dropin, a)[...] = 1
     dropin.cuda.Device().synchronize()
     assert a.any()
+
+
+@pytest.mark.skipif(not door_kit.HAS_COMPILER, reason="kernels need a compiler")
+@pytest.mark.parametrize("kind", "bBhHiIqQ")
+def test_division_by_zero_in_a_kernel_ends_no_worker(dropin: Any, kind: str) -> None:
+    least, most = (int(limit) for limit in (np.iinfo(kind).min, np.iinfo(kind).max))
+    name, all_bits = np.dtype(kind).name, -1 if least else most
+    kernel = dropin.ElementwiseKernel(
+        f"{name} a, {name} b", f"{name} c, {name} d", "c = a / b; d = a % b", "divided"
+    )
+    x = dropin.array([7, least, most, 0, most], kind)
+    y = dropin.array([0, 0, 2, 3, -1 if least else most], kind)
+    quotients, rests = kernel(x, y)
+    assert quotients.tolist() == [all_bits, all_bits, most // 2, 0, -most if least else 1]
+    assert rests.tolist() == [all_bits, all_bits, 1, 0, 0]
