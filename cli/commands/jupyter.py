@@ -87,7 +87,7 @@ def install(
         ],
         "display_name": display_name or f"Python on {request_text(wanted)}",
         "language": "python",
-        # Jupyter asks the kernel by a message to interrupt itself, which needs no signal through us.
+        # Jupyter asks the kernel by a message to interrupt itself, without a signal through us.
         "interrupt_mode": "message",
         "metadata": {"debugger": True, MARKER: True},
     }

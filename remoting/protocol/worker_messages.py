@@ -75,7 +75,7 @@ class AssignedDevice:
     name: str
     memory: int
     emulated: bool
-    ordinal: int  # CUDA ordinal in the worker; -1 for an emulated device
+    ordinal: int  # CUDA ordinal in the worker; of an emulated device its place in the lease
 
 
 @dataclass(frozen=True, slots=True)

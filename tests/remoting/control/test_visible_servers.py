@@ -2,9 +2,10 @@
 
 import pytest
 
+from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.ids import GpuId, ServerId
 from gpupool.pool.model.state import Partition
-from gpupool.remoting.client.lease_handle import visible_servers
+from gpupool.remoting.client.visible_devices import visible_places, visible_servers
 
 A, B = ServerId("a"), ServerId("b")
 NAMES = ("GPU-aaaa-0", "GPU-bbbb-0", "GPU-aaaa-1", "GPU-bbbb-1")
@@ -36,3 +37,35 @@ def test_servers_of_visible_devices(visible: str | None, servers: str) -> None:
 def test_parts_of_gpus_say_nothing() -> None:
     parts = [Partition(server, GpuId(f"MIG-{server}"), 1) for server in (A, B)]
     assert visible_servers("1", parts, (A, B)) == (A, B)
+
+
+@pytest.mark.parametrize(
+    ("visible", "places"),
+    [
+        (None, {"a": None, "b": None}),
+        ("0,1,2,3", {"a": None, "b": None}),
+        ("2", {"b": (0,)}),
+        ("1, 0", {"a": (1, 0)}),
+        ("3,0,1", {"b": (1,), "a": None}),
+        ("0,0", None),
+        *((text, {}) for text in ("", "-1", "abc", "5", "GPU-", "NoDevFiles", ",0")),
+        ("1,7,0", {"a": (1,)}),
+        ("1,GPU-aaaa-0", {"a": (1,)}),
+        ("gpu-BBBB-1,GPU-aaaa-1", {"b": (1,), "a": (1,)}),
+        ("GPU-aaaa", {}),  # fits two
+    ],
+)
+def test_devices_of_the_array_door(visible: str | None, places: object) -> None:
+    assert visible_places(visible, PARTITIONS, (A, B)) == places
+
+
+def test_the_order_of_servers_is_kept_or_refused() -> None:
+    found = visible_places("3,0,1", PARTITIONS, (A, B))
+    assert found is not None and list(found) == [B, A]
+    with pytest.raises(GpupoolError, match="not possible here"):
+        visible_places("0,2,1", PARTITIONS, (A, B))
+
+
+def test_emulated_devices_have_names_too() -> None:
+    parts = [Partition(A, GpuId(f"EMU-{name}-0"), 1) for name in ("1a", "2b")]
+    assert visible_places("EMU-2,EMU-1a-0", parts, (A,)) == {A: (1, 0)}

@@ -67,6 +67,7 @@ class Agent:
             "pid": os.getpid(),
             "ppid": os.getppid(),
             "program": os.path.basename(sys.argv[0] if sys.argv else "") or "python",
+            "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
         }
         self.socket.sendall(json.dumps(request).encode() + b"\n")
         self.socket.settimeout(None)
