@@ -187,6 +187,11 @@ class Session:
         room = [device["memory"] for device in devices]
         if not all(isinstance(memory, int) for memory in room):
             raise TypeError("a device whose memory is no number")
+        left = welcome.get("room")  # which other processes of the lease may have taken
+        if left:
+            if len(left) != len(room) or not all(isinstance(size, int) for size in left):
+                raise TypeError("room that is no number for each device")
+            room = [*map(min, room, left)]
         self.operations = {name: number for number, name in enumerate(names)}
         self._judged_names = frozenset(filter(is_judged, names))
         self._handles.structures = "ndarray.field" in self.operations
