@@ -16,7 +16,7 @@ from gpupool.pool.model.state import Partition, Request
 from gpupool.remoting.client.moving_lease import Bring, LeaseMove, stays_where_it_is
 from gpupool.remoting.client.server_connections import Connections, ServerConnection
 from gpupool.remoting.client.session_answer import SessionAnswer, SkippedServer, opened_session
-from gpupool.remoting.client.visible_devices import visible_places, visible_servers
+from gpupool.remoting.client.visible_devices import check_places, places_of
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.driver_variables import VISIBLE
 
@@ -131,12 +131,12 @@ class LeaseHandle:
             GpupoolError: when a server cannot start a worker.
         """
         answers: dict[ServerId, SessionAnswer] = {}
-        places: dict[ServerId, tuple[int, ...] | None]
         failures: list[GpupoolError] = []
+        given = {name: value for name, value in (settings or {}).items() if name != VISIBLE}
 
-        async def open_one(server: ServerId) -> None:
+        async def open_one(server: ServerId, settings: dict[str, str]) -> None:
             self._check_held()
-            message = m.OpenSession(self.lease, door, program, settings_of(server))
+            message = m.OpenSession(self.lease, door, program, settings)
             opened = None
             try:
                 while opened is None:
@@ -144,45 +144,28 @@ class LeaseHandle:
                         await self._settled()
                         connection = self._connection_of(server)
                         opened = await connection.call(message, timeout_s=timeout_s)
+                assert isinstance(opened, m.SessionOpened)
+                connection = self._connection_of(server)
+                check_places(settings, len(opened.info.devices), connection.name)
             except GpupoolError as error:
                 failures.append(error)
             else:
-                assert isinstance(opened, m.SessionOpened)
-                connection = self._connection_of(server)
                 answers[server] = opened_session(connection.server, connection.name, opened)
-                devices = places.get(server)
-                if devices is not None and len(devices) != len(opened.info.devices):
-                    failures.append(
-                        GpupoolError(
-                            f"server {connection.name} opened a session with all its devices",
-                            why=f"it is too old for {VISIBLE} of the array door",
-                            hint="update it, or unset the variable",
-                        )
-                    )
-
-        def settings_of(server: ServerId) -> dict[str, str]:
-            devices = places.get(server)
-            chosen = {} if devices is None else {VISIBLE: ",".join(map(str, devices))}
-            return dict(settings or {}) | chosen
 
         await self._settled()
         self._check_held()
-        servers = self.servers
-        if door == "arrays":
-            found = visible_places(visible, self.partitions, servers)
-            if found is None:
-                return []
-            places, wanted = found, tuple(found)
-        else:
-            places, wanted = {}, visible_servers(visible, self.partitions, servers)
-        self._program = program, settings_of(wanted[0]) if wanted else {}
+        wanted = places_of(door, visible, self.partitions, self.servers)
+        if wanted is None:
+            return []
+        self._program = program, given | next(iter(wanted.values()), dict[str, str]())
         async with trio.open_nursery() as nursery:
-            for server in wanted:
-                nursery.start_soon(open_one, server)
+            for server, numbers in wanted.items():
+                nursery.start_soon(open_one, server, given | numbers)
         self._check_held()
         if failures:
             raise failures[0]
-        order = servers if door != "arrays" else (*wanted, *(s for s in servers if s not in wanted))
+        # The CUDA door's library orders the devices by itself.
+        order = self.servers if door != "arrays" else dict.fromkeys((*wanted, *self.servers))
         return [answers.get(server) or self._skipped(server) for server in order]
 
     def _skipped(self, server: ServerId) -> SkippedServer:

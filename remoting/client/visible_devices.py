@@ -5,7 +5,8 @@ devices that it is given (``remoting/driver_api/shim/base/visible.c``).
 """
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.ids import ServerId
@@ -48,40 +49,53 @@ def visible_servers(
     return tuple(s for s in servers if any(gpus[at].server == s for at in chosen))
 
 
-def visible_places(
-    visible: str | None, partitions: Sequence[Partition], servers: Sequence[ServerId]
-) -> dict[ServerId, tuple[int, ...] | None] | None:
-    """Return the servers of a process of the array door, in its order, and its devices there.
+def places_of(
+    door: str, visible: str | None, partitions: Sequence[Partition], servers: Sequence[ServerId]
+) -> dict[ServerId, dict[str, str]] | None:
+    """Return the servers of a process, and the setting for each that chooses devices there.
 
-    The devices are numbered among those of the lease on the server, None for all. None for a list
-    that is an error, because it names a device twice.
+    The CUDA door's library chooses by itself. For the array door the servers are in the order of
+    the process's devices. None for a list that is an error, because it names a device twice.
 
     Raises:
         GpupoolError: when the devices of one server do not follow each other.
     """
-    if visible is None:
-        return dict.fromkeys(servers)
+    if door != "arrays" or visible is None:
+        return {server: {} for server in visible_servers(visible, partitions, servers)}
     gpus = _in_order(partitions, servers)
     chosen = visible_devices(visible, [p.gpu for p in gpus])
     if chosen is None:
         return None
-    places: dict[ServerId, tuple[int, ...] | None] = {}
-    last: ServerId | None = None
+    places: dict[ServerId, list[int]] = {}
     for at in chosen:
         server = gpus[at].server
-        if server in places and server != last:
+        if server in places and server != next(reversed(places)):
             raise GpupoolError(
-                f"{VISIBLE}={visible} is not possible here",
+                f"CUDA_VISIBLE_DEVICES={visible} is not possible here",
                 why="it comes back to a server of the lease after a device of another one",
                 hint="name the devices of one server after the other",
             )
         first = next(number for number, p in enumerate(gpus) if p.server == server)
-        places[server] = (*(places.get(server) or ()), at - first)
-        last = server
-    for server, found in places.items():
-        if found == tuple(range(sum(p.server == server for p in gpus))):
-            places[server] = None
-    return places
+        places.setdefault(server, []).append(at - first)
+    counts = Counter(p.server for p in gpus)
+    return {
+        server: {} if found == [*range(counts[server])] else {VISIBLE: ",".join(map(str, found))}
+        for server, found in places.items()
+    }
+
+
+def check_places(settings: Mapping[str, str], count: int, server: str) -> None:
+    """Check that a session has as many devices as were chosen.
+
+    Raises:
+        GpupoolError: if not.
+    """
+    if VISIBLE in settings and len(settings[VISIBLE].split(",")) != count:
+        raise GpupoolError(
+            f"server {server} opened a session with all its devices",
+            why="it is too old for CUDA_VISIBLE_DEVICES of the array door",
+            hint="update it, or unset the variable",
+        )
 
 
 def _in_order(partitions: Sequence[Partition], servers: Sequence[ServerId]) -> list[Partition]:

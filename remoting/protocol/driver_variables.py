@@ -20,15 +20,18 @@ ALLOWED = (
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 """Of the array door: numbers of the lease's devices on one server, as the client has read it."""
 
+LIBRARIES = ("CUPY_TF32", "NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG")
+"""Of the array door, whose libraries are on the server."""
+
 VALUE_LENGTH_MAX = 32
 
-_VALUE = re.compile(rf"[A-Za-z0-9_.+-]{{1,{VALUE_LENGTH_MAX}}}", re.ASCII)
+_VALUE = re.compile(rf"[A-Za-z0-9_.:+-]{{1,{VALUE_LENGTH_MAX}}}", re.ASCII)
 _NUMBERS = re.compile(r"[0-9]{1,3}(?:,[0-9]{1,3}){0,255}", re.ASCII)
 
 
 def allowed_environment(given: Mapping[str, object]) -> dict[str, str]:
     """Return the allowed variables of ``given``, a program's environment."""
-    found = ((name, given.get(name)) for name in (*ALLOWED, VISIBLE))
+    found = ((name, given.get(name)) for name in (*ALLOWED, *LIBRARIES, VISIBLE))
     return {
         name: value
         for name, value in found

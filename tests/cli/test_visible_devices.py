@@ -15,7 +15,8 @@ def seen():
     try:
         count = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
-        return str(error).partition(":")[0], cupy.cuda.is_available() if error.status == 100 else None
+        available = cupy.cuda.is_available() if error.status == 100 else None
+        return str(error).partition(":")[0], available
     found = [cupy.cuda.Device(at).pci_bus_id[-4:-2] for at in range(count)]
     for at in range(count):
         with cupy.cuda.Device(at):

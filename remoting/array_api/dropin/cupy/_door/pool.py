@@ -78,6 +78,10 @@ def _open() -> None:
         for offer, introduction in zip_strict(offers, peers.introductions(offers)):
             made = attach(link.connect(offer), agent, str(offer["server"]), introduction)
             made.offer = offer
+        if limit := os.environ.get("CUPY_GPU_MEMORY_LIMIT", "").strip():
+            for device in range(len(_devices)):
+                with state.on(device):
+                    state.hooks["limit"](limit)
         if len(offers) == 1:
             following.start(_sessions[0])
     except BaseException:

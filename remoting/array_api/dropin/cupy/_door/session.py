@@ -59,7 +59,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 from typing import Any
 
 import numpy as np
@@ -72,7 +71,7 @@ from cupy._door.judged import Judged, is_judged
 from cupy._door.locks import WAIT, alone
 from cupy._door.meta import Meta
 from cupy._door.older import add_note
-from cupy._door.queue import CallQueue, Hooks
+from cupy._door.queue import CallQueue, Hooks, room_left
 from cupy._door.transport.connection import Connection
 from cupy._door.transport.link import Agent, Link
 from cupy._door.transport.receiver import Receiver, Reply, Sink
@@ -114,10 +113,9 @@ class Session:
         self._receiver = Receiver(self._connection)
         self._sender = Sender(self._connection, self._receiver)
         self._handles = Handles(self._sender, first_device)
-        blocking = os.environ.get("GPUPOOL_BLOCKING", "") not in ("", "0")
         hooks = Hooks(
             low_room=self._look_for_room,
-            blocking_call=self.synchronize if blocking else None,
+            blocking_call=self.synchronize if waits.after_calls() else None,
             refusal=self.refusal,
         )
         self._queue = CallQueue(self._connection, self._sender, self._handles, first_device, hooks)
@@ -187,11 +185,6 @@ class Session:
         room = [device["memory"] for device in devices]
         if not all(isinstance(memory, int) for memory in room):
             raise TypeError("a device whose memory is no number")
-        left = welcome.get("room")  # which other processes of the lease may have taken
-        if left:
-            if len(left) != len(room) or not all(isinstance(size, int) for size in left):
-                raise TypeError("room that is no number for each device")
-            room = [*map(min, room, left)]
         self.operations = {name: number for number, name in enumerate(names)}
         self._judged_names = frozenset(filter(is_judged, names))
         self._handles.structures = "ndarray.field" in self.operations
@@ -200,6 +193,7 @@ class Session:
         self.need_bfloat16 = self._handles.need_bfloat16
         self.devices = devices
         self.server = welcome
+        room = [*map(min, room, room_left(welcome, room))]
         self._queue.welcome(self.operations, visible(welcome.get("version")), room)
 
     def close(self, *, wait: bool = True) -> None:

@@ -53,6 +53,12 @@ class Waits:
         return sum(self.counts.values())
 
 
+def after_calls() -> bool:
+    """Return whether each call is waited for."""
+    names = ("GPUPOOL_BLOCKING", "CUDA_LAUNCH_BLOCKING")
+    return any(os.environ.get(name, "") not in ("", "0") for name in names)
+
+
 def made() -> Waits | None:
     """Return an account of round trips where `-vv` asks for one."""
     return Waits() if os.environ.get("GPUPOOL_VERBOSE", "")[:1] in tuple("23456789") else None
