@@ -18,7 +18,6 @@ from gpupool.remoting.client.server_connections import Connections, ServerConnec
 from gpupool.remoting.client.session_answer import SessionAnswer, SkippedServer, opened_session
 from gpupool.remoting.client.visible_devices import check_places, places_of
 from gpupool.remoting.protocol import messages as m
-from gpupool.remoting.protocol.driver_variables import VISIBLE
 
 #: A lease over several servers is given back if a server has not taken its part by then.
 ATTACH_TIMEOUT_S = 5.0
@@ -132,7 +131,7 @@ class LeaseHandle:
         """
         answers: dict[ServerId, SessionAnswer] = {}
         failures: list[GpupoolError] = []
-        given = {name: value for name, value in (settings or {}).items() if name != VISIBLE}
+        given = dict(settings or {})
 
         async def open_one(server: ServerId, settings: dict[str, str]) -> None:
             self._check_held()

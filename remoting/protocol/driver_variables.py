@@ -31,9 +31,11 @@ _NUMBERS = re.compile(r"[0-9]{1,3}(?:,[0-9]{1,3}){0,255}", re.ASCII)
 
 def allowed_environment(given: Mapping[str, object]) -> dict[str, str]:
     """Return the allowed variables of ``given``, a program's environment."""
-    found = ((name, given.get(name)) for name in (*ALLOWED, *LIBRARIES, VISIBLE))
-    return {
-        name: value
-        for name, value in found
-        if isinstance(value, str) and (_NUMBERS if name == VISIBLE else _VALUE).fullmatch(value)
-    }
+    found = ((name, given.get(name)) for name in (*ALLOWED, *LIBRARIES))
+    return {n: value for n, value in found if isinstance(value, str) and _VALUE.fullmatch(value)}
+
+
+def allowed_settings(given: Mapping[str, str]) -> dict[str, str]:
+    """Return the same of a client's settings, which may also choose devices."""
+    chosen = {VISIBLE: given[VISIBLE]} if _NUMBERS.fullmatch(given.get(VISIBLE, "")) else {}
+    return allowed_environment(given) | chosen
