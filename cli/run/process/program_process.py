@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+import warnings
 from contextlib import suppress
 from typing import NoReturn
 
@@ -40,7 +41,7 @@ class ProgramProcess:
         # Who ignores the ends of children hears of no code.
         children = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         # The kernel watches the thread that forks. This one lives as long as we do.
-        self.pid = os.fork()
+        self.pid = fork()
         if not self.pid:
             self._orders.close()
             signal.signal(signal.SIGCHLD, children)
@@ -102,6 +103,13 @@ class ProgramProcess:
         code = self.poll()
         assert code is not None
         return code
+
+
+def fork() -> int:
+    """Fork a process that uses no lock of other threads; Python warns where there may be any."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
 
 
 def state_of(pid: int) -> str:

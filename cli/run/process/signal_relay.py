@@ -22,6 +22,7 @@ import socket
 import struct
 import sys
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from math import inf
@@ -29,7 +30,7 @@ from typing import NoReturn
 
 import trio
 
-from gpupool.cli.run.process.program_process import STOPPED, state_of
+from gpupool.cli.run.process.program_process import STOPPED, fork, state_of
 
 GRACE_S = 0.05
 """From the first signal of a sender that goes through a list of processes to the last one."""
@@ -93,7 +94,7 @@ class Bystander:
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ours.settimeout(ANSWER_S)
         ours = os.getpid()
-        self.pid = os.fork()
+        self.pid = fork()
         if not self.pid:
             _stand_by(theirs, ours)
         theirs.close()
@@ -125,8 +126,10 @@ def _stand_by(orders: socket.socket, first: int) -> NoReturn:
     """Keep signals until they are asked for; hold nothing open but the socket."""
     try:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        os.closerange(0, orders.fileno())
-        os.closerange(orders.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
+        for each in map(int, os.listdir("/proc/self/fd")):
+            if each != orders.fileno():
+                with suppress(OSError):  # that of the list itself
+                    os.close(each)
         program, follows = 0, False
         while True:
             if select.select([orders], [], [], LOOK_S if program else None)[0]:
