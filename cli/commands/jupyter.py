@@ -87,8 +87,7 @@ def install(
         ],
         "display_name": display_name or f"Python on {request_text(wanted)}",
         "language": "python",
-        # Jupyter asks the kernel by a message to interrupt itself. A signal would reach it twice:
-        # from Jupyter, and through gpupool run.
+        # Jupyter asks the kernel by a message to interrupt itself, without a signal through us.
         "interrupt_mode": "message",
         "metadata": {"debugger": True, MARKER: True},
     }

@@ -1,25 +1,25 @@
-r"""The program under ``gpupool run``: it shares our terminal, and gets each signal once.
+"""The program under ``gpupool run``: it is what a shell would have started in our place.
 
-The program inherits descriptors 0, 1 and 2 and our process group, so pagers, progress bars, Ctrl-Z
-and window sizes work. The terminal sends its signals to the whole group. So Ctrl-C and Ctrl-\\ are
-not forwarded when the terminal sent them: many programs take a second SIGINT as "stop now". Every
-other signal is forwarded once, and so are these when no terminal has us in its foreground.
+It has our descriptors, terminal and process group, and each signal as often as without us. We stop
+when it stops, and end as it ends. ``program_process`` and ``signal_relay`` have the two halves.
 """
 
-import ctypes
 import errno
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
 
 import trio
 
-from gpupool.cli.run.door_choice import cuda_library
+from gpupool.cli.run.process import signal_relay
+from gpupool.cli.run.process.program_process import ProgramProcess
+from gpupool.cli.run.process.signal_relay import Arrived, Fate, LinuxSignals
 from gpupool.pool.errors import ExitCode, GpupoolError
 
 FORWARDED = (
@@ -30,35 +30,9 @@ FORWARDED = (
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
+"""Signals that are heard while GPUs are waited for; all that are passed on outside of Linux."""
+
 FROM_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
-
-
-LAUNCHER = "gpupool_launch.so"
-"""The library of the CUDA door that starts programs (``native/start.c``)."""
-
-TIED = """
-import ctypes, os, signal, sys
-for number in (signal.SIGPIPE, signal.SIGXFSZ):
-    signal.signal(number, signal.SIG_DFL)
-if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-failure, number, parent = map(int, sys.argv[1:4])
-ctypes.CDLL(None).prctl(1, number, 0, 0, 0)
-if os.getppid() != parent:
-    os.kill(os.getpid(), number)
-os.set_inheritable(failure, False)
-try:
-    os.execv(sys.argv[4], sys.argv[5:])
-except OSError as error:
-    os.write(failure, str(error.errno).encode())
-"""
-"""The starter where that library is not built: it asks the kernel to signal it when its parent
-dies, and becomes the program.
-
-It is a Python process, not a function between fork and exec, because the function could deadlock
-on a lock that another thread held at the fork. It restores the signals that Python changed. The
-request is PR_SET_PDEATHSIG, 1.
-"""
 
 
 class NotFoundError(GpupoolError):
@@ -144,136 +118,63 @@ def caught_signals() -> Generator[AsyncIterator[int]]:
         yield received
 
 
-def _start(
-    program: str, arguments: Sequence[str], environment: Mapping[str, str], death_signal: int
-) -> "_Started | subprocess.Popen[bytes]":
-    """Start the program with our descriptors and process group; takes milliseconds.
+class PlainSignals:
+    """The same as ``LinuxSignals`` where the system tells less of a signal, as macOS does."""
 
-    Raises:
-        NotExecutableError: when the system refuses to execute it.
+    def __init__(self) -> None:
+        """Receive signals."""
+        self.mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+        self._stack = ExitStack()
+        self._received = self._stack.enter_context(caught_signals())
+
+    def close(self) -> None:
+        """Receive them no more."""
+        self._stack.close()
+
+    async def fates(self) -> list[tuple[Fate, Arrived]]:
+        """Wait for a signal; return whom it was for, as far as can be seen."""
+        number = await anext(self._received)
+        fate = Fate.SHARED if terminal_sent(number) else Fate.ALONE
+        return [(Fate.ARRIVED, Arrived(number)), (fate, Arrived(number))]
+
+    def follow(self, program: int) -> None:
+        """Do nothing: signals that stop processes are not caught."""
+
+    def stop_as(self, number: int) -> None:
+        """Do nothing, likewise."""
+
+
+def inherited_environment() -> dict[str, str]:
+    """Return our environment, without what Python adds to it in the locale "C"."""
+    variables = dict(os.environ)
+    with suppress(OSError), open("/proc/self/environ", "rb") as file:
+        if not any(each.startswith(b"LC_CTYPE=") for each in file.read().split(b"\0")):
+            variables.pop("LC_CTYPE", None)
+    return variables
+
+
+def inherited_descriptors() -> list[int]:
+    """Return the descriptors that we were started with; ours are closed when a program starts."""
+    found = [int(name) for name in os.listdir("/dev/fd")] if os.path.isdir("/dev/fd") else []
+    inherited: list[int] = []
+    for each in found:
+        with suppress(OSError):  # that of the folder itself
+            inherited += [each] if each > 2 and os.get_inheritable(each) else []
+    return inherited
+
+
+def let_go(inherited: Sequence[int]) -> None:
+    """Close what only the program is to have, so that its end of a pipe is the last one.
+
+    Standard error stays, for what is to be said when the program has ended.
     """
-    try:
-        process = _spawn(program, arguments, environment, death_signal)
-    except FileNotFoundError as error:
-        # The file exists, but the interpreter in its first line does not.
-        why = "the interpreter that its first line names does not exist"
-        raise NotExecutableError(f"cannot run {arguments[0]!r}", why=why) from error
-    except OSError as error:
-        hint = ""
-        if error.errno == errno.ENOEXEC:
-            hint = "is it a script without a first line such as #!/bin/sh?"
-        why = (error.strerror or str(error)).lower()
-        raise NotExecutableError(f"cannot run {arguments[0]!r}", why=why, hint=hint) from error
-    except subprocess.SubprocessError as error:
-        raise NotExecutableError(f"cannot run {arguments[0]!r}", why=str(error)) from error
-    return process
-
-
-class _Started:
-    """A program that the library has started, in the words of ``subprocess.Popen``."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self.returncode: int | None = None
-
-    def poll(self) -> int | None:
-        """Return the code if it has ended; it is waited for then."""
-        return self._look(os.WNOHANG)
-
-    def wait(self) -> int:
-        """Wait for its end, and return the code."""
-        code = self._look(0)
-        assert code is not None
-        return code
-
-    def _look(self, how: int) -> int | None:
-        if self.returncode is None:
-            pid, status = os.waitpid(self.pid, how)
-            if pid:
-                self.returncode = os.waitstatus_to_exitcode(status)
-        return self.returncode
-
-    def send_signal(self, number: int) -> None:
-        """Send a signal, unless it has ended."""
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def terminate(self) -> None:
-        """Ask it to end."""
-        self.send_signal(signal.SIGTERM)
-
-
-def _started(
-    program: str, arguments: Sequence[str], environment: Mapping[str, str], death_signal: int
-) -> _Started | None:
-    """Start the program by the library; None where that is not built.
-
-    Raises:
-        OSError: when the system refuses to execute the program.
-    """
-    library = cuda_library().with_name(LAUNCHER)
-    if not library.exists():
-        return None
-    try:
-        start = ctypes.CDLL(str(library)).gp_start_tied
-    except (OSError, AttributeError):
-        return None
-    words = [os.fsencode(word) for word in arguments]
-    pairs = [os.fsencode(f"{name}={value}") for name, value in environment.items()]
-    argv = (ctypes.c_char_p * (len(words) + 1))(*words, None)
-    envp = (ctypes.c_char_p * (len(pairs) + 1))(*pairs, None)
-    pid = start(os.fsencode(program), argv, envp, death_signal)
-    if pid < 0:
-        raise OSError(-pid, os.strerror(-pid))
-    return _Started(pid)
-
-
-def _spawn(
-    program: str, arguments: Sequence[str], environment: Mapping[str, str], death_signal: int
-) -> "_Started | subprocess.Popen[bytes]":
-    """Start the program on this thread; on Linux it gets ``death_signal`` when this process dies.
-
-    Raises:
-        OSError: when the system refuses to execute the program.
-    """
-    env = dict(environment)
-    if not death_signal or not sys.platform.startswith("linux"):
-        return subprocess.Popen([*arguments], executable=program, env=env, close_fds=True)
-    # The kernel watches the thread that made the process. This one lives as long as we do; the
-    # threads in which trio starts processes do not.
-    started = _started(program, arguments, env, death_signal)
-    return started or _by_python(program, arguments, env, death_signal)
-
-
-def _by_python(
-    program: str, arguments: Sequence[str], env: dict[str, str], death_signal: int
-) -> "subprocess.Popen[bytes]":
-    ours, theirs = os.pipe()
-    with open(ours, "rb") as failure:
-        try:
-            tie = [str(theirs), str(death_signal), str(os.getpid()), program, *arguments]
-            process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", TIED, *tie], env=env, pass_fds=(theirs,)
-            )
-        finally:
-            os.close(theirs)
-        number = failure.read()  # at the end once the program is executed
-    if number:
-        process.wait()
-        raise OSError(int(number), os.strerror(int(number)))
-    return process
-
-
-async def _wait(process: "_Started | subprocess.Popen[bytes]") -> int:
-    """Return the process's return code, as ``subprocess`` defines it."""
-    if sys.platform == "linux" and hasattr(os, "pidfd_open"):
-        descriptor = os.pidfd_open(process.pid)
-        try:
-            await trio.lowlevel.wait_readable(descriptor)
-        finally:
-            os.close(descriptor)
-        return process.wait()
-    return await trio.to_thread.run_sync(process.wait, abandon_on_cancel=True)
+    null = os.open(os.devnull, os.O_RDWR)
+    for each in (0, 1):
+        os.dup2(null, each)
+    os.close(null)
+    for each in inherited:
+        with suppress(OSError):
+            os.close(each)
 
 
 class Supervisor:
@@ -299,27 +200,68 @@ class Supervisor:
         self._on_early = on_early
         self._on_interrupt = on_interrupt
         self._decided = decided
-        self._process: _Started | subprocess.Popen[bytes] | None = None
-        self._starting = False
+        self._runs = False
         self.early = 0
         """The first signal that came before the program ran, or 0."""
 
-    async def watch(self, signals: AsyncIterator[int]) -> None:
+    def __enter__(self) -> Self:
+        """Fork what must not have our later threads and files, and take over the signals."""
+        self._inherited = inherited_descriptors()
+        self._signals = LinuxSignals() if sys.platform == "linux" else PlainSignals()
+        self._process = ProgramProcess(self._signals.mask, self._death_signal)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Have signals again as before."""
+        self._process.close()
+        self._signals.close()
+
+    async def watch(self) -> None:
         """Handle every signal until cancelled."""
-        async for number in signals:
-            name = signal.Signals(number).name
-            if self._process is None:
-                self.early = self.early or number
-                self._decided(f"signal {name}: the program does not run yet")
-                if not self._starting:
-                    self._on_early(number)
-            elif terminal_sent(number):
-                self._decided(f"signal {name}: the terminal has sent it to the program")
-            elif self._process.poll() is None:
-                self._decided(f"signal {name}: passed on")
-                self._process.send_signal(number)
-            if number == signal.SIGINT and self._process is not None:
-                self._on_interrupt()
+        while True:
+            for fate, each in await self._signals.fates():
+                if not self._runs:
+                    self._hear_early(fate, each)
+                elif fate is not Fate.ARRIVED:
+                    self._pass_on(fate, each)
+                elif each.number == signal.SIGINT:
+                    self._on_interrupt()
+            if self._runs:
+                self._signals.stop_as(self._process.stopped_by())
+
+    def _hear_early(self, fate: Fate, each: Arrived) -> None:
+        ignored = signal.getsignal(each.number) is signal.SIG_IGN
+        if fate is not Fate.ARRIVED or ignored or each.number in signal_relay.HARMLESS:
+            return
+        if each.number in signal_relay.STOPS:
+            signal_relay.stop_as(each.number)
+            return
+        self.early = self.early or each.number
+        self._decided(f"signal {each.name}: the program does not run yet")
+        self._on_early(each.number)
+
+    def _pass_on(self, fate: Fate, each: Arrived) -> None:
+        """Send the program what it has not got: also for its group, if that is a further one."""
+        pid = self._process.pid
+        if self._process.poll() is not None:
+            return
+        group = os.getpgid(pid)
+        if fate is Fate.ALONE and each.sender == pid:
+            self._decided(f"signal {each.name}: the program sent it to its parent, which is ours")
+            each.send_to(os.getppid())
+        elif fate is Fate.ALONE:
+            self._decided(f"signal {each.name}: passed on")
+            each.send_to(pid)
+        elif group != os.getpgrp() and group == pid and os.getpid() == os.getpgrp():
+            self._decided(f"signal {each.name}: passed on to the program's process group")
+            each.send_to(-pid)
+        else:
+            self._decided(f"signal {each.name} {fate.value}")
 
     async def run(
         self, program: str, arguments: Sequence[str], environment: Mapping[str, str]
@@ -330,17 +272,39 @@ class Supervisor:
             NotExecutableError: when the system refuses to execute it.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
-        self._starting = True
-        process = _start(program, arguments, environment, self._death_signal)
-        self._process = process
-        if self.early and process.returncode is None:
-            process.send_signal(self.early)  # it came while the program was being started
+        _start(self._process, program, arguments, environment)
+        self._runs = True
+        self._signals.follow(self._process.pid)
+        let_go(self._inherited)
         try:
-            await _wait(process)
+            code = await self._process.wait()
         finally:
-            if process.poll() is None:
-                process.terminate()  # we are cancelled, and no other process will end it
-        return ending_of(process.returncode or 0)
+            if self._process.poll() is None:
+                # We are cancelled, and no other process will end it.
+                self._process.send_signal(signal.SIGTERM)
+        return ending_of(code)
+
+
+def _start(
+    process: ProgramProcess, program: str, arguments: Sequence[str], environment: Mapping[str, str]
+) -> None:
+    """Let the process become the program; takes milliseconds.
+
+    Raises:
+        NotExecutableError: when the system refuses to execute it.
+    """
+    try:
+        process.start(program, list(arguments), dict(environment))
+    except FileNotFoundError as error:
+        # The file exists, but the interpreter in its first line does not.
+        why = "the interpreter that its first line names does not exist"
+        raise NotExecutableError(f"cannot run {arguments[0]!r}", why=why) from error
+    except OSError as error:
+        hint = ""
+        if error.errno == errno.ENOEXEC:
+            hint = "is it a script without a first line such as #!/bin/sh?"
+        why = (error.strerror or str(error)).lower()
+        raise NotExecutableError(f"cannot run {arguments[0]!r}", why=why, hint=hint) from error
 
 
 def ending_of(returncode: int) -> Ending:

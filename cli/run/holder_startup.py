@@ -10,7 +10,7 @@ from typing import cast
 import trio
 
 from gpupool.cli.lib.output import say
-from gpupool.cli.run.child_process import Supervisor, caught_signals
+from gpupool.cli.run.child_process import caught_signals
 from gpupool.cli.run.held_leases import HeldRecord, parse_record
 from gpupool.cli.run.request_options import Wanted
 from gpupool.cli.run.waiting_line import WaitingLine
@@ -53,11 +53,16 @@ async def start_holder(
             if shown:
                 say(f"gpupool: {text}")
 
-        interrupted = Supervisor(on_early=lambda _number: nursery.cancel_scope.cancel())
+        early: list[int] = []
         with caught_signals() as signals:
             async with trio.open_nursery() as nursery:
+
+                async def give_up() -> None:
+                    early.append(await anext(signals))
+                    nursery.cancel_scope.cancel()
+
                 nursery.start_soon(line.show)
-                nursery.start_soon(interrupted.watch, signals)
+                nursery.start_soon(give_up)
                 granted.append(await _await_grant(process.stdout, line, warn))
                 await process.stdin.send_all(b"taken\n")
                 nursery.cancel_scope.cancel()
@@ -65,7 +70,7 @@ async def start_holder(
         # Its end of the pipe is closed, so the holder takes its request back.
         with trio.move_on_after(5.0):
             await process.wait()
-        raise _interruption(interrupted.early)
+        raise _interruption(early[0] if early else 0)
     return granted[0]
 
 

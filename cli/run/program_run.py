@@ -19,7 +19,12 @@ from gpupool.cli.lib.connect import Patience, connected
 from gpupool.cli.lib.output import say
 from gpupool.cli.lib.values import duration_text, size_text
 from gpupool.cli.run.agent import OPEN_TIMEOUT_S, Agent, private_dir
-from gpupool.cli.run.child_process import Ending, Supervisor, caught_signals, find_program
+from gpupool.cli.run.child_process import (
+    Ending,
+    Supervisor,
+    find_program,
+    inherited_environment,
+)
 from gpupool.cli.run.door_choice import (
     DoorChoice,
     choose_door,
@@ -84,7 +89,7 @@ async def run_program(options: RunOptions) -> Ending:
     Raises:
         GpupoolError: for every failure of ours; then the program did not run, or its lease is lost.
     """
-    environment = dict(os.environ) | dict(options.env)
+    environment = inherited_environment() | dict(options.env)
     program = find_program(options.arguments[0], with_tools(environment.get("PATH", os.defpath)))
 
     def note(text: str) -> None:
@@ -103,9 +108,9 @@ async def run_program(options: RunOptions) -> Ending:
     )
     run = _Run(options, program, environment, supervisor, note)
     ending: Ending | None = None
-    with caught_signals() as signals:
+    with supervisor:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(supervisor.watch, signals)
+            nursery.start_soon(supervisor.watch)
             nursery.start_soon(run.choose_door)
             ending = await run.to_end()
             nursery.cancel_scope.cancel()

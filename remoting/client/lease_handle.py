@@ -1,7 +1,6 @@
 """A lease, held by this client's connections to its servers until it is released or lost."""
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 import trio
@@ -17,6 +16,7 @@ from gpupool.pool.model.state import Partition, Request
 from gpupool.remoting.client.moving_lease import Bring, LeaseMove, stays_where_it_is
 from gpupool.remoting.client.server_connections import Connections, ServerConnection
 from gpupool.remoting.client.session_answer import SessionAnswer, SkippedServer, opened_session
+from gpupool.remoting.client.visible_devices import check_places, places_of
 from gpupool.remoting.protocol import messages as m
 
 #: A lease over several servers is given back if a server has not taken its part by then.
@@ -122,7 +122,8 @@ class LeaseHandle:
             timeout_s: for each server.
 
         Returns:
-            one answer per server.
+            one answer per server, in the order of the program's devices, then those that it skips;
+            none if ``visible`` is an error.
 
         Raises:
             LeaseLostError: when the lease is over.
@@ -130,10 +131,11 @@ class LeaseHandle:
         """
         answers: dict[ServerId, SessionAnswer] = {}
         failures: list[GpupoolError] = []
+        given = dict(settings or {})
 
-        async def open_one(server: ServerId) -> None:
+        async def open_one(server: ServerId, settings: dict[str, str]) -> None:
             self._check_held()
-            message = m.OpenSession(self.lease, door, program, dict(settings or {}))
+            message = m.OpenSession(self.lease, door, program, settings)
             opened = None
             try:
                 while opened is None:
@@ -141,27 +143,29 @@ class LeaseHandle:
                         await self._settled()
                         connection = self._connection_of(server)
                         opened = await connection.call(message, timeout_s=timeout_s)
+                assert isinstance(opened, m.SessionOpened)
+                connection = self._connection_of(server)
+                check_places(settings, len(opened.info.devices), connection.name)
             except GpupoolError as error:
                 failures.append(error)
             else:
-                assert isinstance(opened, m.SessionOpened)
-                connection = self._connection_of(server)
                 answers[server] = opened_session(connection.server, connection.name, opened)
 
         await self._settled()
         self._check_held()
-        self._program = program, dict(settings or {})
-        servers = self.servers
-        wanted = visible_servers(visible, self.partitions, servers)
+        wanted = places_of(door, visible, self.partitions, self.servers)
+        if wanted is None:
+            return []
+        self._program = program, given | next(iter(wanted.values()), dict[str, str]())
         async with trio.open_nursery() as nursery:
-            for server in wanted:
-                nursery.start_soon(open_one, server)
+            for server, numbers in wanted.items():
+                nursery.start_soon(open_one, server, given | numbers)
         self._check_held()
         if failures:
             raise failures[0]
-        return [
-            answers[server] if server in wanted else self._skipped(server) for server in servers
-        ]
+        # The CUDA door's library orders the devices by itself.
+        order = self.servers if door != "arrays" else dict.fromkeys((*wanted, *self.servers))
+        return [answers.get(server) or self._skipped(server) for server in order]
 
     def _skipped(self, server: ServerId) -> SkippedServer:
         gpus = [GpuId(p.gpu) for p in self.partitions if p.server == server]
@@ -311,44 +315,3 @@ class LeaseHandle:
             return
         self._noticed = (server, text)
         self.on_notice(text)
-
-
-def visible_servers(
-    visible: str | None, partitions: Sequence[Partition], servers: Sequence[ServerId]
-) -> tuple[ServerId, ...]:
-    """Return the servers whose devices a CUDA_VISIBLE_DEVICES names; all, where that is unclear.
-
-    Devices are numbered server after server. The rules are those of ``gp_choose_visible`` of the
-    CUDA door's library (``remoting/driver_api/shim/base/visible.c``).
-    """
-    gpus = [(p.gpu, server) for server in servers for p in partitions if p.server == server]
-    if visible is None or any(not gpu.startswith("GPU-") for gpu, _ in gpus):
-        return tuple(servers)
-    chosen: list[int] = []
-    words = [word.rstrip() for word in visible.split(",")]
-    numbers = not _is_name(words[0])
-    for word in words:
-        at = _numbered(word, len(gpus)) if numbers else _named(word, [gpu for gpu, _ in gpus])
-        if at is None:
-            break
-        if at in chosen:
-            chosen = []
-            break
-        chosen.append(at)
-    if not chosen:
-        return tuple(servers[:1])  # it sees none, and may still ask for the driver's version
-    return tuple(s for s in servers if any(gpus[at][1] == s for at in chosen))
-
-
-def _is_name(word: str) -> bool:
-    return word[:4].upper() == "GPU-" and len(word) > 4
-
-
-def _numbered(word: str, count: int) -> int | None:
-    digits = re.match(r"\s*[+-]?[0-9]{1,9}", word)
-    return int(digits[0]) if digits and 0 <= int(digits[0]) < count else None
-
-
-def _named(word: str, gpus: Sequence[str]) -> int | None:
-    fits = [at for at, gpu in enumerate(gpus) if gpu.lower().startswith(word.lower())]
-    return fits[0] if len(fits) == 1 and _is_name(word) else None

@@ -23,7 +23,7 @@ class DeviceSpec:
     name: str
     memory: int  # bytes of the partition
     emulated: bool
-    ordinal: int | None  # CUDA ordinal in this process, None when emulated
+    ordinal: int | None  # CUDA ordinal in this process; of an emulated one its place, or None
 
 
 class Budget(Protocol):

@@ -197,7 +197,7 @@ class EmulatedBackend:
                 "memory": spec.memory,
                 "emulated": True,
                 "compute_capability": "90",
-                "pci_bus_id": f"0000:00:{spec.index:02x}.0",
+                "pci_bus_id": f"0000:00:{spec.index if (at := spec.ordinal) is None else at:02x}.0",
             }
             for spec in self.devices
         ]

@@ -26,6 +26,7 @@ from gpupool.remoting.host.sharing.arbiter import Arbiter
 from gpupool.remoting.host.worker_handle import WorkerFailedError, WorkerHandle, WorkerState
 from gpupool.remoting.host.worker_pool import WorkerPool
 from gpupool.remoting.protocol import mps_folders, worker_messages
+from gpupool.remoting.protocol.driver_variables import VISIBLE
 from gpupool.remoting.protocol.sessions import SessionDevice, SessionInfo
 
 SUSPENDED_ANSWER_S = 20.0
@@ -53,7 +54,7 @@ def due_share(lease: Lease, partition: Partition, gpu: Gpu) -> float:
 
 
 def _assigned_devices(
-    gpus: Sequence[Gpu], partitions: Sequence[Partition]
+    gpus: Sequence[Gpu], partitions: Sequence[Partition], every: Sequence[Partition]
 ) -> tuple[worker_messages.AssignedDevice, ...]:
     return tuple(
         worker_messages.AssignedDevice(
@@ -62,10 +63,16 @@ def _assigned_devices(
             name=gpu.name,
             memory=partition.memory,
             emulated=gpu.emulated,
-            ordinal=-1 if gpu.emulated else index,
+            ordinal=every.index(partition) if gpu.emulated else index,
         )
         for index, (gpu, partition) in enumerate(zip(gpus, partitions, strict=True))
     )
+
+
+def _seen(partitions: Sequence[Partition], numbers: str) -> list[Partition]:
+    """Return those of a server's partitions that a program sees, in its order."""
+    places = [int(number) for number in numbers.split(",")]
+    return [partitions[at] for at in places if at < len(partitions)]
 
 
 class SessionOpener:
@@ -119,6 +126,9 @@ class SessionOpener:
         Raises:
             GpupoolError: when no worker can be had; the text says why.
         """
+        every = partitions
+        if door == "arrays" and VISIBLE in settings:
+            partitions = _seen(partitions, settings[VISIBLE])
         gpus = self._check(lease, partitions, door)
         with self._opening(lease) as opening:
             with trio.move_on_after(SUSPENDED_ANSWER_S) as patience:
@@ -129,7 +139,7 @@ class SessionOpener:
                 )
             opening.waits = False
             try:
-                self._budget.open_lease(lease.id, {p.gpu: p.memory for p in partitions})
+                self._budget.open_lease(lease.id, {p.gpu: p.memory for p in every})
             except BudgetError as error:
                 raise GpupoolError("no session can be opened", why=str(error)) from error
             self._check_context_room(lease.id, gpus)
@@ -137,7 +147,9 @@ class SessionOpener:
             try:
                 here = partitions[0].server
                 worker.peers = frozenset(servers_of(lease, here)) - {here}
-                info = await self._assign(worker, lease, partitions, gpus, door, program, settings)
+                info = await self._assign(
+                    worker, lease, partitions, every, gpus, door, program, settings
+                )
                 # Not before: NCCL's sockets are for the servers of its lease.
                 worker.peers |= origin_of(lease, here)
                 return worker, info
@@ -229,6 +241,7 @@ class SessionOpener:
         worker: WorkerHandle,
         lease: Lease,
         partitions: Sequence[Partition],
+        every: Sequence[Partition],
         gpus: Sequence[Gpu],
         door: str,
         program: str,
@@ -249,7 +262,7 @@ class SessionOpener:
         await self._network.make_sockets(worker)
         uid, groups = await self._worker_pool.give_user(worker, lease.user)
         ticket = os.urandom(32)
-        devices = _assigned_devices(gpus, partitions)
+        devices = _assigned_devices(gpus, partitions, every)
         servers = servers_of(lease, partitions[0].server)
         assign = worker_messages.Assign(
             lease=lease.id,

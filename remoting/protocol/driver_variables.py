@@ -17,12 +17,25 @@ ALLOWED = (
 )
 """None of them names a file, a device or a process of the server."""
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+"""Of the array door: numbers of the lease's devices on one server, as the client has read it."""
+
+LIBRARIES = ("CUPY_TF32", "NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG")
+"""Of the array door, whose libraries are on the server."""
+
 VALUE_LENGTH_MAX = 32
 
-_VALUE = re.compile(rf"[A-Za-z0-9_.+-]{{1,{VALUE_LENGTH_MAX}}}", re.ASCII)
+_VALUE = re.compile(rf"[A-Za-z0-9_.:+-]{{1,{VALUE_LENGTH_MAX}}}", re.ASCII)
+_NUMBERS = re.compile(r"[0-9]{1,3}(?:,[0-9]{1,3}){0,255}", re.ASCII)
 
 
 def allowed_environment(given: Mapping[str, object]) -> dict[str, str]:
     """Return the allowed variables of ``given``, a program's environment."""
-    found = ((name, given.get(name)) for name in ALLOWED)
+    found = ((name, given.get(name)) for name in (*ALLOWED, *LIBRARIES))
     return {n: value for n, value in found if isinstance(value, str) and _VALUE.fullmatch(value)}
+
+
+def allowed_settings(given: Mapping[str, str]) -> dict[str, str]:
+    """Return the same of a client's settings, which may also choose devices."""
+    chosen = {VISIBLE: given[VISIBLE]} if _NUMBERS.fullmatch(given.get(VISIBLE, "")) else {}
+    return allowed_environment(given) | chosen

@@ -90,7 +90,7 @@ class AssignedDevice:
     name: Name
     memory: Number
     emulated: bool
-    ordinal: Int  # CUDA ordinal in the worker; -1 for an emulated device
+    ordinal: Int  # CUDA ordinal in the worker; of an emulated device its place in the lease
 
 
 @dataclass(frozen=True, slots=True)

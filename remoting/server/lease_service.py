@@ -34,7 +34,7 @@ from gpupool.pool.transitions.leases import encryption_of
 from gpupool.pool.view import LONG_AGO_S, MAJORITY_FRESH_S
 from gpupool.pool.view_building import moved_last
 from gpupool.remoting.protocol import messages as m
-from gpupool.remoting.protocol.driver_variables import allowed_environment
+from gpupool.remoting.protocol.driver_variables import allowed_settings
 from gpupool.remoting.protocol.sessions import SessionInfo
 from gpupool.remoting.protocol.token_text import hash_secret
 from gpupool.remoting.server.actions import StartSession
@@ -479,7 +479,7 @@ class LeaseService:
                 partitions,
                 message.door[:DOOR_LENGTH_MAX],
                 message.program[:TEXT_LENGTH_MAX],
-                allowed_environment(message.settings),
+                allowed_settings(message.settings),
             )
         )
 

@@ -397,7 +397,7 @@ class Worker:
                 name=device.name,
                 memory=device.memory,
                 emulated=device.emulated,
-                ordinal=None if device.emulated else device.ordinal,
+                ordinal=device.ordinal,
             )
             for device in self._assign.devices
         ]

@@ -120,7 +120,9 @@ class Session:
         backend: Backend,
         log: Callable[[str], None],
         links: Links | None = None,
+        room: Sequence[int] = (),
     ) -> None:
+        self.room = room  # that other processes of the lease have left on each device
         self.stream = stream
         self.backend = backend
         self.reader = Reader(stream)
@@ -198,6 +200,7 @@ class Session:
             "devices": list(self.backend.describe_devices()),
             "bfloat16": has_bfloat16(),
             "groups": self.backend.fuses,
+            "room": list(self.room),
         }
         if not self._share(header.request, hello, welcome):
             self._reply(header.request, welcome)
@@ -401,7 +404,8 @@ def serve(
     else:
         _end_turns_of(devices)
     try:
-        Session(stream, backend, log, links).run()
+        room = [max(0, spec.memory - budget.usage(spec.index)) for spec in devices]
+        Session(stream, backend, log, links, room).run()
     except ClosedError:
         pass  # the client's process is gone; nothing is left to answer
     except (ConnectionError, TimeoutError) as error:

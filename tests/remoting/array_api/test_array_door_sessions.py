@@ -182,6 +182,31 @@ print(float(x[0]))
     assert (sums, last) == ("10.0 2.0", "2.0")
 
 
+def test_memory_that_another_process_holds_is_refused_by_the_call_that_allocates(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Shared(door_kit.MemoryBudget):
+        def usage(self, device_index: int) -> int:
+            return super().usage(device_index) + 40 * door_kit.MIB
+
+        def reserve(self, device_index: int, nbytes: int) -> bool:
+            left = self.sizes[device_index] - self.usage(device_index)
+            return nbytes <= left and super().reserve(device_index, nbytes)
+
+    monkeypatch.setattr(door_kit, "MemoryBudget", Shared)
+    source = """
+import cupy as cp
+try:
+    x = cp.empty(30 << 20, "u1")
+except cp.cuda.memory.OutOfMemoryError:
+    x = cp.ones(8 << 20, "u1")
+    print("fell back to", int(x.sum()) >> 20)
+"""
+    with door_kit.pool(1, memory=64 * door_kit.MIB) as agent:
+        done = door_kit.run_program(agent, source)
+    assert (done.stdout, done.returncode) == ("fell back to 8\n", 0), done.stderr
+
+
 @pytest.mark.parametrize("how", ["worker", "agent", "lost"])
 def test_a_loss_is_an_error_and_never_a_hang(how: str) -> None:
     source = """

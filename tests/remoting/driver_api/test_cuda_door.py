@@ -35,7 +35,7 @@ from gpupool.remoting.driver_api.schema.forwards import FORWARDS
 from gpupool.remoting.driver_api.schema.generate import by_hand
 from gpupool.remoting.driver_api.schema.records import NUMBERS
 from gpupool.remoting.protocol import handshake
-from gpupool.remoting.protocol.driver_variables import ALLOWED, VALUE_LENGTH_MAX
+from gpupool.remoting.protocol.driver_variables import ALLOWED, LIBRARIES, VALUE_LENGTH_MAX
 from gpupool.remoting.transport.tally import Tally
 
 HERE = Path(__file__).resolve().parent
@@ -353,9 +353,11 @@ def test_settings_for_the_servers_driver_are_sent(library: Path, tmp_path: Path)
 
 
 def test_all_settings_that_are_passed_on_are_written_down() -> None:
-    text = (ROOT / "docs" / "cuda-door.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (`CUDA_.*?) \| .*?\bpassed on\b", text, re.M)
+    text = (ROOT / "docs" / "variables.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`CUDA_.*?) \| [^|]*?\bpassed on\b", text, re.M)
     assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(ALLOWED)
+    rows = re.findall(r"^\| (`\w.*?) \| (?:.* \| )?passed on \|", text, re.M)
+    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted((*ALLOWED, *LIBRARIES))
 
 
 def test_without_an_agent_there_is_no_device(library: Path) -> None:

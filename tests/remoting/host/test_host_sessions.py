@@ -103,7 +103,7 @@ async def test_calls_reach_the_door_over_the_unix_socket(make_host: MakeHost) ->
     assert await client.ask(b"e", payload) == payload
     devices = (await client.ask(b"d")).decode()
     assert devices.count("DeviceSpec(") == 2
-    assert f"memory={GIB}, emulated=True, ordinal=None" in devices
+    assert f"memory={GIB}, emulated=True, ordinal=0" in devices
     assert worker.state is WorkerState.CONNECTED
     assert not kit.host.knows_session(worker.session)
     await client.ask(b"l", b"hello from the door")

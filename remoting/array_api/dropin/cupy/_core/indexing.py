@@ -1,5 +1,6 @@
 """Reading and writing parts of arrays, with the shapes known before anything is sent."""
 
+import os
 import struct
 import sys
 import warnings
@@ -392,4 +393,4 @@ def _check_fits(source: tuple[int, ...], target: tuple[int, ...]) -> None:
 
 
 state.hooks["index"] = prepare
-state.hooks["slice_copy"] = False
+state.hooks["slice_copy"] = os.environ.get("CUPY_EXPERIMENTAL_SLICE_COPY", "").strip() == "1"

@@ -84,11 +84,11 @@ linalg_raises = False
 def each_waits(devices: list[dict[str, Any]]) -> bool:
     """Say whether each call waits for its result, so that its error is told at once.
 
-    Unless the variable says it, that is so on emulated GPUs, which are for tests, and under pytest,
+    Unless a variable says it, that is so on emulated GPUs, which are for tests, and under pytest,
     where an error would be a later test's.
     """
     asked = os.environ.get("GPUPOOL_BLOCKING", "")
-    if asked:
+    if asked or os.environ.get("CUDA_LAUNCH_BLOCKING", "") not in ("", "0"):
         return asked != "0"
     return "pytest" in sys.modules or any(device.get("emulated") is True for device in devices)
 

@@ -68,10 +68,20 @@ def _open() -> None:
         answer = agent.open_session()
         for notice in answer.get("notices", []):
             sys.stderr.write(f"gpupool: {visible(notice)}\n")
-        offers = answer["sessions"]
+        # Servers are skipped of which CUDA_VISIBLE_DEVICES names no device; it may name one twice.
+        offers = [offer for offer in answer["sessions"] if "session" in offer]
+        if not offers:
+            wrong = (100, "NoDevice: no CUDA-capable device is detected")
+            if not answer["sessions"]:
+                wrong = (101, "InvalidDevice: invalid device ordinal")
+            raise state.hooks["CUDARuntimeError"](wrong[0], f"cudaError{wrong[1]}")
         for offer, introduction in zip_strict(offers, peers.introductions(offers)):
             made = attach(link.connect(offer), agent, str(offer["server"]), introduction)
             made.offer = offer
+        if limit := os.environ.get("CUPY_GPU_MEMORY_LIMIT", "").strip():
+            for device in range(len(_devices)):
+                with state.on(device):
+                    state.hooks["limit"](limit)
         if len(offers) == 1:
             following.start(_sessions[0])
     except BaseException:

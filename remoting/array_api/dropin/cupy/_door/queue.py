@@ -44,6 +44,14 @@ class Hooks(NamedTuple):
     refusal: Callable[[int], Exception]
 
 
+def room_left(welcome: dict[str, Any], room: list[int]) -> list[int]:
+    """Return the bytes that other processes of the lease have left on each device."""
+    left = welcome.get("room") or room
+    if len(left) != len(room) or not all(isinstance(size, int) for size in left):
+        raise TypeError("room that is no number for each device")
+    return left
+
+
 class CallQueue:
     """The records of one session. `begin` and `register` need the lock; the others take it."""
 

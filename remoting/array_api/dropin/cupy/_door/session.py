@@ -71,7 +71,7 @@ from cupy._door.judged import Judged, each_waits, is_judged
 from cupy._door.locks import WAIT, alone
 from cupy._door.meta import Meta
 from cupy._door.older import add_note
-from cupy._door.queue import CallQueue, Hooks
+from cupy._door.queue import CallQueue, Hooks, room_left
 from cupy._door.transport.connection import Connection
 from cupy._door.transport.link import Agent, Link
 from cupy._door.transport.receiver import Receiver, Reply, Sink
@@ -193,6 +193,7 @@ class Session:
         self.need_bfloat16 = self._handles.need_bfloat16
         self.devices = devices
         self.server = welcome
+        room = [*map(min, room, room_left(welcome, room))]
         blocks = each_waits(devices)
         self._queue.welcome(self.operations, visible(welcome.get("version")), room, blocks)
 

@@ -49,6 +49,10 @@ def is_available() -> bool:
         return bool(_pool.devices())
     except (_DoorError, OSError):
         return False
+    except runtime.CUDARuntimeError as error:
+        if error.status != 100:  # cudaErrorNoDevice
+            raise
+        return False
 
 
 @_contextlib.contextmanager

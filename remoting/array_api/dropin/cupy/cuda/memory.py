@@ -77,6 +77,17 @@ class MemoryPool:
         return pool.current().numbers("cuda.pool.numbers", 4)
 
 
+def _limit(text: str) -> None:
+    """Limit the current device's pool as CUPY_GPU_MEMORY_LIMIT says: bytes, or a percentage."""
+    if text.endswith("%"):
+        MemoryPool().set_limit(fraction=float(text[:-1]) / 100)
+    else:
+        MemoryPool().set_limit(size=int(text))
+
+
+state.hooks["limit"] = _limit
+
+
 class MemoryAsyncPool(MemoryPool):
     """The same pool: the partition's accounting holds whichever allocator is asked for."""
 

@@ -32,6 +32,16 @@ AGENT_LINE_MAX = 1 << 18  # a lease of 256 GPUs on as many servers
 PATIENCE_US = 20_000
 """How long the kernel may wait for room or for bytes, before this side checks the other socket."""
 ENDED = "`gpupool run` has ended"
+SETTINGS = (
+    *("CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_DEVICE_MAX_COPY_CONNECTIONS"),
+    *("CUDA_SCALE_LAUNCH_QUEUES", "CUDA_MODULE_DATA_LOADING", "CUDA_BINARY_LOADER_THREAD_COUNT"),
+    *("CUDA_GRAPHS_USE_NODE_PRIORITY", "CUDA_AUTO_BOOST", "CUDA_CACHE_DISABLE"),
+    *("CUDA_DEVICE_DEFAULT_PERSISTING_L2_CACHE_PERCENTAGE_LIMIT", "CUDA_DISABLE_PERF_BOOST"),
+    *("CUDA_MODULE_LOADING", "CUDA_FORCE_PTX_JIT", "CUDA_FORCE_JIT", "CUDA_DISABLE_PTX_JIT"),
+    *("CUDA_DISABLE_JIT", "CUDA_FORCE_PRELOAD_LIBRARIES", "CUDA_DEVICE_DEFAULT_STACK_SIZE_MAX"),
+    *("CUPY_TF32", "NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG"),
+)
+"""Variables that the driver, CuPy and its libraries read on the server."""
 _MAGIC = b"gpupool\x01"
 # Linux refuses more buffers than this in one sendmsg (IOV_MAX).
 _IOV_MAX = 512
@@ -67,6 +77,8 @@ class Agent:
             "pid": os.getpid(),
             "ppid": os.getppid(),
             "program": os.path.basename(sys.argv[0] if sys.argv else "") or "python",
+            "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
+            "settings": {name: os.environ[name] for name in SETTINGS if name in os.environ},
         }
         self.socket.sendall(json.dumps(request).encode() + b"\n")
         self.socket.settimeout(None)

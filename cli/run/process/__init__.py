@@ -1,0 +1,1 @@
+"""The process of a program, and its signals, as they would be without us."""
