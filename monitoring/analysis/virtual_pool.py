@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpupool.pool.model.commands import Command, EndLease, Envelope, FreeLease, Grant, Tick, Wait
+from gpupool.pool.model.formats import VERSION
 from gpupool.pool.model.ids import (
     GpuId,
     Incarnation,
@@ -94,6 +95,7 @@ class Fleet:
                 address="",
                 voter=False,
                 status=ServerStatus.UP,
+                formats=VERSION,
                 incarnation=Incarnation(1),
                 gpus={gpu.id: gpu for gpu in gpus},
             )

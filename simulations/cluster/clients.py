@@ -31,7 +31,7 @@ from gpupool.simulations.cluster.run_context import Environment
 from gpupool.simulations.kernel.drifting_clock import DriftingClock
 from gpupool.simulations.kernel.process import Process
 from gpupool.simulations.workload.drawn_requests import draw_request
-from gpupool.simulations.workload.long_lines import NEVER_ENDING, draw_in_line
+from gpupool.simulations.workload.long_lines import NEVER_ENDING, draw_in_line, part_in_line
 
 SESSION_TIMEOUT_S = 5.0
 RELEASE_TIMEOUT_S = 3.0
@@ -74,8 +74,6 @@ class ClientProcess(Process):
         credentials: Callable[[], Credentials],
         targets: Callable[[], list[str]],
         counters: Counters,
-        part: str = "",
-        drained: str = "",
     ) -> None:
         """Make a client that does nothing yet.
 
@@ -87,8 +85,6 @@ class ClientProcess(Process):
             credentials: of its user, as they are now.
             targets: the machines of all servers.
             counters: shared with other clients.
-            part: in a long line, if the run has one.
-            drained: the name of a server that grants nothing, in such a run.
         """
         super().__init__(environment.scheduler, name)
         self._environment = environment
@@ -96,7 +92,7 @@ class ClientProcess(Process):
         self._random = random
         self._credentials = credentials
         self._counters = counters
-        self._part, self._drained = part, drained
+        _, self._part = part_in_line(environment.options, name) or ("", "")
         self._connections = ClientConnections(
             environment,
             self,
@@ -169,7 +165,8 @@ class ClientProcess(Process):
         options = self._environment.options
         request = draw_request(random, options, self.machine)
         if self._part:
-            request = draw_in_line(random, options, self.machine, self._part, self._drained)
+            drained = self._environment.last_server
+            request = draw_in_line(random, options, self.machine, self._part, drained)
         self._ticket = random.randbytes(32)
         self._began_at = self.scheduler.now
         self._allocation = Negotiation(

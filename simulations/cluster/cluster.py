@@ -28,10 +28,9 @@ from gpupool.simulations.kernel.simulated_network import Network
 from gpupool.simulations.kernel.swarm_options import Options
 from gpupool.simulations.kernel.trace import Trace
 from gpupool.simulations.workload.drawn_policies import USERS, draw_bulk, draw_policy
-from gpupool.simulations.workload.long_lines import line_policy, part_in_line
+from gpupool.simulations.workload.long_lines import begin_line, part_in_line
 
-PEER_TIMEOUT_S = 10.0
-CLIENT_TIMEOUT_S = 10.0
+PEER_TIMEOUT_S = CLIENT_TIMEOUT_S = 10.0
 """As ``peer_transport`` and ``control_server`` have them."""
 
 EVENTS_PER_S = 300
@@ -73,7 +72,6 @@ class Cluster:
         )
         network.timeout_s = {PEER: PEER_TIMEOUT_S, CONTROL: CLIENT_TIMEOUT_S}
         self.quiescence = QuiescenceTracker(scheduler)
-        # Requests go first sooner than runs last.
         empty = PoolState(starved_after_ms=int(options.starved_s * 1000))
         checkers = Checkers(self.failures, empty)
         self.environment = Environment(
@@ -184,11 +182,7 @@ class Cluster:
         """Let the clients come."""
         if self.options.policy_s:
             self._policy_later()
-        if policy := line_policy(self.options):
-            self.operator.put_policy(policy, 0, lambda: None)
-        if "drained" in self.options.line:
-            last = self.environment.machines[self.server_names()[-1]]
-            self.operator.drain(last.server, self.options.fault_s + self.options.heal_s)
+        begin_line(self.options, self.operator, self.environment.last_server)
         for _ in range(self.options.clients):
             self.spawn_client()
 
@@ -377,14 +371,9 @@ class Cluster:
 
     def spawn_client(self) -> None:
         """Let one more client come."""
-        number = next(self._client_numbers)
-        name = f"c{number}"
+        name = f"c{next(self._client_numbers)}"
         random = self.scheduler.random(f"client/{name}")
-        user, part, drained = random.choice(USERS), "", ""
-        if self.options.line:
-            user, part = part_in_line(self.options, number)
-            last = self.environment.machines[self.server_names()[-1]]
-            drained = last.server
+        user, _ = part_in_line(self.options, name) or (random.choice(USERS), "")
         clock = DriftingClock(
             self.scheduler,
             origin_s=random.random() * 1e6,
@@ -399,8 +388,6 @@ class Cluster:
             credentials=lambda: self._users[user],
             targets=self.server_names,
             counters=self.counters,
-            part=part,
-            drained=drained,
         )
         self.clients[name] = client
         client.start()

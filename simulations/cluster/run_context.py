@@ -176,6 +176,11 @@ class Environment:
         """Return what the wall clock of each server's machine shows."""
         return {each.server: each.clock.wall_ms() for each in self.machines.values()}
 
+    @property
+    def last_server(self) -> ServerId:
+        """Return the server that was added last: the one that a long line has drained."""
+        return list(self.machines.values())[-1].server
+
     def locate(self, server: ServerId) -> str | None:
         """Return the machine of a server."""
         return self.machine_of.get(server)

@@ -1,9 +1,11 @@
 """Clients of a long line: what nothing can serve, what never ends, and one that wants a server."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
+from typing import Protocol
 
-from gpupool.pool.model.ids import RequestId
+from gpupool.pool.model.ids import RequestId, ServerId
 from gpupool.pool.model.state import Request
 from gpupool.simulations.kernel.swarm_options import Options
 
@@ -18,17 +20,35 @@ NEVER_ENDING = (ENDLESS, SLEEPER, AT_LIMIT)
 """Who keeps a lease for as long as the pool lets them: of those at the limit, one has one."""
 
 
-def line_policy(options: Options) -> str:
-    """Return the policy of the run: a limit, and leases that give way, where the line has them."""
+class Operator(Protocol):
+    """What an operator of the simulated pool does."""
+
+    def put_policy(self, text: str, base: int, done: Callable[[], None]) -> None:
+        """Put a policy in force."""
+        ...
+
+    def drain(self, server: ServerId, for_s: float) -> None:
+        """Stop granting on a server for a while."""
+        ...
+
+
+def begin_line(options: Options, operator: Operator, drained: ServerId) -> None:
+    """Give orders: a limit, leases that give way, a drained server, where the line has them."""
     text = "[user.user3]\nmax_leases = 1\n" if "limit" in options.line else ""
     if "sleepers" in options.line:
         text += '[defaults]\npriority = 5\nmin_run_time = "1s"\n'
         text += '[class.low]\nusers = ["user1"]\npriority = 0\npreemptible = true\n'
-    return text
+    if text:
+        operator.put_policy(text, 0, lambda: None)
+    if "drained" in options.line:
+        operator.drain(drained, options.fault_s + options.heal_s)
 
 
-def part_in_line(options: Options, number: int) -> tuple[str, str]:
-    """Return the user of a client, by its number from 1 on, and what it does."""
+def part_in_line(options: Options, client: str) -> tuple[str, str] | None:
+    """Return the user of a client, by its name, and what it does; None: there is no line."""
+    if not options.line:
+        return None
+    number = int(client[1:])
     parts = [("user2", ENDLESS)] * ("endless" in options.line)
     parts += [("user3", AT_LIMIT)] * (AT_LIMIT_COUNT * ("limit" in options.line))
     parts += [("user2", OF_DRAINED)] * ("drained" in options.line)
