@@ -7,7 +7,7 @@ import pytest
 
 from gpupool.pool.model.ids import GpuId, ServerId
 from gpupool.pool.model.state import Partition
-from gpupool.remoting.client.lease_handle import visible_servers
+from gpupool.remoting.client.visible_devices import visible_servers
 from gpupool.remoting.driver_api import build
 
 HERE = Path(__file__).resolve().parent
