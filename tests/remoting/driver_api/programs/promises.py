@@ -6,6 +6,9 @@ Run natively and behind the door: the lines must be the same, but for those that
 page tells of.
 """
 
+# Functions of ctypes have no static types.
+# pyright: basic
+
 import ctypes
 import sys
 from typing import Any
