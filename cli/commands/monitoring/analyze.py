@@ -17,10 +17,7 @@ if TYPE_CHECKING:
     from gpupool.monitoring.analysis.sizing import Goal, Size
     from gpupool.monitoring.analysis.trace_form import Trace
 
-FORMATS = (
-    *("slurm", "nvidia-smi", "prometheus", "philly", "helios", "pai2020", "openb2023"),
-    "dlrm2025",
-)
+FORMATS = ("slurm", "nvidia-smi", "prometheus")
 """The names in ``gpupool.monitoring.analysis.importers``, repeated here to keep help fast."""
 
 TELL_EVERY_S = 30.0
@@ -61,8 +58,7 @@ def import_(
 ) -> None:
     """Make a trace of what a scheduler or a monitor wrote.
 
-    FORMAT is one of slurm, nvidia-smi, prometheus, philly, helios, pai2020, openb2023, dlrm2025.
-    What is odd in the files is counted, and said.
+    FORMAT is one of slurm, nvidia-smi, prometheus. What is odd in the files is counted, and said.
     """
     from gpupool.monitoring.analysis.trace_files import read_import, write_trace
 
