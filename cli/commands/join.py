@@ -26,7 +26,7 @@ from gpupool.cli.lib.values import (
 )
 from gpupool.pool.automatic_drains import SIGN_NAMES
 from gpupool.pool.errors import UsageError
-from gpupool.pool.model.state import DataEncryption
+from gpupool.pool.model.policy import DataEncryption
 from gpupool.remoting.protocol.addresses import PORT_DEFAULT, Address
 
 if TYPE_CHECKING:

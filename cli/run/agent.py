@@ -31,7 +31,7 @@ from gpupool.cli.run.lease_followers import (
 from gpupool.cli.run.program_lease import SessionRequest
 from gpupool.cli.run.tls_relay import offer_relay
 from gpupool.pool.errors import GpupoolError
-from gpupool.pool.model.state import DataEncryption
+from gpupool.pool.model.policy import DataEncryption
 from gpupool.remoting.client.session_answer import (
     OpenedSession,
     SessionAnswer,

@@ -11,7 +11,8 @@ import click
 
 from gpupool.cli.lib.paths import user_name
 from gpupool.cli.server.login_writer import SaveLogin, save_login
-from gpupool.cli.server.state_dir import CA_CERTIFICATE, ServerIdentity, StateDir
+from gpupool.cli.server.server_identity import ServerIdentity
+from gpupool.cli.server.state_dir import CA_CERTIFICATE, StateDir
 from gpupool.consensus.driver import RaftDriver
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.commands import Command, CreatePool, CreateToken, JoinServer

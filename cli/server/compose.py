@@ -12,7 +12,7 @@ goes to another server, and then all parts are cancelled at once.
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -30,6 +30,7 @@ from gpupool.cli.server.bootstrap import (
 from gpupool.cli.server.enter_pool import check_options, enter_pool
 from gpupool.cli.server.find_gpus import find_gpus
 from gpupool.cli.server.health_rounds import HealthRounds
+from gpupool.cli.server.leaving import Leaving
 from gpupool.cli.server.listen_address import ANYWHERE, advertised_address, open_listeners
 from gpupool.cli.server.measuring import measure, processes_of
 from gpupool.cli.server.records.audit_file import AuditLog
@@ -53,10 +54,8 @@ from gpupool.monitoring.observer_link import ObserverLink
 from gpupool.pool.errors import GpupoolError, StorageError
 from gpupool.pool.invariants import InvariantSampler
 from gpupool.pool.measures import Measures
-from gpupool.pool.model.commands import Command, DrainServer, EndLease, RemoveServer
-from gpupool.pool.model.ids import Incarnation, LeaseId, ServerId
-from gpupool.pool.model.state import LeaseRecord, PartStatus, PoolState
-from gpupool.pool.reconcile import STOPPING, is_drained_by_stop
+from gpupool.pool.model.ids import ServerId
+from gpupool.pool.model.state import LeaseRecord, PoolState
 from gpupool.pool.table_clock import TableClock
 from gpupool.pool.transitions.leases import encryption_of
 from gpupool.pool.transitions.state_machine import PoolMachine
@@ -73,10 +72,6 @@ from gpupool.remoting.transport.peer_transport import PeerTransport
 from gpupool.remoting.transport.pki import Authority, TlsContexts
 from gpupool.remoting.transport.system_clock import SystemClock, SystemRng
 from gpupool.remoting.transport.watching import keep_watching, told
-
-HAND_OVER_S = 1.0
-LAST_COMMANDS_S = 2.0
-WORKER_POLL_S = 0.1
 
 
 async def serve(separated: Separated, log: logging.Logger) -> None:
@@ -255,15 +250,10 @@ class _Server:
                 await nursery.start(links.run, replicated_log)
                 await nursery.start(replicated_log.run)
                 await nursery.start(host.run)
-                founder = PoolBootstrap(
-                    self._identity,
-                    self._address,
-                    self._options.data_encryption,
-                    self._log,
-                    save_login=self._separated.save_login,
+                committer = Committer(
+                    replicated_log, clock=self._clock, rng=self._rng, table_clock=self._table_clock
                 )
-                if await self._is_unfounded(replicated_log):
-                    await bootstrap_pool(founder, self._committer(replicated_log), self._state)
+                founder = await self._found(replicated_log, committer)
                 await nursery.start(server.serve, listeners)
                 me, now_ms = self._identity.server, self._table_clock.now_ms
                 controller, health = server.controller, replicated_log.health
@@ -291,16 +281,17 @@ class _Server:
                         make_operator,
                         founder,
                         replicated_log,
-                        self._committer(replicated_log),
+                        committer,
                         self.machine,
                         self._state,
                     )
-                nursery.start_soon(self._undo_stopping, replicated_log, self._incarnation)
-                nursery.start_soon(self._remove_former, replicated_log)
-                nursery.start_soon(self._stop_when_removed, links, storage)
+                leaving = Leaving(self._state, self.machine, committer, self._log)
+                nursery.start_soon(leaving.undo_stopping, mine)
+                nursery.start_soon(leaving.remove_former)
+                nursery.start_soon(leaving.stop_when_removed, links, storage)
                 await stop.wait()
                 notify_systemd("STOPPING=1")
-                await self._wind_down(replicated_log, host)
+                await leaving.wind_down(replicated_log, host, self._options.drain_timeout_s)
                 nursery.cancel_scope.cancel()
 
     async def _take_signals(
@@ -314,6 +305,19 @@ class _Server:
                 return
             self._log.info("%s: stopping; once more stops at once", name)
             stop.set()
+
+    async def _found(self, replicated_log: RaftDriver, committer: Committer) -> PoolBootstrap:
+        """Make the pool, unless it is there; return what knows the tokens that were made."""
+        founder = PoolBootstrap(
+            self._identity,
+            self._address,
+            self._options.data_encryption,
+            self._log,
+            save_login=self._separated.save_login,
+        )
+        if await self._is_unfounded(replicated_log):
+            await bootstrap_pool(founder, committer, self._state)
+        return founder
 
     async def _is_unfounded(self, replicated_log: RaftDriver) -> bool:
         """Return whether the first commands of the pool that this server makes are missing.
@@ -413,92 +417,3 @@ class _Server:
         if self._identity.server in servers:
             # The server that let this one in may be gone at the next start, or have moved.
             self._state.remember_members(self.machine.state.servers.values())
-
-    # --- stopping ------------------------------------------------------------------------------
-
-    def _committer(self, replicated_log: RaftDriver) -> Committer:
-        return Committer(
-            replicated_log, clock=self._clock, rng=self._rng, table_clock=self._table_clock
-        )
-
-    async def _commit(self, replicated_log: RaftDriver, command: Command) -> None:
-        await self._committer(replicated_log).commit(command, timeout_s=LAST_COMMANDS_S)
-
-    def _held_here(self) -> list[LeaseId]:
-        me = self._identity.server
-        return [
-            lease.id
-            for lease in self.machine.state.leases.values()
-            if lease.parts.get(me, PartStatus.FREED) is not PartStatus.FREED
-        ]
-
-    async def _undo_stopping(self, replicated_log: RaftDriver, mine: Incarnation) -> None:
-        """Take back the drain with which this server's former process ended."""
-        while True:
-            server = self.machine.state.servers.get(self._identity.server)
-            drained = is_drained_by_stop(server, mine)
-            if drained is False:
-                return
-            if server is not None and drained:
-                command = DrainServer(server.id, None, "the server itself")
-                await self._commit(replicated_log, command)
-            await trio.sleep(0.5)
-
-    async def _remove_former(self, replicated_log: RaftDriver) -> None:
-        """Take the member that this machine was before ``gpupool rejoin`` out of the pool."""
-        former, me = self._identity.former, self._identity.server
-        if former is None:
-            return
-        while former not in self.machine.state.removed:
-            if me in self.machine.state.servers:
-                by = f"{self._identity.name}, by gpupool rejoin"
-                await self._commit(replicated_log, RemoveServer(former, by))
-                if me in self.machine.state.servers and former not in self.machine.state.servers:
-                    break
-            await trio.sleep(0.5)
-        self._state.forget_former()
-
-    async def _stop_when_removed(self, links: PeerTransport, storage: Storage) -> None:
-        """End this server once it is no longer in the pool; its workers end with it.
-
-        That is written down: with its old directory it must not form a pool with others like it.
-
-        Raises:
-            GpupoolError: then.
-        """
-        me = self._identity.server
-        # Removal is for good and peers are authenticated, so the word of one is enough: a server
-        # that was away cannot read the table any more.
-        await _until(lambda: me in self.machine.state.removed or bool(links.removed_by))
-        what = f"{self._identity.name} was removed from pool {self._identity.pool}"
-        storage.forget(what)
-        raise GpupoolError(
-            what,
-            hint='to come back: "gpupool rejoin" with a token of "gpupool token create --server"',
-        )
-
-    async def _wind_down(self, replicated_log: RaftDriver, host: HostSupervisor) -> None:
-        """Let programs end, then end their leases, then let another server lead."""
-        me = self._identity.server
-        if self._held_here():
-            await self._commit(replicated_log, DrainServer(me, STOPPING, "the server itself"))
-            count = len(self._held_here())
-            self._log.info(
-                "%d leases are held here; they have %.0f s", count, self._options.drain_timeout_s
-            )
-            with trio.move_on_after(self._options.drain_timeout_s):
-                await _until(lambda: not self._held_here())
-            for lease in self._held_here():
-                self._log.warning("lease %04x is ended: the server stops", lease)
-                await self._commit(replicated_log, EndLease(lease, "the server stops"))
-            with trio.move_on_after(LAST_COMMANDS_S):
-                workers = host.worker_pool.count_by_lease
-                await _until(lambda: not self._held_here() and not workers())
-        if len(self.machine.state.voters()) > 1:
-            await replicated_log.hand_over(timeout_s=HAND_OVER_S)
-
-
-async def _until(done: Callable[[], bool]) -> None:
-    """Wait until the table and the workers, which share no event, look as they should."""
-    while not done():  # noqa: ASYNC110
-        await trio.sleep(WORKER_POLL_S)

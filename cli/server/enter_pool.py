@@ -15,13 +15,12 @@ import trio
 from gpupool import __version__
 from gpupool.cli.server.join_options import JoinOptions
 from gpupool.cli.server.listen_address import hosts_of
+from gpupool.cli.server.server_identity import Member, ServerIdentity
 from gpupool.cli.server.state_dir import (
     CA_CERTIFICATE,
     CA_KEY,
     CERTIFICATE,
     NEXT_CERTIFICATE,
-    Member,
-    ServerIdentity,
     StateDir,
 )
 from gpupool.consensus.storage.store import bootstrap, open_storage

@@ -8,7 +8,7 @@ import trio
 from gpupool.cli.lib.values import size_text
 from gpupool.cli.server.enter_pool import no_gpu_error
 from gpupool.cli.server.join_options import JoinOptions
-from gpupool.cli.server.state_dir import ServerIdentity
+from gpupool.cli.server.server_identity import ServerIdentity
 from gpupool.remoting.devices.fault_script import ScriptedNvml
 from gpupool.remoting.devices.nvml import PynvmlNvml
 from gpupool.remoting.devices.slow_readings import read_by_others

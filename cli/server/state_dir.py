@@ -14,9 +14,10 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from gpupool.cli.lib.files import replace_file
+from gpupool.cli.server.server_identity import Member, ServerIdentity, identity_of
 from gpupool.monitoring.health.alert_settings import FILE as ALERTS
 from gpupool.pool.errors import NoRoomError, StorageError, UsageError
 from gpupool.pool.model.ids import Incarnation, ServerId
@@ -43,41 +44,9 @@ KEY_BEGINS = b"-----BEGIN PRIVATE KEY-----"
 INCARNATION = "incarnation"
 LOCK = "lock"
 CONSENSUS = "consensus"
-SCHEMA = 1
 FILE_SIZE_MAX = 1 << 20
 SPACE_MIN = 64 << 20
 """Less free space than this, and the journal would soon stop the server."""
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A member and its last known address, for a start before the table is loaded."""
-
-    server: ServerId
-    address: str
-    name: str = ""
-    more: tuple[str, ...] = ()  # addresses
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """Return all addresses."""
-        return (self.address, *self.more)
-
-
-@dataclass(frozen=True, slots=True)
-class ServerIdentity:
-    """The identity of this server, which never changes."""
-
-    server: ServerId
-    cluster_id: str
-    pool: str
-    name: str
-    witness: bool
-    founder: bool  # made the pool, and so begins with a vote
-    members: tuple[Member, ...] = ()
-    complete: bool = False
-    listen: str = ""  # as --listen said last; a start without the option does the same
-    former: ServerId | None = None  # this machine's id before "gpupool rejoin", to be removed
 
 
 @dataclass(slots=True)
@@ -288,24 +257,7 @@ class StateDir:
         )
 
     def _write_identity(self, identity: ServerIdentity) -> None:
-        body: dict[str, object] = {
-            "schema": SCHEMA,
-            "server": identity.server,
-            "cluster_id": identity.cluster_id,
-            "pool": identity.pool,
-            "name": identity.name,
-            "witness": identity.witness,
-            "founder": identity.founder,
-            "members": {member.server: member.address for member in identity.members},
-            "complete": identity.complete,
-            "listen": identity.listen,
-        }
-        more = {each.server: [each.name, *each.more] for each in identity.members if each.name}
-        if more:
-            body["more"] = more  # older programs pass it over
-        if identity.former is not None:
-            body["former"] = identity.former
-        self.write(IDENTITY, json.dumps(body, indent=2).encode() + b"\n")
+        self.write(IDENTITY, json.dumps(identity.encoded(), indent=2).encode() + b"\n")
         self.identity = identity
 
 
@@ -451,48 +403,13 @@ def _read_identity(state: StateDir) -> ServerIdentity | None:
             )
         return None
     try:
-        return _identity_of(json.loads(data))
+        return identity_of(json.loads(data))
     except (ValueError, KeyError, TypeError) as error:
         raise StorageError(
             f"the state directory {state.path} is damaged",
             why=f"{IDENTITY} makes no sense: {error}",
             hint="let this server leave the pool, and join again with a new directory",
         ) from error
-
-
-def _identity_of(body: object) -> ServerIdentity:
-    if not isinstance(body, dict):
-        raise TypeError("it is no object")
-    fields = cast("Mapping[str, Any]", body)
-    if fields["schema"] != SCHEMA:
-        raise ValueError("it was written by another version of gpupool")
-    texts = [fields[name] for name in ("server", "cluster_id", "pool", "name", "listen")]
-    former = fields.get("former")
-    if not isinstance(former, str | None):
-        raise TypeError("a name is no text")
-    flags = [fields[name] for name in ("witness", "founder", "complete")]
-    members = cast("Mapping[str, Any]", fields["members"])
-    more: dict[str, list[str]] = {each: [""] for each in members} | fields.get("more", {})
-    names = (text for each in members for text in more[each])
-    if not all(isinstance(text, str) for text in (*texts, *members, *members.values(), *names)):
-        raise TypeError("a name is no text")
-    if not all(isinstance(flag, bool) for flag in flags):
-        raise TypeError("a flag is neither true nor false")
-    return ServerIdentity(
-        server=ServerId(texts[0]),
-        cluster_id=texts[1],
-        pool=texts[2],
-        name=texts[3],
-        witness=flags[0],
-        founder=flags[1],
-        members=tuple(
-            Member(ServerId(each), address, "".join(more[each][:1]), tuple(more[each][1:]))
-            for each, address in members.items()
-        ),
-        complete=flags[2],
-        listen=texts[4],
-        former=None if former is None else ServerId(former),
-    )
 
 
 def _storage_error(what: str, error: OSError) -> StorageError:

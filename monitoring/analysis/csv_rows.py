@@ -6,7 +6,6 @@ would be a guess that nobody sees.
 
 import csv
 import io
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -53,7 +52,7 @@ class Source:
 class Row:
     """One row by the names of its columns."""
 
-    __slots__ = ("_columns", "_fields", "number", "source")
+    __slots__ = ("_columns", "fields", "number", "source")
 
     def __init__(
         self, source: str, number: int, columns: dict[str, int], fields: Sequence[str]
@@ -61,42 +60,13 @@ class Row:
         self.source = source
         self.number = number
         self._columns = columns
-        self._fields = fields
-
-    @property
-    def fields(self) -> Sequence[str]:
-        """Return the fields in their order."""
-        return self._fields
+        self.fields = fields
 
     def text(self, column: str) -> str:
         """Return a field, and nothing where there is no such column or no value."""
         at = self._columns.get(column)
-        text = self._fields[at].strip() if at is not None else ""
+        text = self.fields[at].strip() if at is not None else ""
         return "" if text in NOTHING else text
-
-    def number_or_none(self, column: str) -> float | None:
-        """Return a field as a number, None where it is not known.
-
-        Raises:
-            TraceError: when it is something else.
-        """
-        text = self.text(column)
-        if not text:
-            return None
-        try:
-            found = float(text)
-        except ValueError:
-            found = math.nan
-        if not math.isfinite(found):
-            raise self.wrong(f"{column} is {text[:40]!r}, which is no number")
-        return found
-
-    def count(self, column: str) -> int:
-        """Return a field as a whole number, 0 where it is not known."""
-        found = self.number_or_none(column) or 0.0
-        if found != int(found) or found < 0:
-            raise self.wrong(f"{column} is {found:g}, which is no number of things")
-        return int(found)
 
     def wrong(self, why: str) -> TraceError:
         """Return the error that this row cannot be read."""
@@ -107,19 +77,12 @@ class Row:
         )
 
 
-def rows(
-    source: Source,
-    needed: Sequence[str],
-    *,
-    header: Sequence[str] | None = None,
-    delimiter: str = ",",
-) -> Iterator[Row]:
+def rows(source: Source, needed: Sequence[str], *, delimiter: str = ",") -> Iterator[Row]:
     """Return the rows of a table.
 
     Args:
         source: where they are.
         needed: columns without which nothing can be said.
-        header: the names of the columns, of a table that does not begin with them.
         delimiter: what stands between two fields.
 
     Raises:
@@ -127,10 +90,8 @@ def rows(
     """
     lines = _checked(source)
     reader = csv.reader(lines, delimiter=delimiter, strict=True, skipinitialspace=True)
-    names = list(header) if header is not None else []
     try:
-        if header is None:
-            names = [name.strip() for name in next(reader, list[str]())]
+        names = [name.strip() for name in next(reader, list[str]())]
         columns = _columns(source, names, needed)
         for fields in reader:
             if fields and any(fields):

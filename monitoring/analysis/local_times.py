@@ -4,27 +4,10 @@ A clock that is set back shows an hour twice, and one that is set forward skips 
 moments that a text may mean, that is taken which is not before what it must come after.
 """
 
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime, timezone
 from zoneinfo import ZoneInfo
 
 from gpupool.monitoring.analysis.trace_form import Builder, TraceError
-
-ZONES = {
-    "UTC": 0,
-    "GMT": 0,
-    "Z": 0,
-    "CET": 1,
-    "CEST": 2,
-    "EST": -5,
-    "EDT": -4,
-    "CST": -6,
-    "CDT": -5,
-    "MST": -7,
-    "MDT": -6,
-    "PST": -8,
-    "PDT": -7,
-}
-"""Hours to add to UTC for the names that monitors write behind a time."""
 
 
 def zone_named(name: str) -> ZoneInfo | timezone:
@@ -52,7 +35,7 @@ class LocalTimes:
         self._builder = builder
 
     def read(self, text: str, not_before: float | None = None) -> float:
-        """Return the moment that a text such as ``2017-10-03 00:08:00 PDT`` means.
+        """Return the moment that a text such as ``2026-11-22 14:30:00`` means.
 
         Raises:
             ValueError: when it is no time.
@@ -60,10 +43,6 @@ class LocalTimes:
         text = text.strip()
         if text.isascii() and text.isdigit() and len(text) <= 11:
             return float(text)  # of a Slurm that was told to write %s
-        stamp, _, name = text.rpartition(" ")
-        if stamp and name in ZONES:
-            offset = timezone(timedelta(hours=ZONES[name]))
-            return _parsed(stamp).replace(tzinfo=offset).timestamp()
         moment = _parsed(text)
         if moment.tzinfo is not None:
             return moment.timestamp()

@@ -2,7 +2,7 @@
 
 ``gpupool analyze script`` prints this file for machines without gpupool, to be run there by
 ``python3 record.py --for 14d --out FILE``, or by ``ssh host python3 - < record.py``. It needs no
-root, opens no port, and only reads. ``gpupool analyze record`` uses the functions below.
+root, opens no port, and only reads. ``gpupool analyze record`` runs it as well.
 """
 
 from __future__ import annotations
@@ -175,9 +175,8 @@ class Store:
 
     def add_gpus(self, gpus: list[Gpu]) -> None:
         """Note the GPUs that there are."""
-        for gpu in gpus:
-            row = (gpu.uuid, gpu.name, gpu.memory)
-            self.db.execute("INSERT OR IGNORE INTO gpu(uuid, name, memory) VALUES (?, ?, ?)", row)
+        insert = "INSERT OR IGNORE INTO gpu(uuid, name, memory) VALUES (?, ?, ?)"
+        self.db.executemany(insert, gpus)
 
     def add(self, now: float, readings: list[Reading], owner: Callable[[int], Owner]) -> None:
         """Write one round of readings, and join old ones to minutes."""
@@ -203,17 +202,12 @@ class Store:
         for pid, (memory, sm) in list(reading.processes.items())[:PROCESS_COUNT_MAX]:
             who = owner(pid)
             first, held, shares, count = trees.get(who.tree, (who, 0, 0, 0))
-            trees[who.tree] = (
-                first,
-                held + memory,
-                shares + (sm or 0),
-                1 if sm is not None else count,
-            )
+            count = 1 if sm is not None else count
+            trees[who.tree] = (first, held + memory, shares + (sm or 0), count)
         for tree, (who, held, shares, count) in trees.items():
             user, program = self._id("user", who.user), self._id("program", who.program)
             row = (t, gpu, tree, self.every_s, user, program, held, shares, count)
-            marks = ", ".join("?" * len(row))
-            self.db.execute(f"INSERT OR IGNORE INTO process_sample VALUES ({marks})", row)  # noqa: S608
+            self.db.execute("INSERT OR IGNORE INTO process_sample VALUES (?,?,?,?,?,?,?,?,?)", row)
 
     def _id(self, table: str, name: str) -> int:
         self.db.execute(f"INSERT OR IGNORE INTO {table}(name) VALUES (?)", (name,))  # noqa: S608
@@ -257,7 +251,10 @@ class _Share(ctypes.Structure):
 
 
 class NvmlMissingError(Exception):
-    """There is no driver, or it does not answer."""
+    """There is no driver, no GPU, or no answer."""
+
+
+FAILURES = (NvmlMissingError, sqlite3.Error, ValueError, OSError)
 
 
 class CtypesNvml:
@@ -286,6 +283,8 @@ class CtypesNvml:
             uuid, name = self._text("UUID", handle), self._text("Name", handle)
             self._handles[uuid] = handle
             found.append(Gpu(uuid, name, self._memory(handle)[0]))
+        if not found:
+            raise NvmlMissingError("this machine has no NVIDIA GPU")
         return found
 
     def readings(self) -> list[Reading]:
@@ -365,8 +364,8 @@ def stop(signal_number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def main(arguments: list[str]) -> int:
-    """Record until the end or a signal."""
+def main(arguments: list[str]) -> None:
+    """Record until the end or a signal; one of ``FAILURES`` when that cannot be."""
     machine = os.uname().nodename.split(".")[0]
     parser = argparse.ArgumentParser(description="Record the use of this machine's GPUs.")
     parser.add_argument("--for", dest="for_s", type=seconds, default=14 * 86400.0)
@@ -375,26 +374,27 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--names", action="store_true", help="users' names, not their hashes")
     parser.add_argument("--library", default="libnvidia-ml.so.1", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, stop)
+    nvml = CtypesNvml(options.library)
+    gpus = nvml.gpus()
+    store = Store(options.out, machine, options.every)
+    before = signal.signal(signal.SIGTERM, stop)
     try:
-        nvml = CtypesNvml(options.library)
-        store = Store(options.out, machine, options.every)
-        store.add_gpus(nvml.gpus())
+        store.add_gpus(gpus)
         owners = Owners(None if options.names else salt_of(options.out))
-    except (NvmlMissingError, sqlite3.Error, ValueError, OSError) as error:
-        sys.stderr.write(f"cannot record into {options.out}: {error}\n")
-        return 1
-    end = time.time() + options.for_s
-    try:
+        sys.stderr.write(f"{len(gpus)} GPUs are recorded into {options.out}\n")
+        end = time.time() + options.for_s
         while time.time() < end:
             store.add(time.time(), nvml.readings(), owners.of)
             time.sleep(options.every - time.time() % options.every)
     except KeyboardInterrupt:
         sys.stderr.write("stopped; the same command goes on with the same file\n")
     finally:
+        signal.signal(signal.SIGTERM, before)
         store.db.close()
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        main(sys.argv[1:])
+    except FAILURES as failure:
+        sys.exit(f"cannot record: {failure}")

@@ -9,6 +9,7 @@ names, made by the server that proposed it.
 """
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from gpupool.pool.model.codec import OPTIONAL
 from gpupool.pool.model.ids import Milliseconds
@@ -37,6 +38,16 @@ TEXT_SIZE_MAX = 256 * 1024
 
 PACKED_SIZE_MAX = 48 * 1024
 """Bytes of a compressed document: a client's message has 64 KiB, and the history stays small."""
+
+
+class DataEncryption(StrEnum):
+    """Whether the data of programs is encrypted on TCP; control always is.
+
+    Fields of it are strings, because a lease's may be empty: as the pool has it.
+    """
+
+    TLS = "tls"
+    OFF = "off"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ time (``ids.Milliseconds``).
 """
 
 from dataclasses import dataclass, field, replace
-from enum import Enum, StrEnum
+from enum import Enum
 from typing import Any, TypeVar
 
 from gpupool.pool.model.bounds import GpuKey, Kept, KeptLease, KeptTime, ServerKey, Text
@@ -24,7 +24,7 @@ from gpupool.pool.model.ids import (
     TokenId,
 )
 from gpupool.pool.model.persistent_map import PersistentMap
-from gpupool.pool.model.policy import Policy, PolicyVersion, Usage
+from gpupool.pool.model.policy import DataEncryption, Policy, PolicyVersion, Usage
 from gpupool.pool.model.relocation import Relocation
 from gpupool.pool.model.silences import Silence
 from gpupool.pool.model.suspension import Span, Suspension, SuspensionHistory, SuspensionState
@@ -62,16 +62,6 @@ STARVED_AFTER_MS = 60_000
 
 PARTITION_SIZE_MIN = 1 << 20
 """The smallest partition, and the unit to which sizes are rounded down: 1 MiB."""
-
-
-class DataEncryption(StrEnum):
-    """Whether the data of programs is encrypted on TCP; control always is.
-
-    Fields of it are strings, because a lease's may be empty: as the pool has it.
-    """
-
-    TLS = "tls"
-    OFF = "off"
 
 
 class ServerStatus(Enum):

@@ -9,9 +9,8 @@ from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from typing import cast
 
-from gpupool.pool.model.policy import NO_LIMIT, Rule
+from gpupool.pool.model.policy import NO_LIMIT, DataEncryption, Rule
 from gpupool.pool.model.sizes import parse_size
-from gpupool.pool.model.state import DataEncryption
 
 WORD_COUNT_MAX = 64
 NAME_LENGTH_MAX = 64

@@ -41,7 +41,8 @@ from gpupool.pool.host_suspension import HostSuspension
 from gpupool.pool.measures import Measures, Transport
 from gpupool.pool.model.commands import GpuReading
 from gpupool.pool.model.ids import GpuId, LeaseId, ServerId
-from gpupool.pool.model.state import DataEncryption, Gpu, Lease, Partition
+from gpupool.pool.model.policy import DataEncryption
+from gpupool.pool.model.state import Gpu, Lease, Partition
 from gpupool.pool.telemetry import GpuTelemetry, SessionTelemetry
 from gpupool.remoting.host import departures, host_memory
 from gpupool.remoting.host.budget import Budget

@@ -6,7 +6,7 @@ import ssl
 from dataclasses import dataclass, field
 
 from gpupool.pool.errors import AuthenticationError, UnreachableError
-from gpupool.pool.model.state import DataEncryption
+from gpupool.pool.model.policy import DataEncryption
 from gpupool.remoting.protocol import handshake
 from gpupool.remoting.transport.session_stream import PlainStream, TlsStream
 

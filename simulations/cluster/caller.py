@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from gpupool.remoting.protocol import messages as m
-from gpupool.simulations.cluster.server_process import CONTROL, Packet
 from gpupool.simulations.kernel.process import Process
 from gpupool.simulations.kernel.simulated_network import End, Network
+
+CONTROL = "control"
+"""The kind of connections between clients and servers."""
 
 ANSWER_TIMEOUT_S = 3.0
 DIAL_TIMEOUT_S = 1.0
@@ -19,6 +21,17 @@ PAUSE_S = 0.2
 
 Answered = Callable[[m.Message, float], None]
 """Called with the answer and the instant at which it came."""
+
+
+@dataclass(slots=True)
+class Packet:
+    """One message on a control connection, as an object: its encoding is tested elsewhere.
+
+    Nobody changes one. It is not frozen, because there are two for each call.
+    """
+
+    call: int
+    message: m.Message
 
 
 @dataclass(slots=True)

@@ -15,8 +15,8 @@ from gpupool.pool.errors import GpupoolError, UnreachableError
 from gpupool.pool.model.ids import ServerId, TokenId
 from gpupool.pool.model.results import RefusalKind
 from gpupool.remoting.protocol import messages as m
+from gpupool.simulations.cluster.caller import CONTROL, Packet
 from gpupool.simulations.cluster.run_context import Environment
-from gpupool.simulations.cluster.server_process import CONTROL, Packet
 from gpupool.simulations.kernel.drifting_clock import DriftingClock
 from gpupool.simulations.kernel.process import Process
 from gpupool.simulations.kernel.quiescence import between

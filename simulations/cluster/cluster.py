@@ -9,12 +9,13 @@ from gpupool.pool.model.ids import Milliseconds, ServerId
 from gpupool.pool.model.state import PoolState, ServerStatus, TokenKind
 from gpupool.pool.ports import Role
 from gpupool.remoting.server.proposer import Decision
+from gpupool.simulations.cluster.caller import CONTROL
 from gpupool.simulations.cluster.client_connections import Credentials
 from gpupool.simulations.cluster.clients import ClientProcess, Counters
 from gpupool.simulations.cluster.clones import Clones
-from gpupool.simulations.cluster.operators import Joiner, Operator, draw_credentials
+from gpupool.simulations.cluster.operators import Joiner, Operator, PolicyWriter, draw_credentials
 from gpupool.simulations.cluster.run_context import Checkers, Environment
-from gpupool.simulations.cluster.server_process import CONTROL, ServerProcess
+from gpupool.simulations.cluster.server_process import ServerProcess
 from gpupool.simulations.cluster.simulated_alerts import Drawn
 from gpupool.simulations.cluster.simulated_driver import SimulatedCommitter
 from gpupool.simulations.cluster.simulated_links import KIND as PEER
@@ -27,7 +28,7 @@ from gpupool.simulations.kernel.simulated_disk import SimulatedDisk
 from gpupool.simulations.kernel.simulated_network import Network
 from gpupool.simulations.kernel.swarm_options import Options
 from gpupool.simulations.kernel.trace import Trace
-from gpupool.simulations.workload.drawn_policies import USERS, draw_bulk, draw_policy
+from gpupool.simulations.workload.drawn_policies import USERS
 from gpupool.simulations.workload.long_lines import begin_line, part_in_line
 
 PEER_TIMEOUT_S = CLIENT_TIMEOUT_S = 10.0
@@ -94,7 +95,6 @@ class Cluster:
         self._joiners: dict[str, Joiner] = {}
         self.random = scheduler.random("cluster")
         self._client_numbers = itertools.count(1)
-        self._policy_numbers = itertools.count(1)
         self._restarts: set[str] = set()
         self.clones = Clones(self.environment)
         self._replacing = self._rejoining = ""
@@ -181,26 +181,10 @@ class Cluster:
     def start_clients(self) -> None:
         """Let the clients come."""
         if self.options.policy_s:
-            self._policy_later()
+            PolicyWriter(self.environment, self.operator, self.random).put_later()
         begin_line(self.options, self.operator, self.environment.last_server)
         for _ in range(self.options.clients):
             self.spawn_client()
-
-    def _policy_later(self) -> None:
-        delay_s = self.options.policy_s * self.random.expovariate(1.0)
-        self.scheduler.after(delay_s, self._put_policy)
-
-    def _put_policy(self) -> None:
-        """Put a policy in force, and after a while another one."""
-        state = self.environment.checkers.logs.state
-        number = next(self._policy_numbers)
-        random = self.scheduler.random(f"policy/{number}")
-        text = draw_policy(random, self.options, state.now)
-        # No two documents are the same, so that each is a version of its own.
-        text += f"# {number}\n"
-        self.trace.note("operator", "policy", " ".join(text.split()))
-        text += draw_bulk(random, self.options.bulk_kib)
-        self.operator.put_policy(text, state.policy.version, self._policy_later)
 
     def _add_machine(self, name: str) -> None:
         options, random = self.options, self.scheduler.random(f"machine/{name}")

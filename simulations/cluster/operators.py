@@ -1,5 +1,6 @@
 """Operators of the pool: they create it, admit servers, and revoke, drain, end and replace."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -17,6 +18,7 @@ from gpupool.simulations.cluster.client_connections import Credentials
 from gpupool.simulations.cluster.run_context import Environment
 from gpupool.simulations.kernel.ca_files import FIRST_CA, CaFiles
 from gpupool.simulations.kernel.process import Process
+from gpupool.simulations.workload.drawn_policies import draw_bulk, draw_policy
 
 UNDRAIN_AGAIN_S = 1.0
 """Until an operator comes back to a GPU about which another order is under way."""
@@ -240,6 +242,34 @@ class Operator:
                 refused()
 
         self._caller.call(order, answered)
+
+
+class PolicyWriter:
+    """Whoever puts one policy after the other in force."""
+
+    def __init__(self, environment: Environment, operator: Operator, random: Random) -> None:
+        self._environment = environment
+        self._operator = operator
+        self._random = random
+        self._numbers = itertools.count(1)
+
+    def put_later(self) -> None:
+        """Put a policy in force, and after a while another one."""
+        environment = self._environment
+        delay_s = environment.options.policy_s * self._random.expovariate(1.0)
+        environment.scheduler.after(delay_s, self._put)
+
+    def _put(self) -> None:
+        environment = self._environment
+        state, options = environment.checkers.logs.state, environment.options
+        number = next(self._numbers)
+        random = environment.scheduler.random(f"policy/{number}")
+        text = draw_policy(random, options, state.now)
+        # No two documents are the same, so that each is a version of its own.
+        text += f"# {number}\n"
+        environment.trace.note("operator", "policy", " ".join(text.split()))
+        text += draw_bulk(random, options.bulk_kib)
+        self._operator.put_policy(text, state.policy.version, self.put_later)
 
 
 class Joiner:

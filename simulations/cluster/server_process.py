@@ -3,7 +3,6 @@
 import itertools
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -37,6 +36,7 @@ from gpupool.remoting.server.controller import Controller
 from gpupool.remoting.server.proposer import Propose
 from gpupool.remoting.server.reconciler import LaterStartError
 from gpupool.remoting.server.software import Software
+from gpupool.simulations.cluster.caller import Packet
 from gpupool.simulations.cluster.moved_addresses import links_of
 from gpupool.simulations.cluster.run_context import Environment
 from gpupool.simulations.cluster.simulated_alerts import SimulatedSender
@@ -51,24 +51,10 @@ from gpupool.simulations.kernel.process import Process
 from gpupool.simulations.kernel.simulated_disk import PowerLostError
 from gpupool.simulations.kernel.simulated_network import End, Endpoint
 
-CONTROL = "control"
-"""The kind of connections between clients and servers."""
-
 POLL_DELAY_S = 0.0001
 
 COMPARE_ENTRIES = 32
 """Servers compare tables more often than real ones do, so that each run sees it many times."""
-
-
-@dataclass(slots=True)
-class Packet:
-    """One message on a control connection, as an object: its encoding is tested elsewhere.
-
-    Nobody changes one. It is not frozen, because there are two for each call.
-    """
-
-    call: int
-    message: m.Message
 
 
 class ServerProcess(Process):

@@ -10,10 +10,11 @@ import argparse
 import time
 from pathlib import Path
 
+from tests.benchmarks.academic_traces import read_files
+
 from gpupool.cli.lib.values import duration_text
 from gpupool.monitoring.analysis.demand import Mode
 from gpupool.monitoring.analysis.sizing import Goal, tried
-from gpupool.monitoring.analysis.trace_files import read_import
 
 PODS, NODES = "openb_pod_list_default.csv", "openb_node_list_gpu_node.csv"
 SIZES = (48, 52, 56, 60, 62, 64, 65, 66, 68, 70, 72, 80)
@@ -25,7 +26,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     folder: Path = parser.parse_args().folder
-    trace = read_import("openb2023", [str(folder / name) for name in (PODS, NODES)])
+    trace = read_files("openb2023", [str(folder / name) for name in (PODS, NODES)])
     left_out = ", ".join(f"{name} {count:,}" for name, count in trace.notes.items())
     print(f"{len(trace.jobs):,} jobs with GPUs; {left_out}")
     for title, goal, sizes in (

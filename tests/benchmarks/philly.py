@@ -12,11 +12,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.monitoring.analysis.philly_form import PhillyTrace
+from tests.benchmarks.academic_traces import read_files
+from tests.benchmarks.philly_form import PhillyTrace
 
 from gpupool.monitoring.analysis.demand import Mode
 from gpupool.monitoring.analysis.sizing import Goal, tried
-from gpupool.monitoring.analysis.trace_files import read_import
 from gpupool.monitoring.analysis.trace_form import Trace
 
 
@@ -27,7 +27,7 @@ def imported(jobs: int, minutes: int) -> Trace:
         paths = [str(path) for path in made.write(Path(folder), readings=minutes)]
         size = sum(Path(path).stat().st_size for path in paths)
         began, processor = time.monotonic(), time.process_time()
-        trace = read_import("philly", paths)
+        trace = read_files("philly", paths)
     took, worked = time.monotonic() - began, time.process_time() - processor
     known = made.known
     right = len(trace.jobs) == known.jobs and trace.notes == known.notes

@@ -1,11 +1,10 @@
-"""What recording before adoption costs: processor time and memory, of both recorders.
+"""What recording before adoption costs, by the script and by the command: processor and memory.
 
     python tests/benchmarks/recorder.py [--minutes 4] [--every 10] [--gpus 8] [--processes 20]
 
-Both have the same GPUs, which do not exist: for the script NVML is a library of this program's, for
-``gpupool analyze record`` a fake that gives what ``Nvml`` would. The processes on them are those of
-this machine. So the driver's own work is not among the figures; on a real machine that is what
-NVML's calls take (docs/gpu-results.md).
+They have the same GPUs, which do not exist: NVML is a library of this program's. The processes on
+them are those of this machine. So the driver's own work is not among the figures; on a real machine
+that is what NVML's calls take (docs/gpu-results.md).
 """
 
 import argparse
@@ -21,6 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "monitoring" / "analysis" / "portable_recorder.py"
+COMMAND = ["-c", "import sys; from gpupool.cli.main import main; main()"]
 LIBRARY = """
 #include <stdio.h>
 #include <stdlib.h>
@@ -79,35 +79,6 @@ int nvmlDeviceGetProcessUtilization(void *device, struct share *rows, unsigned *
     *found = length;
     return 0;
 }
-"""
-OWN = """
-import resource, sys, time
-from pathlib import Path
-import trio
-from gpupool.monitoring.analysis.portable_recorder import Owners
-from gpupool.monitoring.analysis.recorder import asking, open_nvml, open_store, record
-from gpupool.remoting.devices.nvml import NvmlDevice, NvmlSample, NvmlSystem
-
-out, seconds = Path(sys.argv[1]), float(sys.argv[2])
-every, gpus = int(sys.argv[3]), int(sys.argv[4])
-pids = [int(each) for each in sys.argv[5].split(",")]
-
-class Fake:
-    def open(self):
-        return NvmlSystem("580.0", "13.0")
-    def devices(self):
-        more = ("NVIDIA H200", 140 << 30, 0, "9.0")
-        return [NvmlDevice(f"GPU-{n}", *more, f"0:{n}") for n in range(gpus)]
-    def sample(self, uuid):
-        mine = pids[int(uuid[4:]) :: gpus]
-        held = {pid: 9 << 30 for pid in mine}
-        return NvmlSample(60 << 30, held, 0.5, shares={pid: 0.2 for pid in mine})
-    def xid_events(self):
-        return []
-
-nvml = Fake()
-store = open_store(out, "bench", every)
-trio.run(record, store, open_nvml(nvml), asking(nvml), Owners(b"salt").of, time.time, seconds)
 """
 
 
@@ -182,27 +153,17 @@ def main() -> None:
         environment = {
             **os.environ, "BENCH_GPUS": str(given.gpus), "BENCH_PIDS": pids,
         }  # fmt: skip
+        environment["LD_LIBRARY_PATH"] = str(folder)
         commands = {
-            "the script": [
-                str(SCRIPT),
-                "--for",
-                f"{seconds:.0f}",
-                "--every",
-                str(given.every),
-                "--library",
-                str(library),
-            ],
-            "gpupool analyze record": ["-c", OWN],
+            "the script": [str(SCRIPT), "--every", str(given.every)],
+            "gpupool analyze record": [*COMMAND, "analyze", "record"],
         }
         print(f"{given.gpus} GPUs, {given.processes} processes, every {given.every} s, "
               f"{given.minutes:g} minutes each")  # fmt: skip
         print(f"{'':24}{'of a core':>12}{'a sample':>12}{'memory':>10}{'samples':>9}{'file':>10}")
         for name, command in commands.items():
             out = folder / f"{len(name)}.db"
-            if name == "the script":
-                command += ["--out", str(out)]
-            else:
-                command += [str(out), str(seconds), str(given.every), str(given.gpus), pids]
+            command += ["--for", f"{seconds:.0f}s", "--out", str(out)]
             cost = watch([sys.executable, *command], environment, out, seconds)
             each = 1000 * cost.cpu_s / max(1, cost.samples - 1)
             print(f"{name:24}{100 * cost.cpu_s / seconds:>10.3f} %{each:>9.2f} ms"

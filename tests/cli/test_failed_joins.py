@@ -11,7 +11,8 @@ from gpupool.cli.server import enter_pool
 from gpupool.cli.server.compose import serve
 from gpupool.cli.server.join_options import JoinOptions, WebOptions
 from gpupool.cli.server.separate import Separated, separate
-from gpupool.cli.server.state_dir import ServerIdentity, open_state_dir
+from gpupool.cli.server.server_identity import ServerIdentity
+from gpupool.cli.server.state_dir import open_state_dir
 from gpupool.pool.errors import AuthenticationError, GpupoolError, StorageError, UsageError
 from gpupool.pool.model.ids import ServerId, TokenId
 from gpupool.pool.model.state import TokenKind

@@ -13,13 +13,12 @@ import pytest
 
 from gpupool.cli.lib.files import replace_file
 from gpupool.cli.server.enter_pool import is_trusted
+from gpupool.cli.server.server_identity import Member, ServerIdentity
 from gpupool.cli.server.state_dir import (
     CA_CERTIFICATE,
     CA_KEY,
     CERTIFICATE,
     KEY,
-    Member,
-    ServerIdentity,
     StateDir,
     open_state_dir,
     refuse_other_folder,

@@ -17,7 +17,8 @@ from tests.remoting.array_api import door_kit
 from gpupool.cli.run import agent, held_leases, lease_followers
 from gpupool.cli.run.program_lease import SessionRequest
 from gpupool.cli.server.records import audit_file
-from gpupool.cli.server.state_dir import IDENTITY, Member, ServerIdentity, open_state_dir
+from gpupool.cli.server.server_identity import Member, ServerIdentity
+from gpupool.cli.server.state_dir import IDENTITY, open_state_dir
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import Act

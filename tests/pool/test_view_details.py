@@ -23,7 +23,7 @@ from gpupool.pool.model.state import (
 )
 from gpupool.pool.policy.giving_way import DRIVER_TOO_OLD
 from gpupool.pool.ports import RefusedBy, Role
-from gpupool.pool.transitions.authorities import fingerprint_of
+from gpupool.pool.transitions.authorities import NAME_COUNT_MAX, fingerprint_of
 from gpupool.pool.view import (
     ALARM,
     ClockView,
@@ -38,7 +38,6 @@ from gpupool.pool.view import (
     visible,
 )
 from gpupool.pool.view_building import (
-    NAME_COUNT_MAX,
     ViewSource,
     build_view,
     moved_last,

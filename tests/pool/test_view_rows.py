@@ -10,8 +10,8 @@ from gpupool.pool.model.ids import ServerId, TokenId
 from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.state import with_changes
 from gpupool.pool.ports import RaftHealth, Role
-from gpupool.pool.transitions.authorities import fingerprint_of
-from gpupool.pool.view_building import NAME_COUNT_MAX, ViewSource, build_view
+from gpupool.pool.transitions.authorities import NAME_COUNT_MAX, fingerprint_of
+from gpupool.pool.view_building import ViewSource, build_view
 
 HEALTH = RaftHealth(Role.LEADER, A, 1, 1, 1, (A, B), (B,), 0.0, {}, 0)
 OUT_OF_TOUCH = (

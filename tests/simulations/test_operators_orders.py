@@ -10,9 +10,8 @@ import pytest
 from gpupool.pool.model.ids import ServerId, TokenId
 from gpupool.pool.model.state import TokenKind
 from gpupool.remoting.protocol import messages as m
-from gpupool.simulations.cluster.caller import Caller
+from gpupool.simulations.cluster.caller import Caller, Packet
 from gpupool.simulations.cluster.operators import draw_credentials
-from gpupool.simulations.cluster.server_process import Packet
 from gpupool.simulations.faults.fault_schedule import EFFECTS
 from gpupool.simulations.kernel.process import Process
 from gpupool.simulations.kernel.scheduler import Scheduler

@@ -1,6 +1,5 @@
 """``gpupool analyze``: GPU use before a pool is adopted, and how large the pool must be."""
 
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -17,10 +16,7 @@ if TYPE_CHECKING:
     from gpupool.monitoring.analysis.sizing import Goal, Size
     from gpupool.monitoring.analysis.trace_form import Trace
 
-FORMATS = (
-    *("slurm", "nvidia-smi", "prometheus", "philly", "helios", "pai2020", "openb2023"),
-    "dlrm2025",
-)
+FORMATS = ("slurm", "nvidia-smi", "prometheus")
 """The names in ``gpupool.monitoring.analysis.importers``, repeated here to keep help fast."""
 
 TELL_EVERY_S = 30.0
@@ -61,8 +57,7 @@ def import_(
 ) -> None:
     """Make a trace of what a scheduler or a monitor wrote.
 
-    FORMAT is one of slurm, nvidia-smi, prometheus, philly, helios, pai2020, openb2023, dlrm2025.
-    What is odd in the files is counted, and said.
+    FORMAT is one of slurm, nvidia-smi, prometheus. What is odd in the files is counted, and said.
     """
     from gpupool.monitoring.analysis.trace_files import read_import, write_trace
 
@@ -293,43 +288,23 @@ def record_(for_s: float, out: str | None, names: bool) -> None:
     It reads by NVML how busy GPUs are, and which programs have how much memory on them. A recording
     goes on where it was when it is started again; what happened meanwhile is unknown. Users are
     named by a hash, whose salt is in a file of its own beside the recording: keep that to yourself.
+    A GPU that is divided (MIG) is recorded as a whole, without how busy it was.
     """
-    import signal
-    import time
-    from pathlib import Path
+    from gpupool.monitoring.analysis import portable_recorder
+    from gpupool.monitoring.analysis.trace_form import TraceError
 
-    import trio
-
-    from gpupool.monitoring.analysis import recorder
-    from gpupool.monitoring.analysis.portable_recorder import Owners, salt_of
-    from gpupool.remoting.devices.nvml import PynvmlNvml
-
-    nvml = PynvmlNvml()
-    devices = recorder.open_nvml(nvml)
-    machine = os.uname().nodename.split(".")[0]
-    path = Path(out or f"gpu-use-{machine}.db")
-    store = recorder.open_store(path, machine)
-    owners = Owners(None if names else salt_of(path))
-    say(f"gpupool: {len(devices)} GPUs are recorded into {path}")
-
-    async def until_stopped() -> None:
-        async with trio.open_nursery() as nursery:
-
-            async def work() -> None:
-                ask = recorder.asking(nvml)
-                await recorder.record(store, devices, ask, owners.of, time.time, for_s)
-                nursery.cancel_scope.cancel()
-
-            nursery.start_soon(work)
-            with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-                async for _ in signals:
-                    say("gpupool: stopped; the same command goes on with the same file")
-                    nursery.cancel_scope.cancel()
-
+    given = ["--for", f"{for_s:f}", *(["--out", out] if out else []), *(["--names"] * names)]
     try:
-        trio.run(until_stopped)
-    finally:
-        store.db.close()
+        portable_recorder.main(given)
+    except portable_recorder.NvmlMissingError as error:
+        raise TraceError(
+            "there is nothing to record",
+            why=str(error),
+            hint="run it on a machine with an NVIDIA GPU and its driver",
+        ) from error
+    except portable_recorder.FAILURES as error:
+        hint = "name another file with --out"
+        raise TraceError("the recording cannot be written", why=str(error), hint=hint) from error
 
 
 @command.command("script")
@@ -342,6 +317,8 @@ def script_() -> None:
       gpupool analyze script > record.py
       python3 record.py --for 14d --out gpu-use.db
     """
-    from gpupool.monitoring.analysis.recorder import script
+    from pathlib import Path
 
-    click.echo(script(), nl=False)
+    from gpupool.monitoring.analysis import portable_recorder
+
+    click.echo(Path(portable_recorder.__file__).read_text(encoding="utf-8"), nl=False)

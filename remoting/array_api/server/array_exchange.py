@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from gpupool.pool.errors import RemoteProtocolError
-from gpupool.pool.model.state import DataEncryption
+from gpupool.pool.model.policy import DataEncryption
 from gpupool.remoting.array_api.server import array_wire
 from gpupool.remoting.array_api.server.moved_state import Channel, Movable, UnmovableError
 from gpupool.remoting.array_api.server.session_arrival import Arrival

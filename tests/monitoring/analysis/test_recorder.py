@@ -2,16 +2,16 @@
 
 import os
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import trio
-from trio.testing import MockClock
 
 from gpupool.cli.main import run
+from gpupool.monitoring.analysis import portable_recorder
 from gpupool.monitoring.analysis.portable_recorder import (
     ROLL_UP_AFTER_S,
     Gpu,
@@ -23,96 +23,13 @@ from gpupool.monitoring.analysis.portable_recorder import (
     salt_of,
     seconds,
 )
-from gpupool.monitoring.analysis.recorder import (
-    asking,
-    open_nvml,
-    open_store,
-    reading_of,
-    record,
-    script,
-)
 from gpupool.monitoring.analysis.recordings import read_recording
 from gpupool.monitoring.analysis.trace_files import read_traces
 from gpupool.monitoring.analysis.trace_form import TraceError
-from gpupool.remoting.devices.nvml import (
-    NvmlDevice,
-    NvmlError,
-    NvmlSample,
-    NvmlSystem,
-    XidEvent,
-)
 
 GIB = 1 << 30
 BEGIN = 1_772_409_600
 ADA = Owner("100.5", "ada", "python")
-
-
-class FakeNvml:
-    """Two GPUs; a process computes on the first for the first minute."""
-
-    def __init__(self) -> None:
-        self.broken = False
-        self.absent = False
-
-    def open(self) -> NvmlSystem:
-        if self.absent:
-            raise NvmlError("Driver Not Loaded")
-        return NvmlSystem("580.65.06", "13.0")
-
-    def devices(self) -> list[NvmlDevice]:
-        return [
-            NvmlDevice(f"GPU-{n}", "NVIDIA H200", 80 * GIB, GIB, "9.0", f"0:{n}") for n in range(2)
-        ]
-
-    def sample(self, uuid: str) -> NvmlSample:
-        if self.broken and uuid == "GPU-1":
-            raise NvmlError("GPU is lost", lost=True)
-        if uuid == "GPU-1":
-            return NvmlSample(0, {}, 0.0)
-        return NvmlSample(20 * GIB, {100: 20 * GIB}, 0.75, shares={100: 0.5})
-
-    def xid_events(self) -> list[XidEvent]:
-        return []
-
-
-def test_samples_say_what_is_known_of_processes() -> None:
-    sample = NvmlSample(3, {1: 1, 2: 2}, 0.5, shares={1: 0.5})
-    assert reading_of("u", sample) == Reading("u", 500, 3, {1: (1, 500), 2: (2, 0)})
-    both = NvmlSample(3, {1: 1, 2: 2}, 0.5, shares={1: 0.5, 2: 0.5})
-    assert reading_of("u", both).processes == {1: (1, None), 2: (2, None)}
-    assert reading_of("u", NvmlSample(3)) == Reading("u", None, 3, {})
-
-
-async def test_a_recording_is_a_trace(tmp_path: Path, autojump_clock: MockClock) -> None:
-    nvml, path = FakeNvml(), tmp_path / "use.db"
-
-    async def ask(uuid: str) -> NvmlSample | None:
-        await trio.sleep(0.1)
-        return nvml.sample(uuid)
-
-    def now() -> float:
-        return BEGIN + 3 + trio.current_time() - start
-
-    start = trio.current_time()
-    store = open_store(path, "gpu-1")
-    assert await record(store, nvml.devices(), ask, lambda pid: ADA, now, 60.0) == 14
-    store.db.close()
-    trace = read_recording(path)
-    assert (trace.every_s, trace.begin, trace.end) == (10.0, BEGIN, BEGIN + 70)
-    assert {s.busy for s in trace.samples if s.gpu == "GPU-0"} == {0.75}
-    [job] = trace.jobs
-    assert (job.user, job.gpus, job.places) == ("ada", 1, (("gpu-1", "GPU-0"),))
-    assert job.fraction == 0.3  # 20 GiB of 80, and a tenth more
-    assert (job.began, job.end) == (BEGIN, BEGIN + 70)
-    assert trace.machines[0].gpus == 2
-
-
-async def test_a_gpu_that_does_not_answer_is_a_gap() -> None:
-    nvml = FakeNvml()
-    nvml.broken = True
-    ask = asking(nvml)
-    assert await ask("GPU-1") is None
-    assert (await ask("GPU-0")) is not None
 
 
 def reading(memory: int = 20 * GIB, busy: int | None = 500) -> Reading:
@@ -138,17 +55,6 @@ def test_a_recording_goes_on_and_a_gap_is_a_gap(tmp_path: Path) -> None:
         (0, 60),
         (600, 660),
     ]
-
-
-def test_another_machine_s_recording_is_refused(tmp_path: Path) -> None:
-    begun(tmp_path / "use.db").db.close()
-    with pytest.raises(TraceError, match="it has machine gpu-1, and this would add gpu-2"):
-        open_store(tmp_path / "use.db", "gpu-2")
-    (tmp_path / "text").write_text("no database" * 100)
-    with pytest.raises(TraceError, match="cannot record"):
-        open_store(tmp_path / "text", "gpu-1")
-    with pytest.raises(TraceError, match="cannot record"):
-        open_store(tmp_path / "nowhere" / "file", "gpu-1")
 
 
 def test_old_readings_become_minutes_and_say_the_same(tmp_path: Path) -> None:
@@ -233,6 +139,10 @@ def test_the_script_is_short_and_stands_alone(capsys: pytest.CaptureFixture[str]
     assert "from gpupool" not in text
 
 
+def script() -> str:
+    return Path(portable_recorder.__file__).read_text(encoding="utf-8")
+
+
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     compiler = shutil.which("cc") or shutil.which("gcc")
@@ -261,7 +171,7 @@ def run_script(folder: Path, library: Path, *options: str, **env: str) -> tuple[
 
 def test_the_script_records_by_nvml(tmp_path: Path, library: Path) -> None:
     options = ("--for", "2.5s", "--every", "1", "--out", "use.db", "--names")
-    assert run_script(tmp_path, library, *options) == (0, "")
+    assert run_script(tmp_path, library, *options) == (0, "2 GPUs are recorded into use.db\n")
     trace = read_recording(tmp_path / "use.db")
     by_gpu = {sample.gpu: sample for sample in trace.samples}
     assert (by_gpu["GPU-first"].busy, by_gpu["GPU-first"].memory) == (0.37, 20 * GIB)
@@ -284,27 +194,81 @@ def test_the_script_says_why_it_cannot_record(tmp_path: Path, library: Path) -> 
     assert (code, text.rstrip().rpartition(": ")[2]) == (1, "the driver is not loaded")
 
 
-def test_a_machine_without_a_gpu(tmp_path: Path) -> None:
-    nvml = FakeNvml()
-    nvml.absent = True
-    with pytest.raises(TraceError, match="nothing to record"):
-        open_nvml(nvml)
-    assert len(open_nvml(FakeNvml())) == 2
+class FakeNvml:
+    """Two GPUs, of which one computes; or none."""
+
+    def __init__(self, library: str) -> None:
+        del library
+
+    def gpus(self) -> list[Gpu]:
+        return [Gpu(f"GPU-{n}", "NVIDIA H200", 80 * GIB) for n in range(2)]
+
+    def readings(self) -> list[Reading]:
+        return [reading(), Reading("GPU-1", 0, 0, {})]
+
+
+def test_the_command_records_as_the_script_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(portable_recorder, "CtypesNvml", FakeNvml)
+    monkeypatch.setattr(portable_recorder, "time", clock := FakeClock())
+    before = signal.getsignal(signal.SIGTERM)
+    path = tmp_path / "use.db"
+    assert run(["analyze", "record", "--for", "60s", "--names", "--out", str(path)]) == 0
+    assert capsys.readouterr().err == f"2 GPUs are recorded into {path}\n"
+    assert signal.getsignal(signal.SIGTERM) is before
+    trace = read_recording(path)
+    assert (trace.every_s, trace.begin, trace.end) == (10.0, BEGIN, BEGIN + 70)
+    assert {s.busy for s in trace.samples if s.gpu == "GPU-0"} == {0.5}
+    [job] = trace.jobs
+    assert (job.gpus, job.fraction) == (1, 0.3)  # 20 GiB of 80, and a tenth more
+    assert (job.began, job.end) == (BEGIN, BEGIN + 70)
+    assert trace.machines[0].gpus == 2
+    clock.stops = True
+    assert run(["analyze", "record", "--names", "--out", str(path)]) == 0
+    assert "goes on with the same file" in capsys.readouterr().err
+
+
+class FakeClock:
+    """Time that passes in sleeps alone, until somebody stops the program."""
+
+    stops = False
+
+    def __init__(self) -> None:
+        self.now = BEGIN + 3.0
+
+    def time(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        if self.stops:
+            raise KeyboardInterrupt
+        self.now += seconds
+
+
+def test_the_command_says_why_it_cannot_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "use.db"
+    out = ["analyze", "record", "--for", "0", "--out"]
+    assert run([*out, str(path)]) == 1
+    assert "nothing to record" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(portable_recorder, "CtypesNvml", FakeNvml)
+    begun(path).db.close()
+    (tmp_path / "text").write_text("no database" * 100)
+    for name, why in (
+        ("use.db", "it has machine gpu-1, and this would add "),
+        ("text", "file is not a database"),
+        ("nowhere/file", "No such file"),
+    ):
+        assert run([*out, str(tmp_path / name)]) == 1
+        said = capsys.readouterr().err
+        assert "the recording cannot be written" in said
+        assert why in said
+
+
+def test_a_damaged_recording_is_said(tmp_path: Path) -> None:
     (tmp_path / "use.db").write_bytes(b"SQLite format 3\0" + bytes(200))
     with pytest.raises(TraceError, match="no recording of gpupool, or a damaged one"):
         read_recording(tmp_path / "use.db")
-
-
-def test_the_command_says_that_there_is_nothing_to_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    nvml = FakeNvml()
-    nvml.absent = True
-    monkeypatch.setattr("gpupool.remoting.devices.nvml.PynvmlNvml", lambda: nvml)
-    assert run(["analyze", "record", "--out", str(tmp_path / "use.db")]) == 1
-    assert "nothing to record" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-    nvml.absent = False
-    out = ["--out", str(tmp_path / "use.db")]
-    assert run(["analyze", "record", "--for", "0", *out]) == 0
-    assert "2 GPU(s) are recorded" in capsys.readouterr().err

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gpupool.pool.errors import RemoteProtocolError
-from gpupool.pool.model.state import DataEncryption
+from gpupool.pool.model.policy import DataEncryption
 from gpupool.remoting.driver_api.executor.api import HOST_TO_DEVICE, CudaError
 from gpupool.remoting.driver_api.executor.client_state import Client, HandlerGroup
 from gpupool.remoting.driver_api.executor.memory.staging_buffers import (
