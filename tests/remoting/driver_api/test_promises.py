@@ -1,8 +1,8 @@
 """What a program is told that it may do, it may: attributes of devices, and flags of calls.
 
-``programs/promises.py`` walks the enumerations of cuda.h. An H200's driver (580.159.04,
-2026-11-29) has answered, line by line, in ``testdata/cuda-promises.txt``; the door must answer the
-same, but for the exceptions that are named here.
+``programs/promises.py`` walks the enumerations of cuda.h. An H200's driver (580.159.04, 2026-11-29)
+has answered in ``testdata/cuda-promises.txt``; the door must answer the same, but for what is named
+here.
 """
 
 import re
@@ -30,80 +30,27 @@ NATIVE = ROOT / "tests" / "testdata" / "cuda-promises.txt"
 
 ENUMS = {
     # Of cuda.h of CUDA 13.5, with the last value of each. Programs see those of 13.0.
-    "CUstream_flags": 1,
-    "CUevent_flags": 4,
-    "CUmemLocationType": 6,
-    "CUmemAllocationHandleType": 8,
-    "CUmem_advise": 6,
-    "CUmem_range_attribute": 8,
-    "CUpointer_attribute": 22,
-    "CUfunc_cache": 3,
-    "CUstreamCaptureMode": 2,
-    "CUgraphInstantiate_flags": 8,
-    "CUoccupancy_flags": 1,
-    "CUmemAttach_flags": 4,
-    "CUctx_flags": 128,
-}
+    "CUstream_flags": 1, "CUevent_flags": 4, "CUmemLocationType": 6, "CUmemAllocationHandleType": 8,
+    "CUmem_advise": 6, "CUmem_range_attribute": 8, "CUpointer_attribute": 22, "CUfunc_cache": 3,
+    "CUstreamCaptureMode": 2, "CUgraphInstantiate_flags": 8,
+    "CUoccupancy_flags": 1, "CUmemAttach_flags": 4, "CUctx_flags": 128,
+}  # fmt: skip
 
 OFFERED = {
     # Attributes that promise a capability, and the program, or the test, that uses it here.
-    15: "streams",
-    19: "mapped",
-    31: "ordered",
-    41: "virtual",
-    78: "own_streams",
-    83: "managed",
-    90: "holders",
-    92: "values",
-    93: "values",
-    94: "values",
-    95: "legacy",
-    96: "legacy",
-    98: "values",
-    99: "registered",
-    102: "virtual",
-    103: "sharing",
-    113: "registered",
-    115: "pools",
-    119: "sharing",
-    120: "everything",
-    122: "values",
-    123: "values",
-    125: "sharing",
-    127: "tensors",
-    129: "references",
-    136: "values",
-    137: "values",
-    141: "host_virtual",
+    15: "streams", 19: "mapped", 31: "ordered", 41: "virtual", 78: "own_streams", 83: "managed",
+    90: "holders", 92: "values", 93: "values", 94: "values", 95: "legacy", 96: "legacy",
+    98: "values", 99: "registered", 102: "virtual", 103: "sharing", 113: "registered",
+    115: "pools", 119: "sharing", 120: "everything", 122: "values", 123: "values", 125: "sharing",
+    127: "tensors", 129: "references", 136: "values", 137: "values", 141: "host_virtual",
     145: "host_virtual",
-}
+}  # fmt: skip
 
 FIGURES = {
     # Limits, sizes, rates and names, which promise no call.
-    *range(1, 15),
-    16,
-    17,
-    *range(20, 31),
-    *range(32, 41),
-    *range(42, 78),
-    79,
-    80,
-    81,
-    82,
-    84,
-    85,
-    87,
-    97,
-    106,
-    108,
-    109,
-    111,
-    126,
-    133,
-    134,
-    139,
-    140,
-}
+    *range(1, 15), 16, 17, *range(20, 31), *range(32, 41), *range(42, 78), *range(79, 83), 84,
+    85, 87, 97, 106, 108, 109, 111, 126, 133, 134, 139, 140,
+}  # fmt: skip
 
 DIFFERENT = {
     # What the door answers otherwise than the H200, and the attribute or the page that says so.

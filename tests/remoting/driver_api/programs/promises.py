@@ -6,25 +6,23 @@ Run natively and behind the door: the lines must be the same, but for those that
 page tells of.
 """
 
-# Functions of ctypes have no static types.
-# pyright: basic
-
 import ctypes
 import sys
+from collections.abc import Callable
 from typing import Any
 
 MIB = 1 << 20
-CU = ctypes.CDLL("libcuda.so.1")
-U64, SIZE = ctypes.c_uint64, ctypes.c_size_t
+CU: Any = ctypes.CDLL("libcuda.so.1")
+U64: Any = ctypes.c_uint64
 
 
-def call(name: str, *arguments: object) -> int:
+def call(name: str, *arguments: Any) -> int:
     """Call a function; integers are 64 bits wide."""
     given = [U64(one) if isinstance(one, int) else one for one in arguments]
     return int(getattr(CU, name)(*given))
 
 
-def must(name: str, *arguments: object) -> None:
+def must(name: str, *arguments: Any) -> None:
     """Call what is no matter of this program."""
     if status := call(name, *arguments):
         sys.exit(f"{name} gave {status}")
@@ -35,7 +33,7 @@ def out() -> Any:
     return (U64 * 32)()
 
 
-def words(*values: int) -> ctypes.Array[ctypes.c_int32]:
+def words(*values: int) -> Any:
     """Return a structure of 32-bit values with zeros behind."""
     return (ctypes.c_int32 * 64)(*values)
 
@@ -45,10 +43,10 @@ def say(name: str, value: object, status: int) -> None:
     print(name, value, status)
 
 
-def walk(name: str, last: int, once: object) -> None:
+def walk(name: str, last: int, once: Callable[[int], int]) -> None:
     """Print what each value up to one behind the last gives; flags are powers of two."""
     for value in range(last + 2):
-        say(name, value, once(value))  # type: ignore[operator]
+        say(name, value, once(value))
 
 
 def memory() -> None:
@@ -206,20 +204,9 @@ def tensors() -> None:
             made = (ctypes.c_char * 256)()
             at = ctypes.c_void_p((ctypes.addressof(made) + 127) & -128)
             status = call(
-                "cuTensorMapEncodeTiled",
-                at,
-                kind,
-                ctypes.c_uint32(2),
-                room[0],
-                sizes,
-                strides,
-                box,
-                steps,
-                interleave,
-                swizzle,
-                promotion,
-                fill,
-            )
+                "cuTensorMapEncodeTiled", at, kind, ctypes.c_uint32(2), room[0], sizes, strides,
+                box, steps, interleave, swizzle, promotion, fill,
+            )  # fmt: skip
             say("cuTensorMapEncodeTiled", (field, value), status)
 
 
