@@ -307,4 +307,4 @@ def test_the_command_says_that_there_is_nothing_to_record(
     nvml.absent = False
     out = ["--out", str(tmp_path / "use.db")]
     assert run(["analyze", "record", "--for", "0", *out]) == 0
-    assert "2 GPU(s) are recorded" in capsys.readouterr().err
+    assert "2 GPUs are recorded" in capsys.readouterr().err
