@@ -168,8 +168,10 @@ def _mean(a: Array, *args: Any, dtype: Any = None, **kwargs: Any) -> Any:
     return converted(np.mean(a.real, *args, dtype=np.float64, **kwargs), dtype)
 
 
-def _linspace(*args: Any, dtype: Any, **kwargs: Any) -> Any:
-    return converted(np.linspace(*args, **kwargs), dtype)
+def _linspace(*args: Any, dtype: Any = None, retstep: bool = False, **kwargs: Any) -> Any:
+    values, step = np.linspace(*args, retstep=True, **kwargs)
+    values = values if dtype is None else converted(values, dtype)
+    return (values, step) if retstep else values
 
 
 def _place(a: Array, mask: Array, vals: Array) -> None:

@@ -189,12 +189,13 @@ def out_of_reach(directories: Iterable[Path], files: Iterable[Path]) -> tuple[Pa
 
     Raises:
         PermissionError: with the path of what is itself closed to others, or is reached through
-            a link inside of a closed directory, where ``sandbox.expose`` cannot help.
+            a link in a closed directory, unless that link lies in a directory that is returned.
     """
     for file in files:
         if not file.stat().st_mode & stat.S_IROTH:
             raise PermissionError(file)
     found: set[Path] = set()
+    links: list[Path] = []
     readable = stat.S_IROTH | stat.S_IXOTH
     for directory in directories:
         resolved = directory.resolve()
@@ -203,7 +204,12 @@ def out_of_reach(directories: Iterable[Path], files: Iterable[Path]) -> tuple[Pa
         if closed_above(resolved) is not None:
             found.add(resolved)
         if directory != resolved and closed_above(directory) is not None:
-            raise PermissionError(directory)
+            links.append(directory)
+    for link in links:
+        # A checkout's packages are links in a folder of Python's path, which is shown with them.
+        parent = link.parent
+        if parent != parent.resolve() or found.isdisjoint((parent, *parent.parents)):
+            raise PermissionError(link)
     return tuple(sorted(path for path in found if not found.intersection(path.parents)))
 
 

@@ -442,7 +442,7 @@ class WorkerKeeper:
             readable=tuple(str(path.resolve()) for path in spawn.installation_paths(private)),
             expose=tuple(str(path) for path in self._isolation.expose) if own else (),
             doors=worker.serves(self._settings.doors),
-            private=tuple(map(str, private)),
+            unreadable=tuple(map(str, private)),
         )
 
     def _take_user(self, worker: KeptWorker, lease: LeaseId, *, across: bool) -> None:

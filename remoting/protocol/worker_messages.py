@@ -53,7 +53,7 @@ class Start:
     expose: tuple[PathText, ...]  # paths that it must make reachable before it changes its uid
     doors: dict[Name, PathText]  # name of a door to "module:function"
     #: Paths that it may not read, wherever they lie.
-    private: tuple[PathText, ...] = field(default=(), metadata=codec.OPTIONAL)
+    unreadable: tuple[PathText, ...] = field(default=(), metadata=codec.OPTIONAL)
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ def confine_self(
             network=tcp,
             ports=confine.ports,
             abstract=tcp and not no_network,
-            private=start.private,
+            private=start.unreadable,
             cuda=start.cuda,
         )
         if "landlock" in holds and devices:

@@ -22,6 +22,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import trio
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
 from tests.benchmarks.scale import big_state
 
 from gpupool.consensus.driver import RaftDriver

@@ -135,6 +135,14 @@ class PeerTransport:
         self.board.hang_up(self.server, peer)
 
 
+class Driver(RaftDriver):
+    """One whose disk takes no time: on a busy machine a sync in memory would seem to be slow."""
+
+    def _timed_sync(self) -> float:
+        super()._timed_sync()
+        return 0.0
+
+
 class Pool:
     def __init__(self, nursery: trio.Nursery, *, with_tables: bool = False) -> None:
         self.nursery = nursery
@@ -153,7 +161,7 @@ class Pool:
             bootstrap(storage, server)
         register = self.machines[server] = Register()
         table = self.tables[server] = PoolMachine(PoolState())
-        replicated_log = RaftDriver(
+        replicated_log = Driver(
             server,
             storage=storage,
             machine=table if self.with_tables else register,
@@ -569,8 +577,9 @@ async def test_a_stopped_ledger_answers_at_once(autojump_clock: MockClock) -> No
     assert trio.current_time() - began < 1
 
 
-async def test_a_slow_disk_does_not_stop_the_event_loop() -> None:
+async def test_a_slow_disk_does_not_stop_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """Syncs move to another thread once they take longer than 2 ms."""
+    monkeypatch.delattr(Driver, "_timed_sync")
     async with trio.open_nursery() as nursery:
         pool = Pool(nursery)
         replicated_log = await pool.start("a", first=True)

@@ -16,6 +16,7 @@ from gpupool.pool.errors import (
     GpupoolError,
     NoQuorumError,
     NotNowError,
+    UnknownNameError,
     UsageError,
 )
 from gpupool.pool.model import commands
@@ -178,7 +179,7 @@ async def test_drain_and_undrain(autojump_clock: Clock, nursery: trio.Nursery) -
         )  # it was not drained any more
         assert [each.kind for each in (await pool.view()).events].count("undrained") == 1
         await pool.allocate(request(pool, fraction=0.5), wait_s=0)
-        with pytest.raises(UsageError, match="no server named gpu-7"):
+        with pytest.raises(UnknownNameError, match="no server named gpu-7"):
             await root.operate(m.DrainServer("gpu-7", "typo"))
         for reason in ("x" * 201, "two\nlines", "\x1b[31mred"):
             with pytest.raises(UsageError, match="one line of at most 200 characters"):
@@ -369,7 +370,7 @@ async def test_a_removed_server_sends_everybody_away(
         done = f"{node.name} is no longer in the pool"
         assert (await root.operate(m.RemoveServer(node.name))).startswith(done)
         await trio.sleep(61)
-        with pytest.raises(UsageError, match="no server named"):
+        with pytest.raises(UnknownNameError, match="no server named"):
             await root.operate(m.RemoveServer(node.name))
         # It is told to consensus everywhere, the removed one included.
         for each in cluster.nodes:

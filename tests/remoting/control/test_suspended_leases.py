@@ -6,7 +6,13 @@ import trio.testing
 from tests.remoting.control.control_cluster import Cluster, Node, request
 from tests.remoting.control.control_kit import until
 
-from gpupool.pool.errors import DeniedError, GpupoolError, NotNowError, UsageError
+from gpupool.pool.errors import (
+    DeniedError,
+    GpupoolError,
+    NotNowError,
+    UnknownNameError,
+    UsageError,
+)
 from gpupool.pool.host_suspension import SuspensionPhase
 from gpupool.pool.model.ids import LeaseId
 from gpupool.remoting.client.lease_handle import LeaseHandle
@@ -127,7 +133,8 @@ async def test_who_may_suspend_what(autojump_clock: Clock, nursery: trio.Nursery
 
         order = m.SuspendLease(hold.lease, "")
         assert "belongs to ada" in await refused(other, order, DeniedError)
-        assert "has no lease" in await refused(pool, m.SuspendLease(LeaseId(1), ""), UsageError)
+        unknown = m.SuspendLease(LeaseId(1), "")
+        assert "has no lease" in await refused(pool, unknown, UnknownNameError)
         said = await pool.operate(m.ResumeLease(hold.lease))
         assert said == f"lease {hold.lease:04x}: it is not suspended"
         await pool.operate(order)

@@ -400,6 +400,11 @@ def test_directories_out_of_reach_are_found_and_not_more(tmp_path: Path) -> None
     link.symlink_to("/usr")
     with pytest.raises(PermissionError, match="link"):
         spawn.out_of_reach([link], [])
+    package = inner / "package"  # as in a checkout; both are shown at their places
+    package.symlink_to("lib")
+    assert spawn.out_of_reach([inner, package], []) == (inner,)
+    with pytest.raises(PermissionError, match="package"):
+        spawn.out_of_reach([package], [])
     with pytest.raises(PermissionError, match="home"):
         spawn.out_of_reach([base / "home"], [])
     closed = inner / "module.py"

@@ -87,8 +87,10 @@ def each_waits(devices: list[dict[str, Any]]) -> bool:
     Unless a variable says it, that is so on emulated GPUs, which are for tests, and under pytest,
     where an error would be a later test's.
     """
+    if os.environ.get("CUDA_LAUNCH_BLOCKING", "") not in ("", "0"):
+        return True
     asked = os.environ.get("GPUPOOL_BLOCKING", "")
-    if asked or os.environ.get("CUDA_LAUNCH_BLOCKING", "") not in ("", "0"):
+    if asked:
         return asked != "0"
     return "pytest" in sys.modules or any(device.get("emulated") is True for device in devices)
 
