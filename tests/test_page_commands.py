@@ -140,6 +140,7 @@ def test_messages_of_the_troubleshooting_page_are_those_of_the_program() -> None
 
 SAY_MORE = (
     "cli/lib/rows.py",
+    "cli/server/systemd.py",
     "pool/clock_view.py",
     "pool/refused_orders.py",
     "pool/transitions/servers.py",

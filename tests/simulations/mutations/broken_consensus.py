@@ -16,11 +16,12 @@ from tests.simulations.mutations.patching import patched
 from gpupool.consensus.core.library import CANDIDATE, LEADER, NEVER
 from gpupool.consensus.core.raft_core import RaftCore
 from gpupool.consensus.core.raft_log import RaftLog, Stored
+from gpupool.consensus.disk_room import DiskRoom
 from gpupool.consensus.followers import PullResponder
 from gpupool.consensus.protocol import membership
 from gpupool.consensus.protocol.raft_messages import Message
 from gpupool.consensus.storage.journal import JOURNAL, JOURNAL_NEW, Entry, Journal
-from gpupool.pool.errors import StorageError
+from gpupool.pool.errors import NoRoomError, StorageError
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.ports import Outcome, Unknown
 from gpupool.remoting.server.actions import Action
@@ -46,6 +47,15 @@ def not_synced() -> AbstractContextManager[None]:
             original(self, name)
 
     return patched(SimulatedDisk, "sync", sync)
+
+
+def full_disk_ends() -> AbstractContextManager[None]:
+    """Let a server end at a full disk, as at one that is broken."""
+
+    def refused(_self: DiskRoom, error: NoRoomError) -> None:
+        raise error
+
+    return patched(DiskRoom, "refused", refused)
 
 
 def votes_count_twice() -> AbstractContextManager[None]:

@@ -59,6 +59,13 @@ MUTATIONS = (
         (("power-all", 4.0),),
     ),
     Mutation(
+        "full-disk-ends",
+        "full-disk",
+        "a server ends at a full disk",
+        broken_consensus.full_disk_ends,
+        (("disk-full", 4.0),),
+    ),
+    Mutation(
         "votes-count-twice",
         "one-leader",
         "each vote counts twice",
