@@ -54,8 +54,8 @@ class Chart extends HTMLElement {
   }
 
   /** Without a cursor the legend has the last values. */
-  showLast() {
-    if (this.plot.cursor.idx == null) this.plot.setLegend({ idx: this.value.t.length - 1 }, false);
+  showLast(plot = this.plot) {
+    if (plot.cursor.idx == null) plot.setLegend({ idx: this.value.t.length - 1 }, false);
   }
 
   remake() {
@@ -82,13 +82,13 @@ class Chart extends HTMLElement {
     const options = {
       ...this.measure(),
       bands: this.value.bands,
-      hooks: { ...(this.value.hooks && this.value.hooks(() => this.value)), setCursor: [() => this.plot && this.showLast()] },
+      hooks: { ...(this.value.hooks && this.value.hooks(() => this.value)), setCursor: [(plot) => this.showLast(plot)] },
       padding: [10, 28, 0, 0],
       tzDate: (ts) => (timeZone() ? uPlot.tzDate(new Date(ts * 1000), "Etc/UTC") : new Date(ts * 1000)),
       cursor: { y: false, points: { size: 7 }, sync: this.value.sync ? { key: this.value.sync } : undefined, drag: { x: true, y: false } },
       legend: { live: true, markers: { width: 2, fill: (plot, at) => tone(this.value.series[at - 1].tone ?? at - 1) } },
       scales: { y: { range: (_, low, high) => [Math.min(0, low || 0), this.value.max || Math.max(1, (high || 0) * 1.15)] } },
-      axes: [{ ...axis, space: 90, grid: { show: false }, values: (_, list) => list.map((ts, i) => moment(ts * 1000, list[list.length - 1] - list[0])) }, { ...axis, size: 52, values: (_, list, at, room, step) => list.map((each) => `${number(each, (String(step).split(".")[1] || "").length)}${unit === "%" ? " %" : ""}`) }],
+      axes: [{ ...axis, space: 90, grid: { show: false }, values: (_, list) => list.map((ts, i) => moment(ts * 1000, list[list.length - 1] - list[0])) }, { ...axis, size: 52, values: (_, list, at, room, step) => list.map((each) => number(each, String(step).split(".")[1]?.length) + (unit === "%" ? " %" : "")) }],
       series: [
         { label: "Time", value: (_, ts) => (known(ts) ? clock(ts * 1000) : "–") },
         ...this.value.series.map((each, i) => ({
@@ -115,10 +115,10 @@ const TABLE_ROWS = 60;
 
 /** A chart, and its values as a table for who cannot see it or wants numbers. */
 export function chart(all) {
-  // A pool is younger than a day for a day: its chart begins when it did.
+  // A young pool's chart begins when it did.
   const first = Math.max(0, all.t.findIndex((_, i) => all.series.some((each) => known(each.values[i]))));
-  const from = (list) => list && list.slice(first);
-  const data = first ? { ...all, t: from(all.t), series: all.series.map((each) => ({ ...each, values: from(each.values), own: from(each.own) })) } : all;
+  const from = (list) => list?.slice(first);
+  const data = !first ? all : { ...all, t: from(all.t), series: all.series.map((each) => ({ ...each, values: from(each.values), own: from(each.own) })) };
   const last = data.t.length - 1;
   const step = Math.max(1, Math.ceil(data.t.length / TABLE_ROWS));
   const lines = [];

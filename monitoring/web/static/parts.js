@@ -42,7 +42,7 @@ const STATES = {
   full: ["accent", "full"],
   drain: ["warn", "drained"],
   down: ["fail", "down"],
-  fault: ["fail", "at fault"],
+  fault: ["fail", "fault"],
   new: ["", "new"],
   silent: ["warn", "silent"],
   held: ["accent", "held"],

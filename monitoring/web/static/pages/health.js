@@ -1,6 +1,6 @@
 // Every check with its subject, since when, and what helps; and what checks found before.
 
-import { duration, full, number, plural, since, when } from "../format.js";
+import { duration, full, number, since, when } from "../format.js";
 import { maySilence, silence, unsilence } from "../orders.js";
 import { choice, dataTable, facts, filterField, html, mark, momentLink, none, nothing, panel, params, serverLink, setParams, state } from "../parts.js";
 import { ask, changed, pool, poolNow, rows } from "../store.js";
@@ -90,7 +90,7 @@ export function view() {
       ["Silenced", number(all.filter((each) => each.silence).length), "", "known to an operator"],
       ["Servers that answer", number(servers.filter((each) => !each.stale).length), `of ${servers.length}`],
       ["Majority", pool().quorum ? "yes" : "no", "", pool().leader ? `${pool().leader} leads, term ${pool().term}` : "no leader"],
-      ["Voters", number(pool().voters), "", `${plural(Math.floor((pool().voters - 1) / 2), "may fail", "may fail")} and grants go on`],
+      ["Voters", number(pool().voters), "", `${Math.floor((pool().voters - 1) / 2)} may fail and grants go on`],
     ])}
     <div class="filters">${choice("Which checks", [["bad", "Only what is wrong"], ["all", "All"]], show, (value) => setParams({ show: value }))} ${filterField("Filter by check, server, text")}</div>
     ${panel("Checks", dataTable("Checks", list, [

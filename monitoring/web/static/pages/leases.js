@@ -120,9 +120,7 @@ export function missing(data) {
 
 function advice(lease) {
   const found = [];
-  const memory = memoryOf(lease);
   if (lease.wire > LATENCY_BOUND) found.push("It waits for answers more than a fifth of the time: larger batches, fewer copies to the host, or a nearer server would help.");
-  if (known(lease.used) && lease.used < memory / 3) found.push(`It uses ${size(lease.used)} of ${size(memory)}: a smaller share may do.`);
   if (lease.idle > 1800 && lease.state !== "suspended") found.push(`It has not computed for ${duration(lease.idle * 1000)}.`);
   return found;
 }

@@ -3,7 +3,7 @@
 import { chart } from "../chart.js";
 import { known, number, percent, plural, since, size, when, wish } from "../format.js";
 import { METRICS } from "../heat.js";
-import { bar, choice, dataTable, facts, gpuLink, html, mark, none, nothing, panel, params, setParams, state, userLink } from "../parts.js";
+import { bar, choice, dataTable, facts, gpuLink, html, mark, none, nothing, panel, params, serverState, setParams, state, userLink } from "../parts.js";
 import { ask, pool, rows, table } from "../store.js";
 
 const day = { next: 0, data: null, error: "" };
@@ -97,7 +97,7 @@ function gpuTable(servers) {
   return dataTable("All GPUs", list, [
     { key: "gpu", title: "GPU", cell: (g) => gpuLink(g.name, g.index), sort: (g) => `${g.name} ${g.index}` },
     { key: "model", title: "Model", cell: (g) => g.model, sort: (g) => g.model, narrow: true },
-    { key: "state", title: "State", cell: (g) => state(g.stale && g.state !== "down" ? "silent" : g.state), sort: (g) => g.state },
+    { key: "state", title: "State", cell: (g) => state(serverState(g)), sort: (g) => g.state },
     { key: "busy", title: "Busy", num: true, cell: (g) => percent(g.busy), sort: (g) => g.busy },
     { key: "granted", title: "Granted", num: true, cell: (g) => size(g.granted), sort: (g) => g.granted },
     { key: "leases", title: "Leases", num: true, cell: (g) => g.leases, sort: (g) => g.leases, narrow: true },

@@ -64,7 +64,7 @@ export function gpuColumns(named = true) {
   return [
     { key: "gpu", title: "GPU", cell: (g) => (named ? gpuLink(g.name, g.index) : html`<a class="name" href="/gpus/${encodeURIComponent(g.name)}/${g.index}">GPU ${g.index}</a>`), sort: (g) => `${g.name} ${g.index}` },
     { key: "model", title: "Model", cell: (g) => html`${g.model} ${g.kind ? html`<span class="tag">${g.kind}</span>` : nothing}`, sort: (g) => g.model, narrow: true },
-    { key: "state", title: "State", cell: (g) => html`${state(g.stale && g.state !== "down" ? "silent" : g.state)}${g.fault ? html` <span class="faint">${g.fault}</span>` : nothing}`, sort: (g) => g.state },
+    { key: "state", title: "State", cell: (g) => html`${state(serverState(g))}${g.fault ? html` <span class="faint">${g.fault}</span>` : nothing}`, sort: (g) => g.state },
     { key: "busy", title: "Busy", num: true, cell: (g) => percent(g.stale ? null : g.busy), sort: (g) => (g.stale ? null : g.busy) },
     { key: "granted", title: "Granted", cell: (g) => withBar(`${size(g.granted)} of ${size(g.capacity)}`, [[(100 * g.granted) / (g.capacity || 1), "a"], [(100 * g.foreign) / (g.capacity || 1), "c"]]), sort: (g) => g.granted },
     { key: "used", title: "Used", num: true, cell: (g) => size(g.stale ? null : g.used), sort: (g) => g.used, narrow: true },
