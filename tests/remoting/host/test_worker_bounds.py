@@ -282,10 +282,10 @@ def test_the_workers_of_a_lease_have_so_many_files_together(
         for number, lease in enumerate((7, 7, 8))
     ]
     monkeypatch.setattr(worker_files, "LEASE_ENTRY_COUNT_MAX", 6)
-    sizes, _ = worker_files.WorkerFiles(tmp_path).measure(places, {})
+    sizes, *_ = worker_files.WorkerFiles(tmp_path).measure(places, {})
     assert max(sizes.values()) < worker_files.UNSEEN_SIZE
     monkeypatch.setattr(worker_files, "LEASE_ENTRY_COUNT_MAX", 5)
-    sizes, _ = worker_files.WorkerFiles(tmp_path).measure(places, {})
+    sizes, *_ = worker_files.WorkerFiles(tmp_path).measure(places, {})
     assert [sizes[number] >= worker_files.UNSEEN_SIZE for number in range(3)] == [True, True, False]
 
 
