@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
     "remoting": ({"pool"}, {"cbor2", "trio", "cryptography", "numpy", "cupy", "cuda", "pynvml"}),
     "monitoring": (
         {"pool", "remoting"},
-        {"trio", "cbor2", "starlette", "h11", "hypercorn", "prometheus_client"},
+        {"trio", "cbor2", "starlette", "h11", "prometheus_client"},
     ),
     "cli": (
         {"pool", "consensus", "remoting", "monitoring", "simulations"},

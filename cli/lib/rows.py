@@ -448,21 +448,10 @@ def leases_as_hosts_say(snapshot: PoolSnapshot) -> list[LeaseView]:
     ]
 
 
-def lease_rows(snapshot: PoolSnapshot) -> Sequence[LeaseRow]:
-    """Return leases, the oldest first."""
-    return _rows_of(snapshot, snapshot.view.leases)
-
-
 def all_lease_rows(snapshot: PoolSnapshot, *, held: bool = True) -> Sequence[LeaseRow]:
     """Return leases unless ``held`` is false, then requests that wait, the next one first."""
-    view = snapshot.view
-    return _rows_of(snapshot, (*view.leases, *view.waiting) if held else view.waiting)
-
-
-def _rows_of(
-    snapshot: PoolSnapshot, sources: Sequence[LeaseView | WaitingView]
-) -> LazyRows[LeaseRow]:
-    context = lease_context(snapshot)
+    view, context = snapshot.view, lease_context(snapshot)
+    sources = (*view.leases, *view.waiting) if held else view.waiting
     return LazyRows(len(sources), lambda at: LeaseRow(sources[at], context))
 
 

@@ -1,4 +1,4 @@
-"""One HTTPS connection: h11 on trio, which calls an ASGI application for each request.
+"""One HTTP connection: h11 on trio, which calls an ASGI application for each request.
 
 Written instead of taken from Hypercorn, whose server of one connection is no documented API, and
 lets a stranger turn any connection into HTTP/2 (ADR 0048). Limits: 16 KiB of headers, 64 KiB of
@@ -48,10 +48,10 @@ async def serve_http(
     """Answer the requests of one connection until either side is done with it.
 
     Args:
-        stream: after TLS.
+        stream: after TLS; or of the loopback.
         application: called for each request; ``scope["state"]["connection"]`` is ``number``.
         client: the other end's address.
-        number: the connection's, by which the server knows it.
+        number: the connection's, by which the server knows it; 0 on the loopback.
     """
     connection = _Connection(stream, application, client, number)
     try:

@@ -1,16 +1,16 @@
-"""Serves the page on a socket of the loopback, by Hypercorn on trio."""
+"""Serves the page on a socket of the loopback, as a server's observer does to the network."""
 
 import logging
 import socket
 
 import trio
-from hypercorn.config import Config
-from hypercorn.trio import serve  # pyright: ignore[reportUnknownVariableType]
 
+from gpupool.monitoring.http.http_connection import serve_http
 from gpupool.monitoring.web.page_app import Guarded
 
-HEADERS_MAX = 16 * 1024
-KEEP_ALIVE_S = 75.0
+CONNECTIONS_MAX = 256
+"""Of all browsers of this machine, each of which has six at most."""
+
 LOG = logging.getLogger("gpupool.web")
 
 
@@ -34,23 +34,22 @@ def loopback_socket(port: int) -> socket.socket:
 async def serve_page(
     app: Guarded,
     listener: socket.socket,
-    task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+    task_status: trio.TaskStatus[list[trio.SocketListener]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve until cancelled; ``listener`` is Hypercorn's from now on."""
-    config = Config()
-    config.bind = [f"fd://{listener.detach()}"]
-    config.accesslog = None
-    config.errorlog = LOG
-    config.include_server_header = False
-    config.h11_max_incomplete_size = HEADERS_MAX
-    config.keep_alive_timeout = KEEP_ALIVE_S
-    config.graceful_timeout = 0.2
-    config.shutdown_timeout = 0.5
-    config.websocket_max_message_size = 0
-    await serve(
-        app,  # pyright: ignore[reportArgumentType]  its types are asyncio's
-        config,
-        shutdown_trigger=trio.sleep_forever,
-        task_status=task_status,
-        mode="asgi",
-    )
+    """Serve until cancelled; ``listener`` is closed then."""
+    open_count = 0
+
+    async def answer(stream: trio.SocketStream) -> None:
+        nonlocal open_count
+        if open_count == CONNECTIONS_MAX:
+            return
+        open_count += 1
+        try:
+            await serve_http(stream, app, client="127.0.0.1", number=0)
+        except Exception:
+            LOG.exception("a request could not be answered")
+        finally:
+            open_count -= 1
+
+    listening = trio.SocketListener(trio.socket.from_stdlib_socket(listener))
+    await trio.serve_listeners(answer, [listening], task_status=task_status)

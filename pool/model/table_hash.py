@@ -56,14 +56,6 @@ class TableHash:
         return (total & _MASK).to_bytes(HASH_BYTES)
 
 
-def whole_hash(value: object) -> bytes:
-    """Return the hash of ``value`` at one go."""
-    hashing = TableHash(value)
-    while (digest := hashing.step()) is None:
-        pass
-    return digest
-
-
 @lru_cache(maxsize=16)
 def shape_of(kind: type[object]) -> int:
     """Return a number for the fields of a dataclass and of all within: builds may differ in them.

@@ -40,18 +40,6 @@ def server_name(session: bytes) -> str:
     return session.hex() + SERVER_NAME_SUFFIX
 
 
-def session_of_server_name(name: str) -> bytes | None:
-    """Return the session that a TLS server name stands for; None when it is no session's."""
-    digits = name.removesuffix(SERVER_NAME_SUFFIX)
-    if digits == name or len(digits) != 2 * SESSION_SIZE or digits != digits.lower():
-        return None
-    try:
-        session = bytes.fromhex(digits)
-    except ValueError:
-        return None
-    return session if len(session) == SESSION_SIZE else None
-
-
 def session_of_preamble(first: bytes) -> bytes | None:
     """Return the session that the first bytes of a connection name; None when more are needed.
 

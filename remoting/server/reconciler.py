@@ -19,7 +19,7 @@ from gpupool.pool.model.commands import (
     ServerUp,
 )
 from gpupool.pool.model.formats import ADDRESSES_SINCE, KEYS_SINCE
-from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId
+from gpupool.pool.model.ids import Incarnation, LeaseId
 from gpupool.pool.model.state import Gpu, PartStatus, PoolState, Server, ServerStatus, with_changes
 from gpupool.pool.policy.lease_ends import idle_notice, idle_plan
 from gpupool.pool.policy.weights import lease_weights
@@ -341,8 +341,3 @@ def _has_moved(known: Gpu, reading: GpuReading) -> bool:
     if known.fault != reading.fault[:200]:
         return True
     return abs(known.memory_foreign - reading.memory_foreign) > FOREIGN_STEP
-
-
-def readings_of(gpus: tuple[Gpu, ...]) -> dict[GpuId, GpuReading]:
-    """Return the readings that ``gpus`` themselves carry; for hosts that measure nothing else."""
-    return {gpu.id: GpuReading(gpu.memory_foreign, gpu.fault) for gpu in gpus}

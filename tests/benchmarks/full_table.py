@@ -45,7 +45,6 @@ from gpupool.pool.telemetry import GpuTelemetry, SessionTelemetry
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.protocol.sessions import Departure
 from gpupool.remoting.server.controller import Controller
-from gpupool.remoting.server.reconciler import readings_of
 from gpupool.remoting.server.software import Software
 from gpupool.remoting.transport.system_clock import SystemClock
 
@@ -159,7 +158,7 @@ class IdleHost:
 
     def readings(self) -> dict[GpuId, GpuReading]:
         """Return what was read of them."""
-        return readings_of(self._gpus)
+        return {gpu.id: GpuReading(gpu.memory_foreign, gpu.fault) for gpu in self._gpus}
 
     def worker_count(self) -> dict[LeaseId, int]:
         """Return no workers."""

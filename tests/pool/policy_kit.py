@@ -22,6 +22,7 @@ from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.policy import Policy, Zone
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import Gpu, Partition, PoolState, Request, TokenKind, with_changes
+from gpupool.pool.model.table_hash import TableHash
 from gpupool.pool.policy.policy_document import parse_policy
 from gpupool.pool.scheduling.offers import NoOffer, Offer
 from gpupool.pool.scheduling.placement import make_offer
@@ -185,3 +186,11 @@ class Pool:
         self.do(c.EndLease(lease, "over"))
         for server in parts:
             self.do(c.FreeLease(lease, server, ONE))
+
+
+def whole_hash(value: object) -> bytes:
+    """Return the hash of ``value`` at one go."""
+    hashing = TableHash(value)
+    while (digest := hashing.step()) is None:
+        pass
+    return digest

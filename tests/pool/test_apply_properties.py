@@ -4,6 +4,7 @@ import cbor2
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.pool.policy_kit import whole_hash
 from tests.pool.pool_strategies import commands, founding, staged, steps
 from tests.properties import examples
 
@@ -14,7 +15,6 @@ from gpupool.pool.model.commands import unwrap, wrap
 from gpupool.pool.model.ids import Plain
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import PoolState
-from gpupool.pool.model.table_hash import whole_hash
 from gpupool.pool.transitions.authorities import not_moved
 from gpupool.pool.transitions.state_machine import PoolMachine
 

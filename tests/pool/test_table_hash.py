@@ -14,6 +14,7 @@ from typing import Any, cast
 import cbor2
 import pytest
 from tests.benchmarks.scale import big_state
+from tests.pool.policy_kit import whole_hash
 from tests.pool.pool_strategies import founding
 from tests.pool.test_apply_walks import Walker
 
@@ -22,13 +23,7 @@ from gpupool.pool.model.commands import wrap
 from gpupool.pool.model.ids import GpuId, Milliseconds
 from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.state import GpuOrder, PoolState, Server, with_changes
-from gpupool.pool.model.table_hash import (
-    BLOB_BYTES,
-    HASH_BYTES,
-    TableHash,
-    shape_of,
-    whole_hash,
-)
+from gpupool.pool.model.table_hash import BLOB_BYTES, HASH_BYTES, TableHash, shape_of
 from gpupool.pool.transitions.state_machine import PoolMachine
 
 ROOT = Path(__file__).resolve().parents[2]

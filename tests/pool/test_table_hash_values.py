@@ -6,12 +6,13 @@ from enum import Enum
 from typing import Any, NewType
 
 import pytest
+from tests.pool.policy_kit import whole_hash
 from tests.pool.test_table_hash import OUTER, Blobs, Inner, Numbers, Outer
 
 from gpupool.pool.model import table_hash
 from gpupool.pool.model.ids import Plain
 from gpupool.pool.model.persistent_map import PersistentMap
-from gpupool.pool.model.table_hash import BLOB_BYTES, TableHash, shape_of, whole_hash
+from gpupool.pool.model.table_hash import BLOB_BYTES, TableHash, shape_of
 
 Name = NewType("Name", str)
 Short = NewType("Short", Name)

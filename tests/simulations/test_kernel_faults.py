@@ -84,46 +84,6 @@ def test_wall_clock_does_not_jump_when_its_rate_changes() -> None:
     assert clock.wall_ms() == EPOCH_MS + 205_000
 
 
-def test_wall_clock_drifts_alone() -> None:
-    scheduler = Scheduler(1)
-    clock = clock_of(scheduler, error_ms=300)
-    scheduler.run_until(10.0)
-    clock.drift_wall(50.0)
-    scheduler.run_until(20.0)
-    assert clock.wall_error_ms() == 800
-    clock.drift_wall(-100.0)
-    scheduler.run_until(30.0)
-    assert clock.wall_error_ms() == -200
-    assert clock.monotonic() == pytest.approx(37.0), "time passes as it did"
-
-
-def test_wall_clock_is_mended_at_once() -> None:
-    scheduler = Scheduler(1)
-    clock = clock_of(scheduler)
-    clock.jump_wall(400 * 86_400_000)
-    clock.drift_wall(50.0)
-    scheduler.run_until(3.0)
-    clock.mend_wall()
-    assert clock.wall_ms() == EPOCH_MS + 3_000
-    scheduler.run_until(60.0)
-    assert clock.wall_error_ms() == 0, "the drift is over too"
-
-
-def test_wall_clock_is_mended_slowly() -> None:
-    scheduler, seen = Scheduler(1), list[int]()
-    clock = clock_of(scheduler, rate=1.5)
-    scheduler.run_until(8.0)
-    clock.set_rate(1.0)
-    clock.mend_wall(within_s=4.0)
-    before = clock.wall_ms()
-    for _ in range(8):
-        seen.append(clock.wall_error_ms())
-        assert clock.wall_ms() >= before
-        before = clock.wall_ms()
-        scheduler.run_until(scheduler.now + 1.0)
-    assert seen == [4_000, 3_000, 2_000, 1_000, 0, 0, 0, 0]
-
-
 # --- frames ---------------------------------------------------------------------------------------
 
 

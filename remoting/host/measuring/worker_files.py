@@ -172,13 +172,11 @@ def lacking(whole: int, left: int) -> int:
     return max(0, min(ROOM_MIN, int(whole * ROOM_PART)) - left)
 
 
-def size_of(path: Path) -> int:
-    """Return the bytes of a directory; ``UNSEEN_SIZE`` or more when not all of it can be seen."""
-    return looked(path)[0]
-
-
 def looked(path: Path) -> tuple[int, int]:
-    """Return ``size_of`` a directory, and how many entries were seen."""
+    """Return the bytes of a directory, and how many entries were seen.
+
+    It is ``UNSEEN_SIZE`` or more when not all of it can be seen.
+    """
     walk = _Walk((_ANYBODY,), ENTRY_COUNT_MAX)
     try:
         walk.take(path, None, _ANYBODY, 0)

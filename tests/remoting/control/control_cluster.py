@@ -42,7 +42,6 @@ from gpupool.remoting.protocol.sessions import NO_MOVES, Departure, SessionDevic
 from gpupool.remoting.protocol.token_text import TokenText, hash_secret
 from gpupool.remoting.protocol.view_encoding import MadeView, ViewOrder, make_view_at_once
 from gpupool.remoting.server.control_server import ControlServer
-from gpupool.remoting.server.reconciler import readings_of
 from gpupool.remoting.server.server_settings import ServerSettings
 from gpupool.remoting.server.software import Software
 from gpupool.remoting.transport.peer_transport import PeerTransport
@@ -203,7 +202,7 @@ class FakeHost:
         return self.devices
 
     def readings(self) -> dict[GpuId, GpuReading]:
-        return readings_of(self.devices)
+        return {gpu.id: GpuReading(gpu.memory_foreign, gpu.fault) for gpu in self.devices}
 
     def worker_count(self) -> dict[LeaseId, int]:
         return dict(self.workers)

@@ -74,27 +74,6 @@ def test_other_first_bytes_are_refused_at_once(data: bytes) -> None:
         handshake.session_of_preamble(data)
 
 
-def test_server_names_are_read_back() -> None:
-    assert handshake.session_of_server_name(handshake.server_name(SESSION)) == SESSION
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("", ".session.gpupool", "control.gpupool", SESSION.hex()),
-        SESSION.hex()[:-2] + ".session.gpupool",
-        SESSION.hex() + "00.session.gpupool",
-        "g" * 32 + ".session.gpupool",
-        SESSION.hex().upper() + ".session.gpupool",
-        " " + SESSION.hex()[:31] + ".session.gpupool",
-        "00 " * 10 + "00.session.gpupool",
-        SESSION.hex() + ".session.gpupool.session.gpupool",
-    ],
-)
-def test_other_server_names_are_no_session(name: str) -> None:
-    assert handshake.session_of_server_name(name) is None
-
-
 def test_certificate_is_compared_by_its_hash() -> None:
     handshake.check_certificate(b"der", hashlib.sha256(b"der").digest())
     for other in (b"other", b"", None):

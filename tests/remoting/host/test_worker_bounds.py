@@ -188,13 +188,13 @@ def test_what_is_nested_or_numerous_beyond_all_use_is_too_much(
     (plain / "file").write_bytes(bytes(MIB))
     (plain / "link").symlink_to(tmp_path / "elsewhere")
     (plain / "same").hardlink_to(plain / "file")
-    assert MIB <= worker_files.size_of(plain) <= MIB + 50 * worker_files.ENTRY_SIZE
-    assert worker_files.size_of(tmp_path / "missing") == 0
+    assert MIB <= worker_files.looked(plain)[0] <= MIB + 50 * worker_files.ENTRY_SIZE
+    assert worker_files.looked(tmp_path / "missing")[0] == 0
     monkeypatch.setattr(worker_files, "ENTRY_COUNT_MAX", 41)
-    assert worker_files.size_of(plain) >= worker_files.UNSEEN_SIZE
+    assert worker_files.looked(plain)[0] >= worker_files.UNSEEN_SIZE
     deep = tmp_path / "deep"
     deep.joinpath(*["d"] * (worker_files.DEPTH_MAX + 1)).mkdir(parents=True)
-    assert worker_files.size_of(deep) >= worker_files.UNSEEN_SIZE
+    assert worker_files.looked(deep)[0] >= worker_files.UNSEEN_SIZE
 
 
 def test_nothing_is_walked_while_the_disk_hardly_changes(
