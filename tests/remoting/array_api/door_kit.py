@@ -396,7 +396,7 @@ def program_environment(agent: Agent | None, **environment: str) -> dict[str, st
 
 
 def run_program(
-    agent: Agent | None, source: str, *arguments: str, timeout_s: float = 60, **environment: str
+    agent: Agent | None, source: str, *arguments: str, timeout_s: float = 100, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run Python source as a user's program would run.
 

@@ -19,7 +19,7 @@ from tests.pools import Spawned, view_of, wrong_with
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
-DEADLINE_S = 30.0
+DEADLINE_S = 90.0
 
 SETTINGS = """import os
 os.environ["FAKE_CUDA_SERVER"] = "{number}"
@@ -192,7 +192,7 @@ class FakeGpuPool:
 
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run one command to its end."""
-        return commands.finish([*GPUPOOL, *words], env=self.env, timeout=60)
+        return commands.finish([*GPUPOOL, *words], env=self.env, timeout=100)
 
     def spawn(self, *words: str) -> "subprocess.Popen[str]":
         """Start one command; it ends with its test."""

@@ -93,8 +93,8 @@ def run(
         start_new_session=True,
     ) as process:
         try:
-            stdout, stderr = process.communicate(timeout=60)
-        except subprocess.TimeoutExpired:
+            stdout, stderr = process.communicate()
+        except BaseException:  # the test's limit
             os.killpg(process.pid, signal.SIGKILL)  # the program and the worker too
             raise
     return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
@@ -110,7 +110,6 @@ def in_one_process(folder: Path, *words: str) -> subprocess.CompletedProcess[str
             env=process_environment(values),
             capture_output=True,
             text=True,
-            timeout=60,
             check=False,
         )
 

@@ -146,12 +146,12 @@ int main(int count, char **arguments) {
     NEED(count == 2);
     int lines[2], status;
     NEED(socketpair(AF_UNIX, SOCK_STREAM, 0, lines) == 0);
-    alarm(40);
+    alarm(110);
     pid_t children[2];
     for (int at = 0; at < 2; at++) {
         children[at] = fork();  // before CUDA starts in any
         if (children[at] != 0) continue;
-        alarm(40);
+        alarm(110);
         close(lines[1 - at]);
         (at == 0 ? give : take)(lines[at], arguments[1]);
         return 0;
