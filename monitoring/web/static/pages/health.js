@@ -90,7 +90,7 @@ export function view() {
       ["Silenced", number(all.filter((each) => each.silence).length), "", "known to an operator"],
       ["Servers that answer", number(servers.filter((each) => !each.stale).length), `of ${servers.length}`],
       ["Majority", pool().quorum ? "yes" : "no", "", pool().leader ? `${pool().leader} leads, term ${pool().term}` : "no leader"],
-      ["Voters", number(pool().voters), "", `${Math.floor((pool().voters - 1) / 2)} may fail and grants go on`],
+      ["Voters", number(pool().voters), "", `${Math.floor((pool().voters - 1) / 2)} may fail`],
     ])}
     <div class="filters">${choice("Which checks", [["bad", "Only what is wrong"], ["all", "All"]], show, (value) => setParams({ show: value }))} ${filterField("Filter by check, server, text")}</div>
     ${panel("Checks", dataTable("Checks", list, [
