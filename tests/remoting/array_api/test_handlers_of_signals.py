@@ -194,3 +194,25 @@ assert all(found == 6 * number for found, number in asked), asked
 assert all("interrupted a call of cupy" in str(error) for error in refused), refused
 """
     run(source, transport)
+
+
+def test_destructors_of_one_collection_use_what_it_drops() -> None:
+    """In any order: the arrays are older than their holders, and a question sends what is free."""
+    source = """
+import gc
+import cupy as cp
+gc.disable()
+asked = []
+class Cycle:
+    def __init__(self, array):
+        self.me, self.array = self, array
+    def __del__(self):
+        asked.append(float((self.array * 2).sum()))
+for array in [cp.full(3, 7.0), cp.full(3, 8.0)]:
+    Cycle(array)
+del array
+gc.collect()
+assert asked == [42, 48], asked
+assert float(cp.ones(3).sum()) == 3
+"""
+    run(source)

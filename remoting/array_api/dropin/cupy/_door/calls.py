@@ -44,17 +44,30 @@ def runs_anywhere(name: str) -> bool:
     return name in _ANYWHERE or name.startswith(("cuda.", "peer."))
 
 
+class _End:
+    """Goes with the last slot of a `Remote`: after a collection's destructors, which may use it."""
+
+    __slots__ = ("garbage", "handle")
+
+    def __init__(self, garbage: list[int], handle: int) -> None:
+        self.garbage, self.handle = garbage, handle
+
+    def __del__(self) -> None:
+        # Only an append: destructors run anywhere, so they must neither lock nor send.
+        self.garbage.append(self.handle)
+
+
 class Remote:
     """Something that lives in a worker. Dropping the last reference frees it there."""
 
-    __slots__ = ("__weakref__", "_gp_handle", "_gp_session")
+    __slots__ = ("__weakref__", "_gp_end", "_gp_handle", "_gp_session")
+    _gp_end: _End
     _gp_handle: int
     _gp_session: Any
 
     def __del__(self) -> None:
-        # Only an append: destructors run anywhere, so they must neither lock nor send.
         try:
-            self._gp_session.garbage.append(self._gp_handle)
+            self._gp_end = _End(self._gp_session.garbage, self._gp_handle)
         except AttributeError:
             return  # creation failed before there was a handle
 
