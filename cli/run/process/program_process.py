@@ -11,7 +11,9 @@ import signal
 import socket
 import sys
 import warnings
+from collections.abc import Collection
 from contextlib import suppress
+from functools import partial
 from typing import NoReturn
 
 import trio
@@ -28,7 +30,7 @@ STOPPED = "T"
 class ProgramProcess:
     """The process, in the words of ``subprocess.Popen``."""
 
-    def __init__(self, mask: set[signal.Signals], death_signal: int) -> None:
+    def __init__(self, mask: Collection[int], death_signal: int) -> None:
         """Fork.
 
         Args:
@@ -75,7 +77,7 @@ class ProgramProcess:
 
     def stopped_by(self) -> int:
         """Return the signal that has stopped it, if it is stopped; else 0."""
-        if self.returncode is not None or state_of(self.pid) != STOPPED:
+        if sys.platform != "linux" or self.returncode is not None or state_of(self.pid) != STOPPED:
             return 0
         with suppress(ChildProcessError):
             found = os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG)
@@ -96,10 +98,9 @@ class ProgramProcess:
             finally:
                 os.close(descriptor)
         else:
-            wait = os.WEXITED | os.WNOWAIT
-            await trio.to_thread.run_sync(
-                os.waitid, os.P_PID, self.pid, wait, abandon_on_cancel=True
-            )
+            wait = partial(os.waitpid, self.pid, 0)
+            _, status = await trio.to_thread.run_sync(wait, abandon_on_cancel=True)
+            self.returncode = os.waitstatus_to_exitcode(status)
         code = self.poll()
         assert code is not None
         return code
@@ -122,7 +123,7 @@ def state_of(pid: int) -> str:
 
 
 def _become(
-    orders: socket.socket, mask: set[signal.Signals], death_signal: int, parent: int
+    orders: socket.socket, mask: Collection[int], death_signal: int, parent: int
 ) -> NoReturn:
     """Wait for the program's name, and become it; no other thread is here to hold a lock."""
     try:

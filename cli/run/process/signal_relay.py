@@ -32,6 +32,9 @@ import trio
 
 from gpupool.cli.run.process.program_process import STOPPED, fork, state_of
 
+REAL_TIME = signal.SIGRTMIN if sys.platform == "linux" else signal.NSIG
+"""The first signal of which each one that is sent counts."""
+
 GRACE_S = 0.05
 """From the first signal of a sender that goes through a list of processes to the last one."""
 
@@ -76,7 +79,7 @@ class Arrived:
         try:
             return signal.Signals(self.number).name
         except ValueError:
-            return f"SIGRTMIN+{self.number - signal.SIGRTMIN}"
+            return f"SIGRTMIN+{self.number - REAL_TIME}"
 
     def send_to(self, pid: int) -> None:
         """Send the same to a process that exists, or to the group of a negative number."""
@@ -151,6 +154,7 @@ def _stand_by(orders: socket.socket, first: int) -> NoReturn:
 
 
 def _pending(first: int) -> list[int]:
+    assert sys.platform == "linux"
     found: list[int] = []
     while signal.sigpending():
         info = signal.sigwaitinfo(signal.valid_signals())
@@ -217,13 +221,13 @@ class LinuxSignals:
         shared: list[Arrived] = []
         for number, count in theirs.items():
             same = [each for each in alone if each.number == number]
-            taken = same if number < signal.SIGRTMIN else same[:count]
+            taken = same if number < REAL_TIME else same[:count]
             late = [each for _, each in self._waiting if each.number == number]
-            late = late[: count - len(taken)] if number >= signal.SIGRTMIN or not taken else []
+            late = late[: count - len(taken)] if number >= REAL_TIME or not taken else []
             shared += taken + late
             alone = [each for each in alone if not any(each is one for one in taken)]
             self._waiting = [w for w in self._waiting if not any(w[1] is one for one in late)]
-            missing = count if number >= signal.SIGRTMIN else 1
+            missing = count if number >= REAL_TIME else 1
             self._ahead += [(now + GRACE_S, number)] * (missing - len(taken) - len(late))
         for each in alone:
             due = next((one for one in self._ahead if one[1] == each.number), None)
