@@ -12,14 +12,11 @@ from typing import Any
 from tests.simulations.mutations.mutation import Broken, Mutation
 from tests.simulations.mutations.patching import patched
 
-from gpupool.consensus.core.freshness import LeaderClock
-from gpupool.consensus.followers import Puller
 from gpupool.consensus.promises import Promises
 from gpupool.consensus.protocol.raft_messages import Message
 from gpupool.consensus.snapshot_transfer import SnapshotTransfer
 from gpupool.consensus.storage.superblock import Floor, Superblock
 from gpupool.pool.model.ids import ServerId
-from gpupool.remoting.server.controller import Controller
 from gpupool.remoting.server.reconciler import Reconciler
 from gpupool.simulations.kernel.swarm_options import Options, swarm
 
@@ -59,44 +56,6 @@ def one_snapshot_at_a_time() -> Generator[None]:
 
 
 @contextmanager
-def answers_the_last_pull() -> Generator[None]:
-    """Take an answer for that to the last pull of this server."""
-    answered = Puller.answered
-
-    def broken(self: Any, peer: ServerId) -> float:
-        answered(self, peer)
-        return self._asked_at
-
-    with patched(Puller, "answered", broken):
-        yield
-
-
-@contextmanager
-def first_answer_counts() -> Generator[None]:
-    """Take the bound of a leader's clock from the first answer, however long that waited."""
-    answered = LeaderClock.answered
-
-    def broken(self: Any, leadership: object, number: int, clock_s: float, now: float) -> None:
-        answered(self, leadership, number, clock_s, now)
-        if leadership == self._of:
-            self._asked, self._asked_at = None, {}
-
-    with patched(LeaderClock, "answered", broken):
-        yield
-
-
-@contextmanager
-def answers_before_dismissing() -> Generator[None]:
-    """Answer a request by a table whose revocations have not been looked at."""
-
-    def nothing(self: Any) -> None:
-        del self
-
-    with patched(Controller, "_follow_tokens", nothing):
-        yield
-
-
-@contextmanager
 def repair_ends_by_an_index() -> Generator[None]:
     """Let a repair end where the newest of what others remember ends; some know no entry."""
 
@@ -120,52 +79,12 @@ def repair_ends_by_an_index() -> Generator[None]:
         yield
 
 
-@contextmanager
-def never_doubts() -> Generator[None]:
-    """Let a voter that is being repaired wait for a leader, however long none is heard.
-
-    With repairs as they were when that seed found it: they took longer.
-    """
-
-    def broken(self: Any) -> None:
-        self._asked_at = self._context.now
-
-    with repair_ends_by_an_index(), patched(Puller, "_doubt", broken):
-        yield
-
-
 FINDINGS = (
     _finding(
         "one-snapshot-at-a-time",
         "converges",
         "a server keeps the pieces of one snapshot, whoever sends them",
         one_snapshot_at_a_time,
-    ),
-    _finding(
-        "first-answer-counts",
-        "everything-granted",
-        "the bound of a leader's clock is taken from the first answer, however long that waited",
-        first_answer_counts,
-    ),
-    _finding(
-        "answers-before-dismissing",
-        "revoked-unserved",
-        "a request is answered by a table whose revocations have not been looked at",
-        answers_before_dismissing,
-    ),
-    Mutation(
-        "never-doubts",
-        "converges",
-        "a voter that is being repaired never asks whether it has lost its vote",
-        never_doubts,
-        tune=_as_drawn,
-    ),
-    Mutation(
-        "answers-the-last-pull",
-        "revoked-unserved",
-        "an answer is to the last pull, though its link may have kept one to an earlier pull",
-        answers_the_last_pull,
-        tune=_as_drawn,
     ),
 )
 """Broken builds of single seeds."""
