@@ -240,12 +240,22 @@ def command(
         drain_timeout_s=drain_timeout,
         labels=labels,
         suspend_memory=-1 if (size := more.pop("suspend_memory")) is None else size,
-        suspend_spill=Path(spill).absolute() if (spill := more.pop("suspend_spill")) else None,
+        suspend_spill=_spill_folder(more.pop("suspend_spill")),
         history=history_settings(*(more.pop(each) for each in HISTORY_OPTIONS)),
         web=_web_options(**more),
         drain_for=drain_for,
     )
     _run(options, log_format, warning)
+
+
+def _spill_folder(folder: str | None) -> Path | None:
+    if folder and os.geteuid():
+        raise UsageError(
+            "--suspend-spill needs a server that root starts",
+            why="no other may read its workers' memory",
+            hint="start it as root, or by the units for systemd",
+        )
+    return Path(folder).absolute() if folder else None
 
 
 def _folder(

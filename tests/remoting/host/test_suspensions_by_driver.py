@@ -149,6 +149,11 @@ async def test_memory_goes_to_another_and_comes_back_when_there_is_room(
     assert not worker.exited.is_set()
 
 
+reads_memory = pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root may read a worker's memory; join refuses --suspend-spill"
+)
+
+
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take memory of a worker for that of the driver: the one without a GPU moves none there."""
@@ -159,6 +164,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spilled_memory, "mapped_since", find)
 
 
+@reads_memory
 async def test_what_does_not_fit_into_memory_goes_to_the_disk(
     start: Callable[..., Any], kept: None, tmp_path: Path
 ) -> None:
@@ -193,6 +199,7 @@ async def test_what_does_not_fit_into_memory_goes_to_the_disk(
         assert await client.at_end()
 
 
+@reads_memory
 async def test_what_the_disk_does_not_take_runs_on(
     start: Callable[..., Any], kept: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
