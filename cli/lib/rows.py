@@ -193,7 +193,6 @@ class LeaseContext:
     models: Mapping[GpuId, str]
     names: Mapping[ServerId, str]
     sessions: Mapping[LeaseId, Mapping[ServerId, SessionTelemetry]]
-    places: Mapping[str, int]  # of requests that wait: how many are served before
 
 
 @dataclass(frozen=True)
@@ -242,8 +241,7 @@ class LeaseRow:
         """Return why it is in its state."""
         if isinstance(self.source, LeaseView):
             return _lease_reason(self.source, self.figures)
-        ahead = self.context.places[self.source.request]
-        return f"{f'{ahead} ahead' if ahead else 'next'}: {self.source.reason}"
+        return self.source.reason
 
     @cached_property
     def gpus(self) -> str:
@@ -459,8 +457,7 @@ def lease_context(snapshot: PoolSnapshot) -> LeaseContext:
     """Return what rows of leases are made from."""
     models = {gpu.id: gpu.name for s in snapshot.view.servers for gpu in s.gpus}
     names = {server.id: server.name for server in snapshot.view.servers}
-    places = {waiting.request: place for place, waiting in enumerate(snapshot.view.waiting)}
-    return LeaseContext(snapshot, models, names, sessions_of(snapshot), places)
+    return LeaseContext(snapshot, models, names, sessions_of(snapshot))
 
 
 def _gpus_of(lease: LeaseView, context: LeaseContext) -> str:
