@@ -334,6 +334,7 @@ class LivePool:
         self.env |= {
             "GPUPOOL_CREDENTIALS": str(folder / "operator.json"),
             "HOME": str(folder),
+            "LOGNAME": "root",  # the operator's name, whoever runs the tests
             "XDG_CONFIG_HOME": str(folder / "config"),
             "XDG_CACHE_HOME": str(folder / "cache"),
             "TMPDIR": str(folder),

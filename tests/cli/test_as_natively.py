@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -361,6 +362,7 @@ def jobs(terminal: Any, wrapper: Sequence[str], folder: Path) -> list[str]:
     terminal.spawn(["bash", "--rcfile", str(folder / "rc"), "-i"], variables)
     terminal.read_until("% ")
     said: list[str] = []
+    before = shlex.join(wrapper)
 
     def enter(words: str, *until: str) -> None:
         terminal.text = ""
@@ -369,10 +371,10 @@ def jobs(terminal: Any, wrapper: Sequence[str], folder: Path) -> list[str]:
 
     def note(words: str) -> None:
         enter(words + "; echo no''ted\n", "noted\r\n")
-        found = terminal.plain.replace(" ".join(wrapper), "").splitlines()
+        found = terminal.plain.replace(before, "").splitlines()
         said.extend(" ".join(line.split()) for line in found)
 
-    program = " ".join([*wrapper, "bash", "-c", "'echo u''p; exec sleep 60'"])
+    program = f"{before} bash -c 'echo u''p; exec sleep 60'".strip()
     enter(f"{program}\n", "up\r\n")
     enter("\x1a", "Stopped")
     note("jobs")
@@ -386,11 +388,11 @@ def jobs(terminal: Any, wrapper: Sequence[str], folder: Path) -> list[str]:
     time.sleep(QUIET_S)
     enter("\x03", "% ")
     note("echo code $?")
-    program = " ".join([*wrapper, "bash", "-c", "'kill -TSTP $$; echo again'"])
+    program = f"{before} bash -c 'kill -TSTP $$; echo again'".strip()
     enter(f"{program}\n", "Stopped")
     enter("fg\n", "again\r\n")
     note("echo code $?")
-    program = " ".join([*wrapper, "sleep", "60"])
+    program = f"{before} sleep 60".strip()
     note(f"{program} & sleep 1; kill %1; wait %1; echo code $?")
     enter(f"{program}\n", "\r\n")
     time.sleep(2)

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -698,7 +699,7 @@ def test_a_cuda_program_sees_no_emulated_gpu_and_is_told_why(live_pool: Any, doo
     """By ``auto`` it is the shell's child that asks, with both doors."""
     build.ensure()
     code = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"
-    shell = f'{sys.executable} -c "{code}"'
+    shell = f'{shlex.quote(sys.executable)} -c "{code}"'
     program = python(code) if door == "cuda" else ["--", "sh", "-c", shell]
     done = live_pool.run("run", "-m", "1G", "--door", door, *program)
     assert done.returncode == 0, done.stderr

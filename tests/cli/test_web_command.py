@@ -4,6 +4,7 @@ import contextlib
 import http.client
 import json
 import re
+import shlex
 import signal
 import ssl
 import sys
@@ -123,7 +124,7 @@ def test_no_browser_has_the_key_among_its_arguments(
     server = live_pool.view()["servers"][0]["name"]
     words = ["--on", server] if on else ["--port", "0"]
     env = {
-        "BROWSER": f"{sys.executable} {browser} %s",
+        "BROWSER": f"{shlex.quote(sys.executable)} {browser} %s",
         "SEEN_BY": str(seen),
         "TMPDIR": str(tmp_path),
     }
