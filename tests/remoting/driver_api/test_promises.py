@@ -67,13 +67,15 @@ UNRECORDED = (
     # Calls whose answers no H200 has given yet: cuda.h and NVIDIA's pages say what is right.
     "cuLibraryLoadData", "cuCtxSetLimit", "cuFuncSetAttribute", "cuStreamSetAttribute",
     "cuLaunchKernelEx", "cuGraphKernelNodeSetAttribute", "cuGraphInstantiateWithParams",
-    "cuModuleLoadDataEx",
+    "cuModuleLoadDataEx", "cuKernelSetAttribute",
 )  # fmt: skip
 
 REFUSED = {
     # Of those, what is refused, and how.
     **{f"cuFuncSetAttribute {attribute}": 1 for attribute in range(8)},  # can only be read
-    "cuFuncSetAttribute 16": 1,  # the header has none, as with 15 and 19 below
+    **{f"cuKernelSetAttribute {attribute}": 1 for attribute in range(8)},
+    # The header has none of these.
+    **{f"cu{kind}SetAttribute 16": 1 for kind in ("Func", "Kernel")},
     **{f"cuLaunchKernelEx {attribute}": 1 for attribute in (15, 19)},
     **{f"cuGraphKernelNodeSetAttribute {attribute}": 1 for attribute in (15, 19)},
     **{

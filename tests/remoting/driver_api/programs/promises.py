@@ -158,6 +158,12 @@ def contexts(image: bytes, context: int) -> None:
         status = call("cuLibraryLoadData", made, image, 0, 0, 0, options, values, 1)
         say("cuLibraryLoadData", option, status or call("cuLibraryUnload", made[0]))
     settings(function[0])
+    library, kernel = out(), out()
+    must("cuLibraryLoadData", library, image, 0, 0, 0, 0, 0, 0)
+    must("cuLibraryGetKernel", kernel, library[0], b"increment")
+    for attribute in range(17):
+        status = call("cuKernelSetAttribute", attribute, 0, kernel[0], 0)
+        say("cuKernelSetAttribute", attribute, status)
     for flags in (*range(6), 8, 16, 32, 64, 128, 256):
         made = out()
         status = call("cuCtxCreate_v2", made, flags, 0)
