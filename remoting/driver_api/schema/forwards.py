@@ -190,8 +190,8 @@ FORWARDS: dict[str, dict[str, str]] = {
     },
     "stream": {
         "cuStreamSynchronize": "gp_synchronize_stream(*)",
-        "cuEventRecordWithFlags": "record(*)",
-        "cuEventRecord": "record(*, 0)",
+        "cuEventRecordWithFlags": "gp_record_event(*)",
+        "cuEventRecord": "gp_record_event(*, 0)",
         "cuEventSynchronize": "gp_await_event(*)",
         "cuStreamGetCtx": "gp_context_of_stream(*)",
     },

@@ -215,7 +215,9 @@ GP_EXPORT int cuGraphKernelNodeSetAttribute(void *handle, int attribute, const v
     GP_ON(handle);
     struct gp_node *node;
     GP_CHECK(find(handle, GP_NODE_KERNEL, value, &node));
-    // Values that hold handles: events, and nodes that kernels may change.
+    // Here and not by the server's driver: its answer would come behind later calls.
+    if (attribute < 0 || attribute == 15 || attribute > 18) return GP_INVALID_VALUE;  // as launch.c
+    // Values that hold handles: events, for launches alone, and nodes that kernels change.
     if (attribute == 7 || attribute == 12 || attribute == 13) return GP_NOT_SUPPORTED;
     if (__atomic_load_n(&gp_mapped_count, __ATOMIC_RELAXED)) gp_push_mapped();
     unsigned char *at = gp_open_graph_set_attribute(((struct gp_handle *)handle)->id, attribute);

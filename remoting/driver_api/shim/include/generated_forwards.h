@@ -488,10 +488,10 @@ GP_EXPORT int cuStreamSynchronize(void *a0) {
     return gp_synchronize_stream(a0);
 }
 GP_EXPORT int cuEventRecordWithFlags(void *a0, void *a1, unsigned int a2) {
-    return record(a0, a1, a2);
+    return gp_record_event(a0, a1, a2);
 }
 GP_EXPORT int cuEventRecord(void *a0, void *a1) {
-    return record(a0, a1, 0);
+    return gp_record_event(a0, a1, 0);
 }
 GP_EXPORT int cuEventSynchronize(void *a0) {
     return gp_await_event(a0);

@@ -35,6 +35,7 @@ void gp_per_thread(int on);
 int gp_synchronize_stream(void *stream);
 int gp_context_of_stream(void *stream, void **context);
 int gp_await_event(void *event);
+int gp_record_event(void *event, void *stream, unsigned flags);
 void gp_note_idle(struct gp_handle *stream, uint64_t before);  // all that it had got at that position is over
 void gp_note_device_idle(int device, uint64_t before);
 bool gp_is_device_idle(int device);  // as far as is known here

@@ -1,6 +1,7 @@
 // Launches of kernels, and how their parameters are packed.
 #define _GNU_SOURCE
 #include "module.h"
+#include "ipc.h"
 #include "managed.h"
 
 #include <stdlib.h>
@@ -139,7 +140,11 @@ GP_EXPORT int cuLaunchCooperativeKernel(void *function, unsigned gx, unsigned gy
 }
 
 // CUlaunchAttributeID of CUDA 13.3, which has no 15. The value stands behind 8 bytes.
+#define IGNORE 0
 #define CLUSTER_DIMENSION 4
+#define PROGRAMMATIC_EVENT 7
+#define COMPLETION_EVENT 12
+#define UPDATABLE_NODE 13
 #define NO_ATTRIBUTE 15
 #define LAST_ATTRIBUTE 18
 
@@ -149,22 +154,77 @@ static bool no_cluster(const unsigned char *attribute) {
     return !size[0] || !size[1] || !size[2];
 }
 
+static uint32_t id_of(const unsigned char *attribute) {
+    uint32_t id;
+    memcpy(&id, attribute, sizeof id);
+    return id;
+}
+
+static bool holds_event(const unsigned char *attribute) {
+    uint32_t id = id_of(attribute);
+    return id == PROGRAMMATIC_EVENT || id == COMPLETION_EVENT;
+}
+
+static struct gp_handle *event_of(const unsigned char *attribute) {
+    struct gp_handle *event;
+    memcpy(&event, attribute + 8, sizeof event);
+    return event;
+}
+
+// As cuda.h has it: an event of this process without a time, and no flags of records.
+static int check_event(const unsigned char *attribute) {
+    GP_CHECK(gp_ready());
+    GP_CHECK(gp_check(event_of(attribute), GP_EVENT));
+    unsigned kind = event_of(attribute)->flags;
+    uint32_t flags;
+    memcpy(&flags, attribute + 16, sizeof flags);
+    bool fit = flags == 0 && kind & GP_DISABLE_TIMING && !(kind & GP_INTERPROCESS);
+    return fit ? GP_SUCCESS : GP_INVALID_VALUE;
+}
+
+void gp_ignore_events(unsigned char *attributes, uint32_t count) {
+    for (; count > 0; count--, attributes += LAUNCH_ATTRIBUTE_SIZE) {
+        if (holds_event(attributes)) memset(attributes, IGNORE, LAUNCH_ATTRIBUTE_SIZE);
+    }
+}
+
+// Record them behind the launch: CUDA says of both kinds that they may come as late as that.
+static int launch_with_events(struct gp_launch_record *head, void *function,
+                              const struct launch_config *config, void **parameters,
+                              void **extra) {
+    unsigned char attributes[LAUNCH_ATTRIBUTES_MAX * LAUNCH_ATTRIBUTE_SIZE];
+    memcpy(attributes, config->attributes, (size_t)config->count * LAUNCH_ATTRIBUTE_SIZE);
+    gp_ignore_events(attributes, config->count);
+    GP_CHECK(launch(head, function, config->stream, parameters, extra, attributes, config->count,
+                    0));
+    for (uint32_t at = 0; at < config->count; at++) {
+        const unsigned char *attribute = config->attributes + (size_t)at * LAUNCH_ATTRIBUTE_SIZE;
+        if (!holds_event(attribute)) continue;
+        GP_CHECK(gp_record_event(event_of(attribute), config->stream, 0));
+    }
+    return GP_SUCCESS;
+}
+
 GP_EXPORT int cuLaunchKernelEx(const struct launch_config *config, void *function,
                                void **parameters, void **extra) {
     if (config == NULL || config->count > LAUNCH_ATTRIBUTES_MAX) return GP_INVALID_VALUE;
+    bool events = false;
     for (uint32_t at = 0; at < config->count; at++) {
         const unsigned char *attribute = config->attributes + (size_t)at * LAUNCH_ATTRIBUTE_SIZE;
-        uint32_t id;
-        memcpy(&id, attribute, 4);
+        uint32_t id = id_of(attribute);
         // Here and not by the server's driver: its answer would come behind later calls.
         if (id == NO_ATTRIBUTE || id > LAST_ATTRIBUTE) return GP_INVALID_VALUE;
-        // Values that hold handles: events, and nodes of graphs that kernels may change.
-        if (id == 7 || id == 12 || id == 13) return GP_NOT_SUPPORTED;
+        if (id == UPDATABLE_NODE) return GP_NOT_SUPPORTED;  // kernels would change the graph
+        if (holds_event(attribute)) {
+            GP_CHECK(check_event(attribute));
+            events = true;
+        }
         if (id == CLUSTER_DIMENSION && no_cluster(attribute)) return GP_INVALID_CLUSTER_SIZE;
     }
     struct gp_launch_record head = {.shared = config->shared};
     memcpy(head.grid, config->grid, sizeof head.grid);
     memcpy(head.block, config->block, sizeof head.block);
+    if (events) return launch_with_events(&head, function, config, parameters, extra);
     return launch(&head, function, config->stream, parameters, extra, config->attributes,
                   config->count, 0);
 }

@@ -53,6 +53,9 @@ struct launch_config {
     uint32_t count;
 };
 
+// launch.c: what holds a program's handle is not for the server's driver
+void gp_ignore_events(unsigned char *attributes, uint32_t count);
+
 static inline uint64_t gp_bit_here(void) { return 1ull << gp_here(); }
 
 // module.c

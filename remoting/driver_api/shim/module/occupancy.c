@@ -68,6 +68,7 @@ static int clusters(int *count, void *function, const struct launch_config *conf
     memcpy(record.head.grid, config->grid, sizeof config->grid);
     memcpy(record.head.block, config->block, sizeof config->block);
     memcpy(record.attributes, config->attributes, (size_t)config->count * LAUNCH_ATTRIBUTE_SIZE);
+    gp_ignore_events(record.attributes, config->count);
     size_t size = offsetof(__typeof__(record), attributes) +
                   (size_t)config->count * LAUNCH_ATTRIBUTE_SIZE;
     uint64_t reply[1] = {0};

@@ -230,7 +230,7 @@ static void note_record(struct gp_handle *event, struct gp_handle *stream, bool 
     pthread_mutex_unlock(&mark_lock);
 }
 
-static int record(void *event, void *stream, unsigned flags) {
+int gp_record_event(void *event, void *stream, unsigned flags) {
     GP_ENTER_ON(stream);
     GP_CHECK(gp_check(event, GP_EVENT));
     GP_ON(stream);

@@ -149,15 +149,97 @@ def contexts(image: bytes, context: int) -> None:
     for flags in range(2):
         name = "cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags"
         say(name, flags, call(name, out(), function[0], 128, 0, flags))
-    for option in (7, 10, 11, 12, 14, 15):
+    for option in (*range(3), *range(7, 17), *range(20, 25), *range(29, 35)):
         options, values, loaded = words(option), (U64 * 1)(0), out()
         status = call("cuModuleLoadDataEx", loaded, image, 1, options, values)
         say("cuModuleLoadDataEx", option, status or call("cuModuleUnload", loaded[0]))
+    for option in range(3):
+        options, values, made = words(option), (U64 * 1)(1 if option else 0), out()
+        status = call("cuLibraryLoadData", made, image, 0, 0, 0, options, values, 1)
+        say("cuLibraryLoadData", option, status or call("cuLibraryUnload", made[0]))
+    settings(function[0])
+    library, kernel = out(), out()
+    must("cuLibraryLoadData", library, image, 0, 0, 0, 0, 0, 0)
+    must("cuLibraryGetKernel", kernel, library[0], b"increment")
+    for attribute in range(17):
+        status = call("cuKernelSetAttribute", attribute, 0, kernel[0], 0)
+        say("cuKernelSetAttribute", attribute, status)
     for flags in (*range(6), 8, 16, 32, 64, 128, 256):
         made = out()
         status = call("cuCtxCreate_v2", made, flags, 0)
         say("cuCtxCreate", flags, status or call("cuCtxDestroy_v2", made[0]))
         must("cuCtxSetCurrent", context)
+
+
+def settings(function: int) -> None:
+    """Limits, settings of functions and streams; each is set to what it is, or to zero."""
+    for limit in range(11):
+        value = out()
+        if call("cuCtxGetLimit", value, limit) == 0:
+            say("cuCtxSetLimit", limit, call("cuCtxSetLimit", limit, value[0]))
+    for attribute in range(17):
+        status = call("cuFuncSetAttribute", function, attribute, 0)
+        say("cuFuncSetAttribute", attribute, status)
+    stream = out()
+    must("cuStreamCreate", stream, 1)
+    for attribute in range(20):
+        value = out()
+        if call("cuStreamGetAttribute", stream[0], attribute, value) == 0:
+            status = call("cuStreamSetAttribute", stream[0], attribute, value)
+            say("cuStreamSetAttribute", attribute, status)
+    must("cuStreamSynchronize", stream[0])
+
+
+def launches(image: bytes) -> None:
+    """Attributes of launches and of graphs' kernels, each with the value that asks for nothing."""
+    module, function, memory, stream = out(), out(), out(), out()
+    must("cuModuleLoadData", module, image)
+    must("cuModuleGetFunction", function, module[0], b"increment")
+    must("cuMemAlloc_v2", memory, 4096)
+    must("cuStreamCreate", stream, 1)
+    given = (U64 * 2)(memory[0], 1)
+    at = ctypes.addressof(given)
+    parameters = (U64 * 2)(at, at + 8)
+    ones = (1 | 1 << 32, 1)
+    quiet, timed, shared = out(), out(), out()
+    must("cuEventCreate", quiet, 2)
+    must("cuEventCreate", timed, 0)
+    must("cuEventCreate", shared, 6)
+
+    def launched(attribute: int, *value: int) -> int:
+        attributes = (U64 * 9)(attribute, *value)
+        place = ctypes.addressof(attributes)
+        config = (U64 * 7)(ones[0], ones[0], ones[0], 0, stream[0], place, 1)
+        return call("cuLaunchKernelEx", config, function[0], parameters, 0)
+
+    values = {4: ones, 5: (0,), 9: (1 << 8,), 11: ones}
+    for attribute in (*range(7), *range(8, 12), *range(13, 20)):
+        say("cuLaunchKernelEx", attribute, launched(attribute, *values.get(attribute, (0,))))
+    for attribute in (7, 12):
+        for name, event in (("quiet", quiet), ("timed", timed), ("shared", shared)):
+            say("cuLaunchKernelEx", (attribute, name), launched(attribute, event[0]))
+        say("cuLaunchKernelEx", (attribute, "external"), launched(attribute, quiet[0], 1))
+        must("cuStreamWaitEvent", 0, quiet[0], 0)
+        must("cuEventSynchronize", quiet[0])
+    must("cuStreamSynchronize", stream[0])
+    graph, node, second = out(), out(), out()
+    must("cuStreamCreate", second, 1)
+    must("cuStreamBeginCapture_v2", stream[0], 2)
+    say("cuLaunchKernelEx", (7, "captured"), launched(7, quiet[0]))
+    must("cuStreamWaitEvent", second[0], quiet[0], 0)
+    must("cuEventRecord", quiet[0], second[0])
+    must("cuStreamWaitEvent", stream[0], quiet[0], 0)
+    must("cuStreamEndCapture", stream[0], graph)
+    must("cuGraphInstantiateWithFlags", node, graph[0], 0)
+    must("cuGraphLaunch", node[0], stream[0])
+    must("cuStreamSynchronize", stream[0])
+    must("cuGraphCreate", graph, 0)
+    asked = (U64 * 9)(function[0], ones[0], ones[0], ones[0], 0, ctypes.addressof(parameters))
+    must("cuGraphAddKernelNode_v2", node, graph[0], 0, 0, asked)
+    for attribute in range(20):
+        value = (U64 * 8)(*values.get(attribute, (0,)))
+        status = call("cuGraphKernelNodeSetAttribute", node[0], attribute, value)
+        say("cuGraphKernelNodeSetAttribute", attribute, status)
 
 
 def graphs() -> None:
@@ -188,6 +270,10 @@ def graphs() -> None:
         say(
             "cuGraphInstantiate", flags, call("cuGraphInstantiateWithFlags", out(), child[0], flags)
         )
+    for flags in (0, 1, 2, 3, 8, 9, 10):
+        given = (U64 * 4)(flags, 0)
+        status = call("cuGraphInstantiateWithParams", out(), child[0], given)
+        say("cuGraphInstantiateWithParams", flags, status)
 
 
 def tensors() -> None:
@@ -225,6 +311,7 @@ def main() -> None:
     memory()
     streams()
     contexts(image, context[0])
+    launches(image)
     graphs()
     tensors()
     must("cuCtxSynchronize")
