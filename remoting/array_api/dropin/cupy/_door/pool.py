@@ -95,7 +95,10 @@ def devices() -> list[Session]:
     if not _devices:
         with _lock:
             if not _devices:
-                _open()
+                try:
+                    _open()
+                except NotConnectedError as error:
+                    raise state.hooks["NoSession"](100, str(error)) from error
     return _devices
 
 

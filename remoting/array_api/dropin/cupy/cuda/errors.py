@@ -3,7 +3,7 @@
 from typing import Any
 
 from cupy._door import state
-from cupy._door.errors import DoorError
+from cupy._door.errors import DoorError, NotConnectedError
 
 _NAMES = {
     1: "cudaErrorInvalidValue",
@@ -41,6 +41,10 @@ class ConnectionLostError(CUDARuntimeError, DoorError):
     """The worker, its server or the lease is gone, and the arrays with it."""
 
 
+class NoSessionError(CUDARuntimeError, NotConnectedError):
+    """There is no GPU session; libraries catch it as CuPy's error for no device."""
+
+
 class OutOfMemoryError(MemoryError):
     """The partition has no room; its text is CuPy's."""
 
@@ -71,5 +75,6 @@ class CompileException(Exception):
 state.hooks["CUDARuntimeError"] = CUDARuntimeError
 state.hooks["CUDADriverError"] = CUDADriverError
 state.hooks["ConnectionLost"] = ConnectionLostError
+state.hooks["NoSession"] = NoSessionError
 state.hooks["OutOfMemoryError"] = OutOfMemoryError
 state.hooks["CompileException"] = CompileException
