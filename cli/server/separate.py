@@ -183,7 +183,6 @@ def _separate(options: JoinOptions, log: logging.Logger) -> Separated:
         user = _user(state)
         _check(user)
         place = Path(os.readlink(f"/proc/self/fd/{state}"))
-        reach = (readable, [place])
         _wake_gpus(options)
         part = _prepare(state, user, log)
         unused = place if is_new else None
@@ -196,7 +195,7 @@ def _separate(options: JoinOptions, log: logging.Logger) -> Separated:
         raise _CannotError(f"{error.filename or 'its files'}: {error.strerror or error}") from error
     finally:
         os.close(state)
-    if not unprivileged.bring_within_reach(*reach):
+    if not unprivileged.bring_within_reach(readable, [place, _runtime_dir()]):
         Separated(options, keeper, login_writer, signer).end()
         closed = [str(path) for path in (*readable, place) if spawn.closed_above(path)]
         raise _CannotError(f"no other user reaches {closed[0]}, and it cannot be mounted")
