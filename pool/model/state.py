@@ -23,6 +23,7 @@ from gpupool.pool.model.ids import (
     ServerId,
     TokenId,
 )
+from gpupool.pool.model.memo import Memo
 from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.policy import DataEncryption, Policy, PolicyVersion, Usage
 from gpupool.pool.model.relocation import Relocation
@@ -470,13 +471,20 @@ class PoolState:
 
     def formats(self) -> int:
         """Return the version that all know that have ever been up, or did before all these left."""
+        if (least := _formats.get(self.servers)) is not None:
+            return least
         known = self.servers.values()
         been_up = (s.formats for s in known if s.status is not ServerStatus.JOINED)
-        return min(been_up, default=0) or max((s.formats for s in known), default=BEFORE_VERSIONS)
+        least = min(been_up, default=0) or max((s.formats for s in known), default=BEFORE_VERSIONS)
+        return _formats.put(least, self.servers)
 
     def witnesses(self) -> tuple[ServerId, ...]:
         """Return the servers that vote without a GPU, and lead as stopgaps only."""
         return tuple(s.id for s in self.servers.values() if s.witness)
+
+
+#: Every request asks for it, and it changes with servers only.
+_formats: Memo[int] = Memo(4)
 
 
 def with_changes(value: T, **changes: Any) -> T:
