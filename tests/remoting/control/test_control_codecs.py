@@ -193,9 +193,12 @@ def test_messages_survive(message: m.Message, call: int) -> None:
     frame = m.to_frame(call, message, size_max=2**30)
     same_call, found = m.from_body(frame[4], frame[5:])
     assert same_call == call
-    assert found == message or any(
-        "elemetry" in str(each.type) for each in fields(cast(Any, message))
-    )
+    trimmed = {
+        each.name: getattr(message, each.name)
+        for each in fields(cast(Any, message))
+        if "elemetry" in str(each.type)
+    }
+    assert replace(cast(Any, found), **trimmed) == message
     frame = m.to_frame(call, found, size_max=2**30)
     assert m.from_body(frame[4], frame[5:]) == (call, found)
 
