@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.cli.conftest import LivePool, LiveServer
-from tests.pools import observers_of
+from tests.pools import observers_of, view_of
 
 from gpupool.pool.view import ALARM
 
@@ -53,9 +53,20 @@ def code(server: LiveServer) -> int:
     return server.process.wait(DEADLINE_S)
 
 
-def alarms_of(pool: LivePool) -> list[str]:
-    """Return the alarms of the pool."""
-    return [text for text in pool.view()["warnings"] if text.startswith(ALARM)]
+def alarms_of(pool: LivePool, server: LiveServer) -> list[str]:
+    """Return the alarms that one server gives, while no other one can answer."""
+    others = [each.process for each in pool.servers.values() if each is not server]
+    running = [each for each in others if each is not None and each.poll() is None]
+    for process in running:
+        process.send_signal(signal.SIGSTOP)
+    try:
+        view = view_of(pool.only(server)["GPUPOOL_CREDENTIALS"])
+    finally:
+        for process in running:
+            process.send_signal(signal.SIGCONT)
+    names = {each["id"]: each["name"] for each in view["servers"]}
+    assert names[view["answered_by"]] == server.name
+    return [text for text in view["warnings"] if text.startswith(ALARM)]
 
 
 def put(pool: LivePool, user: str) -> None:
@@ -91,7 +102,8 @@ def test_an_old_copy_is_refused_and_comes_back_by_rejoin(own_pool: LivePool) -> 
     assert "gpupool rejoin" in said
     assert "Traceback" not in said
     # One server refused it, or both did; whichever of them answers says so.
-    wait_for(lambda: alarms_of(pool), pool)
+    for other in (each for each in pool.servers.values() if each is not server):
+        wait_for(lambda other=other: alarms_of(pool, other), pool)
     done = pool.run("status")
     assert f"{server.name} does not count as a voter" in done.stdout.replace("\n", " ")
     assert done.returncode == 3
