@@ -217,7 +217,7 @@ class Supervisor:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Have signals again as before."""
+        """Restore the signals of before."""
         self._process.close()
         self._signals.close()
 

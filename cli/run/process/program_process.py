@@ -40,7 +40,7 @@ class ProgramProcess:
         self._orders, theirs = socket.socketpair()
         self.returncode: int | None = None
         ours = os.getpid()
-        # Who ignores the ends of children hears of no code.
+        # A process that ignores SIGCHLD is told no exit code of a child.
         children = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         # The kernel watches the thread that forks. This one lives as long as we do.
         self.pid = fork()
@@ -51,7 +51,7 @@ class ProgramProcess:
         theirs.close()
 
     def start(self, program: str, arguments: list[str], environment: dict[str, str]) -> None:
-        """Have it become the program.
+        """Let it become the program.
 
         Raises:
             OSError: when the system refuses to execute it.

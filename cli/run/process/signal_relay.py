@@ -126,7 +126,7 @@ class Bystander:
 
 
 def _stand_by(orders: socket.socket, first: int) -> NoReturn:
-    """Keep signals until they are asked for; hold nothing open but the socket."""
+    """Keep signals until the relay asks for them; keep nothing open but the socket."""
     try:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         for each in map(int, os.listdir("/proc/self/fd")):
@@ -179,7 +179,7 @@ class LinuxSignals:
         self._ahead: list[tuple[float, int]] = []  # of ours
 
     def close(self) -> None:
-        """Have signals again as before."""
+        """Restore the signals of before."""
         self.bystander.close()
         os.close(self._descriptor)
         signal.pthread_sigmask(signal.SIG_SETMASK, self.mask)
