@@ -93,7 +93,7 @@ def test_a_report_has_what_is_known_and_na_for_the_rest(
     said = say(capsys, "-q", "-d", "TEMPERATURE", "-i", "0")[1]
     assert "GPU Current Temp" in said
     assert "FB Memory" not in said
-    for kind in dict(smi_report.sections("log.txt")):
+    for kind in dict(smi_report.sections(xml=False)):
         assert say(capsys, "-q", "-d", kind)[0] == 0
 
 

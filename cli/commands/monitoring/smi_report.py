@@ -13,10 +13,40 @@ Device = Mapping[str, object]
 
 
 @cache
-def sections(name: str) -> tuple[tuple[str, str], ...]:
-    """Return the parts of a report on a device, each behind the word of ``-d`` that asks for it."""
-    parts = words_of(name).removeprefix("#").split("\n#")
-    return tuple((kind, text) for kind, _, text in (part.partition("\n") for part in parts))
+def sections(*, xml: bool) -> tuple[tuple[str, str], ...]:
+    """Return the parts of a report on a device, each behind the word of ``-d`` that asks for it.
+
+    A row of ``report.txt`` is ``tag|name|value``, the value ``N/A`` if none is there; ``/`` ends
+    one with rows below it. A row without a tag stands in the text alone, one without a name in XML.
+    """
+    parts = words_of("report.txt").removeprefix("#").split("\n#")
+    halves = (part.partition("\n") for part in parts)
+    found = ((kind, _lines(rows.splitlines(), xml=xml)) for kind, _, rows in halves)
+    return tuple((kind, "\n".join(lines)) for kind, lines in found if lines)
+
+
+def _lines(rows: Sequence[str], *, xml: bool) -> list[str]:
+    lines: list[str] = []
+    ends: list[str] = []  # of the elements around the row
+    for row in rows:
+        text = row.lstrip()
+        depth = (len(row) - len(text)) // 4
+        while len(ends) > depth:
+            lines.append(ends.pop())
+        tag, name, value = (*text.removesuffix("/").split("|"), "", "")[:3]
+        has_rows = text.endswith("/")
+        if "|" not in text:
+            lines.append(text)  # made whole by each of the two
+        elif xml and tag:
+            begin = "\t" * (depth + 2) + f"<{tag}>"
+            end = f"</{tag}>"
+            lines.append(begin if has_rows else f"{begin}{value or 'N/A'}{end}")
+            if has_rows:
+                ends.append("\t" * (depth + 2) + end)
+        elif name and not xml:
+            begin = " " * 4 * (depth + 1) + name
+            lines.append(begin if has_rows else f"{begin:<55}: {value or 'N/A'}")
+    return lines + ends[::-1]
 
 
 def _values(device: Device, processes: Sequence[int], *, xml: bool) -> dict[str, str]:
@@ -62,6 +92,8 @@ def _values(device: Device, processes: Sequence[int], *, xml: bool) -> dict[str,
         "limit": value("power.limit", "W"),
         "memory_heat": value("temperature.memory", "C"),
         "clock": value("clocks.current.sm", "MHz"),
+        "empty": "\n\t\t",
+        "none": "\n\t\t\tNone\n\t\t",
         "processes": empty if xml else text if rows else none,
     }
 
@@ -91,7 +123,7 @@ def report(
         bus = device["bus_id"]
         lines.append(f'\t<gpu id="{bus}">' if xml else f"GPU {bus}")
         values = _values(device, processes, xml=xml)
-        for kind, text in sections("log.xml" if xml else "log.txt"):
+        for kind, text in sections(xml=xml):
             if not kinds or kind in kinds:
                 lines += text.rstrip("\n").format_map(values).split("\n")
         lines.append("\t</gpu>" if xml else "")
@@ -150,5 +182,5 @@ def topology_lines(devices: Sequence[Device]) -> list[str]:
 def kinds_of(text: str) -> list[str] | None:
     """Return the words of ``-d``; None: one of them is none."""
     kinds = [kind.strip() for kind in text.split(",") if kind.strip()]
-    known = {kind for name in ("log.txt", "log.xml") for kind, _ in sections(name)}
+    known = {kind for xml in (False, True) for kind, _ in sections(xml=xml)}
     return kinds if known - {""} | {"VOLTAGE", "GSP_FIRMWARE_VERSION"} >= {*kinds} else None
