@@ -187,6 +187,30 @@ def test_threads_of_a_warp_pass_values(cp: Any, module: Any) -> None:
     assert out.get().tolist() == [*sums, 134, 3 ^ 5, 7, 1, 16 + 31 + 4, 43]
 
 
+def test_groups_of_threads_are_blocks_and_tiles(cp: Any) -> None:
+    kernel = cp.RawKernel(
+        r"""
+        #include <cooperative_groups.h>
+        namespace cg = cooperative_groups;
+        extern "C" __global__ void f(int *out) {
+          __shared__ int held[64];
+          cg::thread_block block = cg::this_thread_block();
+          auto tile = cg::tiled_partition<8>(block);
+          int me = block.thread_rank();
+          held[me] = tile.thread_rank() + 10 * block.thread_index().y;
+          cg::sync(block);
+          int sum = held[63 - me];
+          for (int with = 4; with; with /= 2) sum += tile.shfl_xor(sum, with);
+          out[block.group_index().x * block.size() + me] = sum + tile.size();
+        }
+        """,
+        "f",
+    )
+    out = cp.zeros(128, np.int32)
+    kernel((2,), (16, 4), (out,))
+    assert out.tolist() == [28 + 80 * (3 - me // 16) + 8 for me in range(64)] * 2
+
+
 def test_a_barrier_waits_for_those_that_are_left(cp: Any, module: Any) -> None:
     out = cp.zeros(1, dtype=cp.int32)
     module.get_function("some_leave")((1,), (96,), (out,))
