@@ -54,7 +54,6 @@ FOLDERS = (
     "cupyx/fft_tests",
     "cupyx/fftpack_tests",
     "cupyx/interpolate_tests",
-    "cupyx/jit_tests",
     "cupyx/linalg_tests",
     "cupyx/ndimage_tests",
     "cupyx/own/linalg_tests",

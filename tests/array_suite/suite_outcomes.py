@@ -44,8 +44,6 @@ PLACES: tuple[tuple[str, str], ...] = (
     # its types or its text, complex numbers have an order, and half precision rounds each step.
     (r"TestVectorize", DECIDED),
     (r"TestEstimateGradients2DGlobal", INTERNALS),
-    # The test leaves out versions of CUDA before 10.1, and an emulated GPU has 0.
-    (r"jit_tests/test_raw\.py::TestRaw::test_atomic_cas", EMULATION),
     # SciPy interpolates no complex numbers that way, and takes a minute for that spline.
     (r"test_rgi\.py::.*(test_complex\[pchip|test_nonscalar_values_2\[.*quintic\])", EMULATION),
     # A range does nothing here, whether a profiler is there or not.
@@ -131,7 +129,7 @@ class Outcome:
         parts = self.test.split("/")
         at = 2 if parts[1] == "scipy_tests" else 1
         before = "cupyx/" if parts[0] == "cupyx_tests" else ""
-        before += OWN if before and parts[1] not in ("scipy_tests", "jit_tests") else ""
+        before += OWN if before and parts[1] != "scipy_tests" else ""
         return before + parts[at].split("::")[0].removesuffix("_tests")
 
     @property
@@ -145,7 +143,7 @@ def place_of(folder: str) -> str:
     head, _, rest = folder.partition("/")
     if head != "cupyx":
         return f"cupy_tests/{folder}"
-    own = rest.startswith((OWN, "jit_tests"))
+    own = rest.startswith(OWN)
     return f"cupyx_tests/{rest.removeprefix(OWN) if own else f'scipy_tests/{rest}'}"
 
 

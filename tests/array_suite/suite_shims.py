@@ -179,7 +179,6 @@ def install(cupy: Any) -> None:
         if not hasattr(cupy.cuda, name):
             setattr(cupy.cuda, name, importlib.import_module("cupy.cuda." + name))
     _compilers_without_effect(cupy.cuda.compiler)
-    cupy.cuda.runtime._getLocalRuntimeVersion = lambda: 12_080
     backend: Any = importlib.import_module("cupy_backends.cuda.api.runtime")
     backend.is_hip = cupy.cuda.runtime.is_hip  # a stand-in would be true, and tests are left out
     cupy.cuda.driver.get_build_version = cupy.cuda.runtime.runtimeGetVersion
@@ -190,7 +189,6 @@ def install(cupy: Any) -> None:
     core.__getattr__ = _stand_in("cupy._core")
     core.internal.prod = math.prod
     core.get_size = _get_size
-    core._get_warpsize, core._full_mask = (lambda: 32), (lambda: 0xFFFFFFFF)  # of NVIDIA's GPUs
     core.core.ndarray = core.ndarray = cupy.ndarray
     for module in (core, core.core):
         module.get_compute_type = _nothing

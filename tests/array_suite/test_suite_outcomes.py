@@ -88,4 +88,3 @@ def test_folders_of_one_name_are_counted_apart() -> None:
         for place in map(so.place_of, ("fft_tests", "cupyx/fft_tests", "cupyx/own/fft_tests"))
     ]
     assert names == ["fft", "cupyx/fft", "cupyx/own/fft"]
-    assert so.place_of("cupyx/jit_tests") == "cupyx_tests/jit_tests"
