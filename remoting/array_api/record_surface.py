@@ -37,8 +37,6 @@ MODULES = (
     "cupy.polynomial.polynomial",
     "cupy.polynomial.polyutils",
     "cupyx",
-    "cupyx.jit",
-    "cupyx.jit.cg",
     *(f"cupyx.scipy.{name}" for name in _SCIPY),
 )
 _CLASSES = """

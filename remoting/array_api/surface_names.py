@@ -226,15 +226,6 @@ SURFACE: dict[str, str] = {
         errstate get_runtime_info geterr linalg optimizing profiler rsqrt scatter_add scatter_max
         scatter_min scipy seterr time zeros_like_pinned zeros_pinned
     """,
-    "cupyx.jit": """
-        atomic_add atomic_and atomic_cas atomic_dec atomic_exch atomic_inc atomic_max atomic_min
-        atomic_or atomic_sub atomic_xor blockDim blockIdx cg cub grid gridDim gridsize laneid
-        range rawkernel shared_memory shfl_down_sync shfl_sync shfl_up_sync shfl_xor_sync
-        syncthreads syncwarp threadIdx thrust warpsize
-    """,
-    "cupyx.jit.cg": """
-        memcpy_async sync this_grid this_thread_block wait wait_prior
-    """,
     "cupyx.scipy.fft": """
         dct dctn dst dstn fft fft2 fftfreq fftn fftshift fht get_fft_plan hfft hfft2 hfftn idct
         idctn idst idstn ifft ifft2 ifftn ifftshift ifht ihfft ihfft2 ihfftn irfft irfft2 irfftn

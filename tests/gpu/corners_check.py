@@ -203,7 +203,7 @@ def kernels(cp):
 
 
 def typed_kernels(cp, x, source, kind):
-    """Note one pair of types by elementwise, reduction, jit and fused kernels."""
+    """Note one pair of types by elementwise, reduction and fused kernels."""
     pair = f"{source}->{kind}"
     a, b = np.dtype(source).name, np.dtype(kind).name
     n = x.size
@@ -217,22 +217,6 @@ def typed_kernels(cp, x, source, kind):
         )
         case(f"reduction {pair}", lambda: reduction(x.reshape(n, 1), axis=1))
         case(f"fuse {pair}", lambda: cp.fuse(lambda t: (t + 0).astype(kind))(x))
-        case(f"jit {pair}", lambda: jit_cast(cp, x, kind))
-
-
-def jit_cast(cp, x, kind):
-    from cupyx import jit
-
-    cast = getattr(cp, np.dtype(kind).name)
-
-    @jit.rawkernel()
-    def kernel(a, b):
-        i = jit.threadIdx.x
-        b[i] = cast(a[i])
-
-    made = cp.zeros(x.size, kind)
-    kernel((1,), (x.size,), (x, made))
-    return made
 
 
 def raw_complex(cp, x):

@@ -20,7 +20,7 @@ WHOLE_NAMES = {"int": "i", "uint": "I", "ll": "q", "ull": "Q"}
 CONVERSION = re.compile(
     r"(array|full slice|flat|copyto|ascontiguousarray|asfortranarray|require|add out"
     r"|concatenate|stack"
-    r"|raw|elementwise implicit|elementwise|reduction|fuse|jit|astype) ([efdFD])->([bBhHiIqQ])"
+    r"|raw|elementwise implicit|elementwise|reduction|fuse|astype) ([efdFD])->([bBhHiIqQ])"
 )
 INTRINSIC = re.compile(r"intrinsic __(half|float|double)2(int|uint|ll|ull)_(rn|rz|ru|rd)")
 RECORDED = Path(__file__).resolve().parents[2] / "testdata" / "corners.txt.xz"

@@ -5,6 +5,7 @@
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import importlib
+import importlib.util
 import pkgutil
 import warnings
 from typing import Any
@@ -107,6 +108,27 @@ NOBODYS = "CuPy 14.2.0 has no such name either"
 def test_a_missing_name_comes_with_advice_that_is_true(cp: Any, program: str, advice: str) -> None:
     del cp
     assert advice in _said(program)
+
+
+@pytest.mark.parametrize(
+    ("program", "kind"),
+    [
+        ("import cupyx.jit", ImportError),
+        ("import cupyx.jit.thrust", ImportError),
+        ("from cupyx.jit import rawkernel", ImportError),
+        ("from cupyx import jit; jit.rawkernel()", ImportError),
+        ("import cupyx; cupyx.jit.rawkernel()", AttributeError),
+    ],
+)
+def test_kernels_of_python_functions_are_refused_with_the_way_to_them(
+    cp: Any, program: str, kind: type[Exception]
+) -> None:
+    assert cp.RawKernel
+    with pytest.raises(kind, match="on Linux, where CuPy is installed, `gpupool run --door cuda`"):
+        exec(program, {})
+    # So what a program does without them goes on.
+    assert not hasattr(importlib.import_module("cupyx"), "jit")
+    assert importlib.util.find_spec("cupyx.jit") is None
 
 
 def test_each_module_of_the_dropin_gives_advice(cp: Any) -> None:

@@ -176,7 +176,7 @@ def test_missing_names_are_listed_and_not_there(cp: Any) -> None:
 def test_parameters_and_modules_that_are_missing_are_listed(cp: Any) -> None:
     gaps = surface.gaps()
     assert gaps == sorted(set(gaps))
-    assert not [name for name in gaps if name.startswith("cupyx.jit")]
+    assert "cupyx.jit (module)" in gaps
     assert "cupy.linalg (module)" not in gaps
     lacking = [each for each in gaps if not each.endswith("(module)")]
     # Memory that only CuPy makes, and what cupyx.scipy.sparse keeps of SciPy's printing.

@@ -125,7 +125,7 @@ def errstate(**kwargs: Any) -> Generator[None]:
         _set(before)
 
 
-_LATER = ("jit", "linalg", "scipy", "signal")
+_LATER = ("linalg", "scipy", "signal")
 __getattr__ = _absent.lookup(__name__, *_LATER)
 
 

@@ -19,6 +19,10 @@ PRIVATE_ADVICE = (
     "gpupool's drop-in cupy lacks this private name; "
     "where CuPy is installed, `gpupool run --door cuda` has CuPy's own"
 )
+TRANSLATOR_ADVICE = (
+    "gpupool's drop-in cupy does not translate Python functions to kernels; "
+    "on Linux, where CuPy is installed, `gpupool run --door cuda` runs them"
+)
 
 _LIKE = {
     "cupy": (
@@ -61,6 +65,8 @@ def advice(module: str, name: str) -> str:
     """Say what a program can do that wants a name which a module of this package lacks."""
     names, known = _names_of_cupy()
     whole = f"{module}.{name}"
+    if whole == "cupyx.jit":
+        return TRANSLATOR_ADVICE
     if "._" in whole:
         return PRIVATE_ADVICE
     if module in known and whole not in names:
