@@ -7,7 +7,7 @@ A point has a sum and a count, never a mean, so that the points of several serve
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from gpupool.pool.model.bounds import Int, Line, Name, Text, Time
+from gpupool.pool.model.bounds import AskedTime, Int, Line, Name, Number, Text, Time
 from gpupool.pool.model.codec import OPTIONAL
 from gpupool.pool.model.ids import Milliseconds
 from gpupool.pool.telemetry import Health
@@ -25,18 +25,18 @@ class HistoryQuery:
 
     #: pool, server, gpu, lease, user, client, sums, health, capacity, storage; or of one GPU
     #: gpu-leases, the memory that they use, and gpu-marks, what happened to it.
-    of: Line
-    metric: Line = (
+    of: Text
+    metric: Text = (
         ""  # of sums: by what, a key of ``record_query.KEYS``; of health: a check, or any
     )
     #: A GPU's id, a lease's number, the name of a user or client; of sums: a lease's number,
     #: ``EVERYBODY``, or empty; of health: a check's subject, or empty for any.
-    name: Line = ""
-    since: Time = Milliseconds(0)
-    until: Time = Milliseconds(0)
-    after: Int = 0  # points of earlier parts
-    points_max: Int = POINTS_MAX
-    user: Line = ""  # whose leases alone are told; empty: everybody's
+    name: Text = ""
+    since: AskedTime = Milliseconds(0)
+    until: AskedTime = Milliseconds(0)
+    after: Number = 0  # points of earlier parts
+    points_max: Number = POINTS_MAX
+    user: Text = ""  # whose leases alone are told; empty: everybody's
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,16 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from gpupool.pool.history_query import HistoryPage, HistoryQuery
-from gpupool.pool.model.bounds import Digits, Int, LeaseNumber, Line, ServerKey, Text, Time
+from gpupool.pool.model.bounds import (
+    AskedLease,
+    AskedTime,
+    Digits,
+    Int,
+    Line,
+    Number,
+    ServerKey,
+    Text,
+)
 from gpupool.pool.model.ids import LeaseId, Milliseconds
 from gpupool.pool.model.state import LeaseRecord
 from gpupool.pool.telemetry import Finding
@@ -22,14 +31,14 @@ PAGE_COUNT_MAX = 1000
 class RecordQuery:
     """Which records are wanted: of parts granted for a moment from ``since`` to ``until``."""
 
-    since: Time = Milliseconds(0)
-    until: Time = FAR
-    after: Int = 0  # records with larger numbers only
-    through: Int = 0  # records up to this number only; 0: all
-    count: Int = PAGE_COUNT_MAX  # 0: only what is known of all
-    lease: LeaseNumber = LeaseId(0)  # 0: any
-    by: Line = ""  # sums by this key instead of records; one of ``KEYS``
-    user: Line = ""  # of others only sums are told; empty: everything is told
+    since: AskedTime = Milliseconds(0)
+    until: AskedTime = FAR
+    after: Number = 0  # records with larger numbers only
+    through: Number = 0  # records up to this number only; 0: all
+    count: Number = PAGE_COUNT_MAX  # 0: only what is known of all
+    lease: AskedLease = LeaseId(0)  # 0: any
+    by: Text = ""  # sums by this key instead of records; one of ``KEYS``
+    user: Text = ""  # of others only sums are told; empty: everything is told
 
 
 KEYS = ("user", "class", "department", "client", "lease", "server", "model", "program", "day")

@@ -18,6 +18,7 @@ from gpupool.pool.errors import LocalProtocolError, RemoteProtocolError
 from gpupool.pool.model.bounds import Bound, Count, Line, Name
 from gpupool.pool.model.codec import CodecError, decode, encode, map_types
 from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId
+from gpupool.pool.record_query import RecordQuery
 from gpupool.pool.telemetry import SessionTelemetry, Telemetry
 from gpupool.remoting.protocol import (
     framing,
@@ -26,6 +27,7 @@ from gpupool.remoting.protocol import (
     token_text,
     worker_messages,
 )
+from gpupool.remoting.protocol.messages import KINDS, Call, Opening
 from gpupool.remoting.protocol.worker_messages import Connected, Log, Report
 
 SAID: dict[str, Any] = {
@@ -37,6 +39,19 @@ SAID: dict[str, Any] = {
     "signer to server": signer_messages.Answer,
     "observer and server": frames.Message,
 }
+
+
+def trimmed(kind: Any, path: str) -> Iterator[str]:
+    """Yield where a type has a value that is changed when it is sent beyond its bound."""
+    args = typing.get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind, include_extras=True)
+        args = tuple(hints[field.name] for field in dataclasses.fields(kind))
+    for arg in args:
+        if isinstance(arg, Bound) and arg.trims:
+            yield path
+        elif arg is not kind:
+            yield from trimmed(arg, f"{path}.{getattr(arg, '__name__', '')}")
 
 
 def unbounded(kind: Any, path: str) -> Iterator[str]:
@@ -69,6 +84,14 @@ def test_each_field_of_each_message_has_a_bound(way: str) -> None:
     kinds = typing.get_args(SAID[way])
     assert kinds
     assert [each for kind in kinds for each in unbounded(kind, kind.__name__)] == []
+
+
+def test_no_question_is_changed_when_it_is_sent() -> None:
+    """A lease of -1 was asked for, and each lease was told: -1 had become 0."""
+    asked = [kind for kind in KINDS.values() if issubclass(kind, Call | Opening)]
+    assert [each for kind in asked for each in trimmed(kind, kind.__name__)] == []
+    with pytest.raises(LocalProtocolError, match="this cannot be sent: a field is beyond"):
+        encode(RecordQuery(lease=LeaseId(-1)))
 
 
 def test_the_walk_finds_what_has_no_bound() -> None:

@@ -40,6 +40,8 @@ Uint32 = Annotated[int, Bound(2**32 - 1, trims=True)]  # as the kernel counts
 Int = Annotated[int, Bound(SIGNED_MAX, -SIGNED_MAX, trims=True)]
 Time = Annotated[Milliseconds, Bound(SIGNED_MAX, -SIGNED_MAX, trims=True)]
 Number = Annotated[int, Bound(SIGNED_MAX)]
+AskedTime = Annotated[Milliseconds, Bound(SIGNED_MAX, -SIGNED_MAX)]  # of a question: never changed
+AskedLease = Annotated[LeaseId, Bound(SIGNED_MAX)]
 LeaseNumber = Annotated[LeaseId, Bound(SIGNED_MAX, trims=True)]
 Name = Annotated[str, Bound(256)]
 GpuKey = Annotated[GpuId, Bound(256)]

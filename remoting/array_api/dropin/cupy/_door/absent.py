@@ -21,7 +21,8 @@ PRIVATE_ADVICE = (
 )
 TRANSLATOR_ADVICE = (
     "gpupool's drop-in cupy does not translate Python functions to kernels; "
-    "on Linux, where CuPy is installed, `gpupool run --door cuda` runs them"
+    "on Linux, where CuPy is installed, `gpupool run --door cuda` runs them; "
+    "elsewhere cupy.RawKernel runs CUDA C++"
 )
 
 _LIKE = {
