@@ -26,7 +26,7 @@ class LongWork:
 
     def __init__(self, count: int, *, held: bool = False) -> None:
         self.count, self.goes_on, self.began = count, threading.Event(), threading.Event()
-        self.steps_done = 0
+        self.steps_done = self.step_thread = 0
         self.collects: list[bool] = []
         self.is_done: list[float] = []
         self.events: list[Any] = []
@@ -43,6 +43,7 @@ class LongWork:
         self.collects.append(gc.isenabled())
 
     def steps(self) -> Iterator[None]:
+        self.step_thread = threading.get_ident()
         for _ in range(self.count):
             self.began.set()
             self.goes_on.wait(30)
@@ -58,7 +59,15 @@ async def test_long_work_pauses_after_each_step_and_collects_no_garbage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr(time, "sleep", pauses.append)
+    sleep = time.sleep
+
+    def pause(seconds: float) -> None:
+        if threading.get_ident() == work.step_thread:
+            pauses.append(seconds)
+        else:
+            sleep(seconds)  # a thread that an earlier test has left
+
+    monkeypatch.setattr(time, "sleep", pause)
     work = LongWork(4)
     work.start()
     await _until(lambda: work.events)

@@ -295,6 +295,7 @@ GP_EXPORT int cuGraphConditionalHandleCreate(uint64_t *made, void *graph, void *
     GP_ENTER_ON(graph);
     GP_ON(graph);
     if (made == NULL || flags > 1) return GP_INVALID_VALUE;
+    if (context == NULL) return GP_INVALID_CONTEXT;  // as an H200's driver says
     GP_CHECK(gp_check(graph, GP_GRAPH));
     GP_CHECK(gp_pack_context(&context));
     // Kernels get this value as it is, so it is CUDA's own.

@@ -1,5 +1,6 @@
 // The parameters of nodes: asked for, and changed in graphs and executables.
 #include "graph.h"
+#include "../module/module.h"
 
 #define ATTRIBUTE_SIZE 64
 
@@ -216,9 +217,12 @@ GP_EXPORT int cuGraphKernelNodeSetAttribute(void *handle, int attribute, const v
     struct gp_node *node;
     GP_CHECK(find(handle, GP_NODE_KERNEL, value, &node));
     // Here and not by the server's driver: its answer would come behind later calls.
-    if (attribute < 0 || attribute == 15 || attribute > 18) return GP_INVALID_VALUE;  // as launch.c
-    // Values that hold handles: events, for launches alone, and nodes that kernels change.
-    if (attribute == 7 || attribute == 12 || attribute == 13) return GP_NOT_SUPPORTED;
+    if (!gp_has_attribute(attribute, false)) return GP_INVALID_VALUE;
+    if (attribute == GP_UPDATABLE_NODE) {
+        int updatable;
+        memcpy(&updatable, value, sizeof updatable);
+        return updatable ? GP_NOT_SUPPORTED : GP_SUCCESS;  // kernels would change the graph
+    }
     if (__atomic_load_n(&gp_mapped_count, __ATOMIC_RELAXED)) gp_push_mapped();
     unsigned char *at = gp_open_graph_set_attribute(((struct gp_handle *)handle)->id, attribute);
     if (at == NULL) return GP_INVALID_VALUE;
@@ -231,7 +235,7 @@ GP_EXPORT int cuGraphKernelNodeGetAttribute(void *handle, int attribute, void *v
     GP_ON(handle);
     struct gp_node *node;
     GP_CHECK(find(handle, GP_NODE_KERNEL, value, &node));
-    if (attribute == 7 || attribute == 12 || attribute == 13) return GP_NOT_SUPPORTED;
+    if (!gp_has_attribute(attribute, false)) return GP_INVALID_VALUE;
     return gp_call_graph_get_attribute(((struct gp_handle *)handle)->id, attribute, value,
                                        ATTRIBUTE_SIZE);
 }

@@ -139,14 +139,19 @@ GP_EXPORT int cuLaunchCooperativeKernel(void *function, unsigned gx, unsigned gy
     return launch(&head, function, stream, parameters, NULL, NULL, 0, 2);
 }
 
-// CUlaunchAttributeID of CUDA 13.3, which has no 15. The value stands behind 8 bytes.
+// CUlaunchAttributeID of cuda.h. The value stands behind 8 bytes.
 #define IGNORE 0
 #define CLUSTER_DIMENSION 4
 #define PROGRAMMATIC_EVENT 7
 #define COMPLETION_EVENT 12
-#define UPDATABLE_NODE 13
-#define NO_ATTRIBUTE 15
 #define LAST_ATTRIBUTE 18
+#define LAUNCH_ATTRIBUTES 0x77ff7u  // a bit each: all but those for streams alone, and 15
+#define NODE_ATTRIBUTES 0x76f36u    // of those, the ones that are not for launches alone
+
+bool gp_has_attribute(int attribute, bool launch) {
+    if (attribute < 0 || attribute > (gp.version > 13000 ? LAST_ATTRIBUTE : 16)) return false;
+    return (launch ? LAUNCH_ATTRIBUTES : NODE_ATTRIBUTES) >> attribute & 1;
+}
 
 static bool no_cluster(const unsigned char *attribute) {
     uint32_t size[3];
@@ -171,15 +176,15 @@ static struct gp_handle *event_of(const unsigned char *attribute) {
     return event;
 }
 
-// As cuda.h has it: an event of this process without a time, and no flags of records.
+// As an H200's driver has it: an event of this process without a time, and no flags of records.
 static int check_event(const unsigned char *attribute) {
     GP_CHECK(gp_ready());
     GP_CHECK(gp_check(event_of(attribute), GP_EVENT));
     unsigned kind = event_of(attribute)->flags;
     uint32_t flags;
     memcpy(&flags, attribute + 16, sizeof flags);
-    bool fit = flags == 0 && kind & GP_DISABLE_TIMING && !(kind & GP_INTERPROCESS);
-    return fit ? GP_SUCCESS : GP_INVALID_VALUE;
+    if (!(kind & GP_DISABLE_TIMING) || kind & GP_INTERPROCESS) return GP_NOT_SUPPORTED;
+    return flags == 0 ? GP_SUCCESS : GP_ILLEGAL_STATE;
 }
 
 void gp_ignore_events(unsigned char *attributes, uint32_t count) {
@@ -213,8 +218,8 @@ GP_EXPORT int cuLaunchKernelEx(const struct launch_config *config, void *functio
         const unsigned char *attribute = config->attributes + (size_t)at * LAUNCH_ATTRIBUTE_SIZE;
         uint32_t id = id_of(attribute);
         // Here and not by the server's driver: its answer would come behind later calls.
-        if (id == NO_ATTRIBUTE || id > LAST_ATTRIBUTE) return GP_INVALID_VALUE;
-        if (id == UPDATABLE_NODE) return GP_NOT_SUPPORTED;  // kernels would change the graph
+        if (!gp_has_attribute((int)id, true)) return GP_INVALID_VALUE;
+        if (id == GP_UPDATABLE_NODE) return GP_NOT_SUPPORTED;  // kernels would change the graph
         if (holds_event(attribute)) {
             GP_CHECK(check_event(attribute));
             events = true;

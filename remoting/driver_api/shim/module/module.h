@@ -8,6 +8,10 @@
 #define NAME_MAX_SIZE 16384
 #define LAUNCH_ATTRIBUTES_MAX 32
 #define LAUNCH_ATTRIBUTE_SIZE 72
+#define GP_UPDATABLE_NODE 13  // of CUlaunchAttributeID
+
+// Return whether the driver has an attribute of launches, or of kernels in graphs.
+bool gp_has_attribute(int attribute, bool launch);
 
 struct parameter {
     uint32_t offset, size;

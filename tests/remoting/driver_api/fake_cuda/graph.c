@@ -542,7 +542,7 @@ API CUresult cuGraphConditionalHandleCreate(CUgraphConditionalHandle *pHandle_ou
                                             CUcontext ctx, unsigned int defaultLaunchValue,
                                             unsigned int flags) {
     ENTER();
-    (void)ctx;
+    if (ctx == NULL) return CUDA_ERROR_INVALID_CONTEXT;
     REQUIRE(pHandle_out != NULL && IS(hGraph, MAGIC_GRAPH) && flags <= 1);
     struct condition *condition = zeroed(sizeof *condition);
     *condition = (struct condition){defaultLaunchValue, defaultLaunchValue, flags == 1};

@@ -420,7 +420,7 @@ static void conditions(void) {
     int n = N;
     CHECK(cuMemAlloc_v2(&numbers, BYTES));
     CHECK(cuGraphCreate(&graph, 0));
-    CHECK(cuGraphConditionalHandleCreate(&handle, graph, NULL, 1, 1));
+    CHECK(cuGraphConditionalHandleCreate(&handle, graph, context, 1, 1));
     struct node_params when = {.type = 13, .conditional = {.handle = handle, .size = 1}};
     struct memset_node zero = {.target = numbers, .element = 1, .width = BYTES, .height = 1};
     CHECK(cuGraphAddMemsetNode(&first, graph, NULL, 0, &zero, context));
@@ -455,7 +455,7 @@ static void *nest(struct kernel_node *one, void **kernel, void **inner, void **b
     CHECK(cuGraphAddKernelNode_v2(&node, middle, NULL, 0, one));
     struct node_params child = {.type = 4, .child = {deep, 1}};
     CHECK(cuGraphAddNode_v2(inner, middle, &node, NULL, 1, &child));
-    CHECK(cuGraphConditionalHandleCreate(&handle, middle, NULL, 1, 1));
+    CHECK(cuGraphConditionalHandleCreate(&handle, middle, context, 1, 1));
     struct node_params when = {.type = 13, .conditional = {.handle = handle, .size = 1}};
     CHECK(cuGraphAddNode_v2(&node, middle, inner, NULL, 1, &when));
     CHECK(cuGraphAddKernelNode_v2(body, when.conditional.graphs[0], NULL, 0, one));
