@@ -536,7 +536,7 @@ def test_tokens_that_are_no_good(live_pool: Any, tmp_path: Path) -> None:
 def test_a_server_token_is_good_once(live_pool: Any, tmp_path: Path) -> None:
     listed: list[View] = json.loads(live_pool.run("token", "list", "--json").stdout)["tokens"]
     states = [token["state"] for token in listed if token["kind"] == "server"]
-    assert states.count("used") == 2
+    assert states.count("used") >= 2  # of b and c, and of servers of earlier tests
     token = new_token(live_pool, "--user", "ann")  # a user's token does not let a server in
     done = live_pool.run(
         "join", "--token", token, "--emulate", "1", "--listen", "127.0.0.1:0",

@@ -51,6 +51,7 @@ class OnePool(LivePool):
         token = json.loads(self.run("token", "create", "--user", "ada", "--json").stdout)["token"]
         done = self.run("login", token, env=self.ada)
         assert done.returncode == 0, done.stderr
+        self.at_first = self.run("policy", "show", env=self.ada)
 
     @property
     def ada(self) -> dict[str, str]:
@@ -98,7 +99,7 @@ def holder(pool: OnePool, *arguments: str) -> "subprocess.Popen[str]":
 
 
 def test_a_pool_has_no_policy_at_first(pool: OnePool) -> None:
-    done = pool.run("policy", "show", env=pool.ada)
+    done = pool.at_first
     assert (done.returncode, done.stdout) == (0, "")
     assert "has no policy" in done.stderr
 
