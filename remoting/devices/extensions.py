@@ -116,6 +116,31 @@ def _structured(function: Operation) -> Operation:
     return call
 
 
+def _of_list(value: Any, kind: Any) -> Any:
+    return kind(value) if isinstance(value, list) else value
+
+
+def _of_arrays(function: Operation) -> Operation:
+    """Let the first two arguments be lists, of which SciPy makes no arrays here, and CuPy does."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*[_of_list(arg, np.asarray) for arg in args[:2]], *args[2:], **kwargs)
+
+    return call
+
+
+_LISTED = "argrelmax argrelmin coherence csd spectrogram welch"
+
+
+def _over_axes(function: Operation) -> Operation:
+    """Let the axes be a list, which CuPy's reductions take."""
+
+    def call(a: Any, axis: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return function(a, _of_list(axis, tuple), *args, **kwargs)
+
+    return call
+
+
 _SIZED = """black_tophat grey_closing grey_dilation grey_erosion grey_opening maximum_filter
 maximum_filter1d minimum_filter minimum_filter1d morphological_gradient morphological_laplace
 uniform_filter uniform_filter1d white_tophat"""
@@ -180,6 +205,8 @@ _ADAPTERS = {
         f"scipy.ndimage.binary_{name}": _structured
         for name in ("erosion", "dilation", "opening", "closing")
     },
+    **{f"scipy.signal.{name}": _of_arrays for name in _LISTED.split()},
+    **{f"scipy.special.{name}": _over_axes for name in ("log_softmax", "logsumexp", "softmax")},
     "scipy.ndimage.affine_transform": _affine,
     **CONVENTIONS,
     "scipy.linalg.solve_triangular": _triangular,

@@ -191,6 +191,13 @@ def _firls(function: Operation) -> Operation:
     return call
 
 
+def _max_len_seq(function: Operation) -> Operation:
+    def call(nbits: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(operator.index(nbits), *args, **kwargs)  # SciPy takes Python's alone
+
+    return call
+
+
 def _ranked(function: Operation) -> Operation:
     """Take integers of 64 bits by either of NumPy's names for them; SciPy knows the one."""
 
@@ -214,6 +221,7 @@ CONVENTIONS: dict[str, Callable[[Operation], Operation]] = {
     "scipy.signal.choose_conv_method": _one_axis,
     "scipy.signal.firls": _firls,
     "scipy.signal.hilbert2": _hilbert2,
+    "scipy.signal.max_len_seq": _max_len_seq,
     "scipy.signal.medfilt": _ranked,
     "scipy.signal.order_filter": _ranked,
 }

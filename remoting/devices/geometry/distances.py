@@ -83,6 +83,7 @@ def pairwise(metric: str) -> Operation:
     """Return the distance of two vectors, which are rows as cuVS takes them."""
 
     def call(u: Any, v: Any, p: Any = 2.0) -> Any:
+        u, v = np.asarray(u), np.asarray(v)
         _check_layouts(u, v, ("u", "v"))
         if u.dtype.char not in "fd" or v.dtype != u.dtype:
             raise TypeError(f"two vectors of float32 or of float64, and not {u.dtype}, {v.dtype}")
@@ -124,6 +125,7 @@ def pdist(X: Any, metric: Any = "euclidean", **kwargs: Any) -> Any:
 
 def distance_matrix(x: Any, y: Any, p: Any = 2.0) -> Any:
     """Return Minkowski's distances between the rows of two matrices."""
+    x, y = np.asarray(x), np.asarray(y)
     if x.shape[1] != y.shape[1]:
         raise ValueError(
             f"x contains {x.shape[1]}-dimensional vectors but y contains "
