@@ -11,10 +11,12 @@ from cupy._core.dispatch import make
 from cupy._core.dispatch.arguments import (
     dtype_of,
     integers,
+    is_scalar,
     normalize_order,
     shape_of,
     view_dtype_of,
 )
+from cupy._core.dispatch.arguments import operand as _operand
 from cupy._core.dispatch.transfers import upload
 from cupy._door import dtypes, state
 from cupy._door.calls import Plan, Remote
@@ -28,6 +30,12 @@ def asarray(value: Any) -> Any:
     """Return ``value`` as an array on the device, uploading it if it is none yet."""
     ndarray: Any = state.hooks["ndarray"]
     return value if isinstance(value, ndarray) else array(value)
+
+
+def operand(value: Any) -> Any:
+    """Return a number as it is, and anything else as an array on the device."""
+    is_number = value is None or is_scalar(value)
+    return _operand(value) if is_number else asarray(value)
 
 
 def array(

@@ -402,9 +402,7 @@ class ufunc:
             raise NotImplementedError(f"`{self.name}.at` is not supported yet")
         arguments.check_added(self.operation, a.dtype)
         index = state.hooks["index"](indices)
-        host = isinstance(b, (list, tuple, np.ndarray))
-        value = convert.asarray(b) if host else arguments.operand(b)
-        a._gp_session.call("ufunc.at", (self.operation, a, index, value), {})
+        a._gp_session.call("ufunc.at", (self.operation, a, index, convert.operand(b)), {})
 
     def reduce(
         self, array: Any, axis: Any = 0, dtype: Any = None, out: Any = None, keepdims: bool = False

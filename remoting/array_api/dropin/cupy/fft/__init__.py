@@ -121,7 +121,7 @@ fftn, ifftn, rfftn, irfftn = (_many(name, None) for name in ("fftn", "ifftn", "r
 
 def fftfreq(n: Any, d: Any = 1.0) -> Any:
     """Return the frequencies of a transform."""
-    if type(n) is int and n > 0:
+    if type(n) is int and n > 0 and type(d) in (int, float):
         return make.forward("fft.fftfreq", (n, d), {}, fresh(np.dtype(np.float64), (n,)))
     up, down = np.arange(0, (n - 1) // 2 + 1.0), np.arange(-(n // 2) + 0.0, 0)
     return _convert.array(np.hstack((up, down))) / (n * d)
@@ -129,7 +129,7 @@ def fftfreq(n: Any, d: Any = 1.0) -> Any:
 
 def rfftfreq(n: Any, d: Any = 1.0) -> Any:
     """Return the frequencies of a transform of real data."""
-    if type(n) is int and n > 0:
+    if type(n) is int and n > 0 and type(d) in (int, float):
         return make.forward("fft.rfftfreq", (n, d), {}, fresh(np.dtype(np.float64), (n // 2 + 1,)))
     return _convert.array(np.arange(0, n // 2 + 1.0)) / (n * d)
 

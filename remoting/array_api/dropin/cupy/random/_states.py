@@ -79,14 +79,6 @@ def _bind(name: str, names: dict[str, Any], args: Any, kwargs: Any) -> dict[str,
     return bound
 
 
-def _value(value: Any) -> Any:
-    return (
-        convert.asarray(value)
-        if isinstance(value, (list, tuple, np.ndarray))
-        else arguments.operand(value)
-    )
-
-
 def _check_choice(count: int, wanted: int, replace: bool, weights: Any) -> None:
     """Raise where `choice` cannot draw, but for what the weights' values say."""
     if weights is not None:
@@ -120,7 +112,7 @@ def _distribution(name: str) -> Callable[..., Any]:
             raise TypeError(f"cupy.random only supports float32 and float64, not {dtype}")
         if any(value is None for value in bound.values()):
             raise ValueError(f"{name}() takes numbers and arrays, not None")
-        values = [_value(value) for value in bound.values()]
+        values = [convert.operand(value) for value in bound.values()]
         return self._draw(name, values, _shape(size, values), dtype)
 
     method.__name__ = name
@@ -167,7 +159,7 @@ class RandomState(Remote):
         if arguments.is_scalar(low) and arguments.is_scalar(high):
             low, high = int(low), int(high)
             _check_range(low, high - 1, kind)
-        values = [_value(low), _value(high)]
+        values = [convert.operand(low), convert.operand(high)]
         return self._draw("randint", values, _shape(size, values), kind)
 
     def tomaxint(self, size: Any = None) -> Any:
@@ -413,7 +405,7 @@ def _generated(name: str) -> Callable[..., Any]:
         kind = arguments.dtype_of(bound.pop("dtype", np.int64 if default is int else float))
         if typed and kind.char not in "fd":
             raise TypeError(f"Unsupported dtype {kind.name!r} for {name}")
-        values = [_value(value) for value in bound.values()]
+        values = [convert.operand(value) for value in bound.values()]
         if out is not None:
             _check_out(out, kind, size, name == "standard_gamma")
         shape = out.shape if out is not None else _shape(size, values)
