@@ -6,6 +6,7 @@ Their names are in the table of the worker too; a test compares the two.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,16 @@ from cupy._core import convert as _convert
 from cupy._core import poly as _poly
 from cupy._core.dispatch import make as _make
 from cupy._core.dispatch.arguments import is_array as _is_array
+from cupy._core.dispatch.arguments import need as _need
 from cupy._door import absent as _absent
+from cupy._door.calls import Remote as _Remote
 
 from cupyx._output_places import OUTPUT_PLACES
 
 _OUTPUTS = ("out", "output")
 """Keywords by which a program names the array that takes the result."""
+_WRITTEN = (*_OUTPUTS, "distances", "indices")
+"""These, and the keywords of others that take results."""
 _SEVERAL = ("return_sign", "return_indices", "return_distances", "retstep")
 """Keywords whose truth decides how many results there are, so that the worker must be asked."""
 _SEVERAL_FROM = {
@@ -27,13 +32,51 @@ _SEVERAL_FROM = {
     "cupyx.signal.firfilter": (3, ("zi",)),
 }
 """By function, the place of the first argument of that kind, and its own keywords of that kind."""
+_OF_NUMBERS = frozenset(("axes", "axis", "kernel_size", "output_shape", "radius", "s", "shape"))
+"""Keywords of whole numbers, for which CuPy takes an array of NumPy, and none of its own."""
+_NUMBERS_FROM = {"fft": 1, "log_softmax": 1, "logsumexp": 1, "softmax": 1, "rotate": 2,
+                 "affine_transform": 3, "fftconvolve": 3, "oaconvolve": 3}  # fmt: skip
+"""By function or module, the place from which arguments are such numbers."""
+_LEAVES_MAX = 1024
+"""Elements of a sequence that can be arguments of their own; more are an array."""
+_AS_THEY_ARE = (_Remote, str, int, float, bytes, dict, np.generic, np.dtype, type)
 
 
-def _operand(value: Any) -> Any:
-    """Upload an array of the host among the arguments, as these functions do in CuPy."""
+def operand(value: Any) -> Any:
+    """Return an argument as it travels: arrays of the host go up, other sequences are lists."""
+    if value is None or isinstance(value, _AS_THEY_ARE):
+        return value
     if isinstance(value, _poly.poly1d):
         return value.coeffs
-    return _convert.asarray(value) if isinstance(value, np.ndarray) else value
+    if any(hasattr(value, each) for each in _convert.ARRAY_PROTOCOLS):
+        return _convert.array(value, copy=None)
+    if hasattr(value, "__array__"):
+        return _host(np.asarray(value))
+    if isinstance(value, Iterable):
+        items: Any = value if isinstance(value, (tuple, list)) else list(value)
+        if len(items) > _LEAVES_MAX:
+            return _convert.asarray(items)
+        made = [operand(item) for item in items]
+        return tuple(made) if isinstance(value, tuple) else made
+    is_float = hasattr(value, "__float__") and not hasattr(value, "__index__")
+    return float(value) if is_float else value
+
+
+def _host(value: np.ndarray[Any, Any]) -> Any:
+    if value.dtype.kind in "OU":
+        return operand(value.tolist())
+    return value[()] if value.ndim == 0 else _convert.asarray(value)
+
+
+def _numbers(value: Any) -> Any:
+    is_several = isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "iu"
+    return list(value) if is_several else operand(value)
+
+
+def _refuse_host(output: Any, name: str) -> None:
+    """Raise for an array of the host: results would be written into its copy on the device."""
+    if isinstance(output, np.ndarray):
+        _need(output, name)
 
 
 def _function(path: str, name: str, *, one: bool) -> Any:
@@ -41,12 +84,19 @@ def _function(path: str, name: str, *, one: bool) -> Any:
     place = OUTPUT_PLACES.get(operation, -1)
     last, own = _SEVERAL_FROM.get(operation, (1 << 30, ()))
     telling = (*_SEVERAL, *own)
+    numbers = _NUMBERS_FROM.get(name, _NUMBERS_FROM.get(path.rpartition(".")[2], 1 << 30))
 
     def function(*args: Any, **kwargs: Any) -> Any:
-        given = tuple(_operand(value) for value in args)
-        keywords = {key: _operand(value) for key, value in kwargs.items()}
+        given = (*map(operand, args[:numbers]), *map(_numbers, args[numbers:]))
+        keywords = {
+            key: (_numbers if key in _OF_NUMBERS else operand)(value)
+            for key, value in kwargs.items()
+        }
+        for key in _WRITTEN:
+            _refuse_host(kwargs.get(key), key)
         outputs = [keywords.get(key) for key in _OUTPUTS]
         if 0 <= place < len(given):
+            _refuse_host(args[place], "output")
             outputs.append(given[place])
         for output in outputs:
             if one and _is_array(output):

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-from cupy._core import convert as _convert
 from cupy._core.dispatch import make as _make
 from cupy._door.calls import Remote as _Remote
 
+from cupyx._extensions import operand as _operand
 from cupyx.scipy.sparse import _wire as _sparse
 
 _TEXT = "axis bounds_error c extrapolate fill_value k t tck values wi x xi y yi"
@@ -23,15 +22,6 @@ _SETTABLE = ("c", "extrapolate", "fill_value")
 
 classes: dict[str, Any] = {}
 """The classes by name."""
-
-
-def operand(value: Any) -> Any:
-    """Upload the arrays of the host in an argument."""
-    if isinstance(value, np.ndarray):
-        return _convert.asarray(value)
-    if isinstance(value, (tuple, list)):
-        return type(value)([operand(item) for item in value])
-    return value
 
 
 def given(**kwargs: Any) -> dict[str, Any]:
@@ -47,16 +37,16 @@ def on_the_first_axis(axis: int) -> None:
 
 def ask(name: str, /, *args: Any, **kwargs: Any) -> Any:
     """Run an operation and wait for what it gives."""
-    values = [operand(value) for value in args]
-    keywords = {key: operand(value) for key, value in kwargs.items()}
+    values = [_operand(value) for value in args]
+    keywords = {key: _operand(value) for key, value in kwargs.items()}
     session = _make.session_of(*values, *keywords.values())
     return _read(session, session.ask(f"interpolate.{name}", tuple(values), keywords))
 
 
 def send(name: str, /, *args: Any, **kwargs: Any) -> Any:
     """Run an operation whose result is one array; only the first of its kind is waited for."""
-    values = tuple([operand(value) for value in args])
-    keywords = {key: operand(value) for key, value in kwargs.items()}
+    values = tuple([_operand(value) for value in args])
+    keywords = {key: _operand(value) for key, value in kwargs.items()}
     return _make.lazy(f"interpolate.{name}", values, keywords)
 
 

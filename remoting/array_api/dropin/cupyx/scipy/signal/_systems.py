@@ -10,7 +10,7 @@ from typing import Any
 import cupy as _cupy
 from cupy._core.dispatch import make as _make
 
-from cupyx._interpolators import operand as _operand
+from cupyx._extensions import operand as _operand
 
 
 class BadCoefficients(UserWarning):

@@ -5,27 +5,27 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from cupy._core import convert
 
+from cupyx import _extensions
 from cupyx.scipy.sparse import _wire
 from cupyx.scipy.sparse._base import SparseBase, issparse
 
 
 def _operand(value: Any) -> Any:
     """Return an argument as the worker takes it: this machine's arrays and matrices are sent."""
-    if isinstance(value, np.ndarray) and value.dtype != object:
-        return convert.array(value)
-    if isinstance(value, (list, tuple, np.ndarray)):
-        items: Any = list(value)
-        made = [_operand(item) for item in items]
-        return tuple(made) if isinstance(value, tuple) else made
     if _wire.is_of_scipy(value):
         kind = "array" if type(value).__name__.endswith("_array") else "matrix"
         form = value.format if value.format in _wire.FORMATS else "csr"
         return _wire.classes[form, kind == "array"](value)
+    if isinstance(value, (list, tuple)) or (
+        isinstance(value, np.ndarray) and value.dtype.hasobject
+    ):
+        items: Any = list(value)
+        made = [_operand(item) for item in items]
+        return tuple(made) if isinstance(value, tuple) else made
     if isinstance(value, (type, np.dtype)):
         return np.dtype(value)
-    return value
+    return _extensions.operand(value)
 
 
 def _function(name: str, documentation: str) -> Any:
