@@ -20,6 +20,7 @@ from gpupool.cli.lib.rows import (
 from gpupool.cli.lib.values import DURATION, FILTER, size_text
 from gpupool.cli.tui.screen import quorum_counts
 from gpupool.pool.errors import ExitCode, StorageError, UsageError
+from gpupool.pool.expected_start import starts_by_s
 from gpupool.pool.model.state import Filter
 from gpupool.pool.scheduling.filters import filter_text, first_mismatch
 from gpupool.pool.view import ALARM, PoolView
@@ -169,7 +170,8 @@ def leases(
     if as_json:
         held = () if only_waiting else leases_as_hosts_say(snapshot)
         shares = {} if only_waiting else lease_shares(snapshot)
-        print_json(leases=held, waiting=snapshot.view.waiting, shares=shares)
+        starts = starts_by_s(snapshot.view)
+        print_json(leases=held, waiting=snapshot.view.waiting, shares=shares, free_in_s=starts)
         return
     rows = all_lease_rows(snapshot, held=not only_waiting)
     print_table(LEASE_COLUMNS, rows, wide=wide, glyphs=_glyphs(in_ascii))

@@ -368,6 +368,13 @@ LEASE_COLUMNS: tuple[Column[LeaseRow], ...] = (
     ),
     Column("SHARE", _share_cell, lambda r: -(r.figures.share_got or 0.0), right=True, seldom=True),
     Column("AGE", lambda r, _: Cell(duration_text(r.age_s)), lambda r: -r.age_s, right=True),
+    Column(
+        "FREE IN",
+        lambda r, _: Cell("" if r.free_in_s is None else duration_text(r.free_in_s)),
+        lambda r: -(r.free_in_s or 0.0),
+        right=True,
+        seldom=True,
+    ),
     _measured_size("USED", lambda r: r.figures.memory_used),
     _measured_size("UP/S", lambda r: r.rate.up_per_s if r.rate else None),
     _measured_size("DOWN/S", lambda r: r.rate.down_per_s if r.rate else None),

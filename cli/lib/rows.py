@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TypeVar, overload
 
 from gpupool.cli.lib.values import size_text
+from gpupool.pool.expected_start import starts_by_s
 from gpupool.pool.model.ids import GpuId, LeaseId, ServerId
 from gpupool.pool.scheduling.filters import short_model
 from gpupool.pool.telemetry import GpuTelemetry, SessionTelemetry, Telemetry
@@ -193,6 +194,7 @@ class LeaseContext:
     models: Mapping[GpuId, str]
     names: Mapping[ServerId, str]
     sessions: Mapping[LeaseId, Mapping[ServerId, SessionTelemetry]]
+    free_in_s: Mapping[str, float]  # by request that waits
 
 
 @dataclass(frozen=True)
@@ -266,6 +268,14 @@ class LeaseRow:
         if isinstance(self.source, LeaseView):
             return self.source.age_s + self.context.snapshot.view_age_s
         return self.source.waited_s
+
+    @property
+    def free_in_s(self) -> float | None:
+        """Return after how long enough GPUs are free for a request at the latest; None: unknown."""
+        source = self.source
+        if isinstance(source, LeaseView):
+            return None
+        return self.context.free_in_s.get(source.request)
 
     @property
     def rate(self) -> Rate | None:
@@ -457,7 +467,8 @@ def lease_context(snapshot: PoolSnapshot) -> LeaseContext:
     """Return what rows of leases are made from."""
     models = {gpu.id: gpu.name for s in snapshot.view.servers for gpu in s.gpus}
     names = {server.id: server.name for server in snapshot.view.servers}
-    return LeaseContext(snapshot, models, names, sessions_of(snapshot))
+    starts = starts_by_s(snapshot.view)
+    return LeaseContext(snapshot, models, names, sessions_of(snapshot), starts)
 
 
 def _gpus_of(lease: LeaseView, context: LeaseContext) -> str:

@@ -263,3 +263,9 @@ def duration_text(seconds: float) -> str:
         return f"{minutes // 60}h{minutes % 60:02d}m"
     days, hours = minutes // 1440, minutes // 60 % 24
     return f"{days}d{hours:02d}h" if days < 10 and hours else f"{days}d"
+
+
+def free_text(by_s: float) -> str:
+    """Return that GPUs are free after a time, as limits of leases and the policy's rules say."""
+    when = duration_text(round(by_s))
+    return f"enough GPUs are free in {when} at the latest, by the leases' limits and the policy"

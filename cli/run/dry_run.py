@@ -1,6 +1,6 @@
 """``gpupool run --dry-run``: what a run would get and how, without asking for it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
@@ -8,19 +8,17 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 
 from gpupool.cli.lib.connect import connected
+from gpupool.cli.lib.values import free_text
 from gpupool.cli.run.door_choice import DoorChoice
 from gpupool.cli.run.request_options import Wanted, unknown_text
-from gpupool.cli.run.waiting_line import REPEAT_S, free_text
+from gpupool.cli.run.waiting_line import REPEAT_S
 from gpupool.pool.errors import ExitCode, GpupoolError
+from gpupool.pool.expected_start import NEVER, start_by_s
 from gpupool.pool.model.state import Request
-from gpupool.pool.scheduling.capacity import WHOLE_SLACK, partition_size
-from gpupool.pool.scheduling.filters import first_mismatch
-from gpupool.pool.view import GpuView, PoolView, ServerView
+from gpupool.pool.view import PoolView
 
 if TYPE_CHECKING:
     from gpupool.remoting.protocol.messages import PolicyVerdict
-
-NEVER = float("inf")
 
 SUSPENSION_S = 60.0
 """Leases with the memory of a whole GPU take tens of seconds to let go."""
@@ -112,45 +110,3 @@ def preempted_by_s(verdict: "PolicyVerdict") -> float:
     if verdict.suspendable_in < 0:
         return NEVER
     return verdict.suspendable_in / 1000 + SUSPENSION_S
-
-
-def start_by_s(view: PoolView, request: Request) -> float:
-    """Return after how long enough GPUs are free at the latest; infinite if nobody knows.
-
-    Leases end sooner or at their limits of time. Who is before the request in the queue may take
-    what becomes free, so this is no promise.
-    """
-    groups: list[list[float]] = []
-    for server in view.servers:
-        named = not request.servers or {server.name, server.id} & set(request.servers)
-        if named and server.state not in ("down", "drain", "new"):
-            groups.append([_free_after_s(view, server, gpu, request) for gpu in server.gpus])
-    if request.across:
-        groups = [[each for group in groups for each in group]]
-    return min((_last_of(group, request.count) for group in groups), default=NEVER)
-
-
-def _last_of(times: Sequence[float], count: int) -> float:
-    return sorted(times)[count - 1] if len(times) >= count else NEVER
-
-
-def _free_after_s(view: PoolView, server: ServerView, gpu: GpuView, request: Request) -> float:
-    """Return when a GPU has room for its part of a request at the latest."""
-    if gpu.fault or first_mismatch(request.filters, server, gpu) is not None:
-        return NEVER
-    needed = request.memory or partition_size(gpu.capacity, request.fraction)
-    if request.fraction >= 1.0:
-        needed = int(needed * WHOLE_SLACK)  # somebody else's display takes a little
-    ends: list[tuple[float, int]] = []
-    for lease in view.leases:
-        if lease.is_away:
-            continue  # others can have its memory already
-        parts = [p for p in lease.partitions if (p.server, p.gpu) == (server.id, gpu.id)]
-        left_s = max(0, lease.ends_at - view.now) / 1000 if lease.ends_at else NEVER
-        ends += [(left_s, part.memory) for part in parts]
-    free, at_s = gpu.memory_free, 0.0
-    for left_s, memory in sorted(ends):
-        if free >= needed:
-            break
-        free, at_s = free + memory, left_s
-    return at_s if free >= needed else NEVER

@@ -16,11 +16,10 @@ from typing import Any, TypedDict, Unpack, cast
 import trio
 
 from gpupool.cli.lib.logins import login_file
-from gpupool.cli.lib.values import parse_duration, parse_filter, parse_partition
+from gpupool.cli.lib.values import free_text, parse_duration, parse_filter, parse_partition
 from gpupool.cli.run.held_leases import HeldRecord, parse_record
 from gpupool.cli.run.holder_startup import error_of, holder_spec
 from gpupool.cli.run.request_options import Wanted
-from gpupool.cli.run.waiting_line import free_text
 from gpupool.pool.errors import GpupoolError, UsageError
 from gpupool.pool.model.sizes import SHARE_MIN
 from gpupool.pool.model.state import Placement

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from gpupool.cli.lib.output import say
-from gpupool.cli.lib.values import duration_text
+from gpupool.cli.lib.values import duration_text, free_text
 
 FIRST_AFTER_S = 0.3
 """A grant usually comes sooner than this, and then nothing is to be said."""
@@ -130,9 +130,3 @@ def waiting_text(status: str, waited_s: float) -> str:
     if waited_s >= 120:
         return f"{text}, {duration_text(waited_s // 60 * 60)}"
     return f"{text}, {waited_s:.0f} s" if waited_s >= 2 else text
-
-
-def free_text(by_s: float) -> str:
-    """Return that GPUs are free after a time, as limits of leases and the policy's rules say."""
-    when = duration_text(round(by_s))
-    return f"enough GPUs are free in {when} at the latest, by the leases' limits and the policy"

@@ -14,7 +14,7 @@ from gpupool.cli.lib.rows import (
     sessions_of,
 )
 from gpupool.cli.lib.terminal_chart import Frame, chart
-from gpupool.cli.lib.values import duration_text, size_text
+from gpupool.cli.lib.values import duration_text, free_text, size_text
 from gpupool.cli.tui.answers import Answers
 from gpupool.cli.tui.health_panel import finding_lines, health_of
 from gpupool.cli.tui.keys import DAY_S, UiState
@@ -141,6 +141,7 @@ def _waiting(
     return [_title("Request", row.id, "waiting", *words)], [
         Text(f" wants {wants}; {at} before it in the order of service"),
         Text(f" because: {visible(source.reason)}"),
+        *([] if row.free_in_s is None else [Text(f" {free_text(row.free_in_s)}")]),
         *(Text(f" only where {visible(each)}") for each in source.filters),
         _head("Before it"),
         *live_table(LEASE_COLUMNS, [_row_of(snapshot, n) for n in range(at)], width, glyphs),

@@ -57,12 +57,13 @@ def panels(
     classes = any(lease.user_class for lease in (*snapshot.view.leases, *snapshot.view.waiting))
     told = (session for each in snapshot.telemetry.values() for session in each.sessions)
     shares = any(session.share_due for session in told)
-    hidden = (*(() if classes else ("CLASS", "PRIORITY")), *(() if shares else ("SHARE",)))
+    leases = all_lease_rows(snapshot)
+    starts = bool(leases) and bool(leases[0].context.free_in_s)
+    known = {"CLASS": classes, "PRIORITY": classes, "SHARE": shares, "FREE IN": starts}
     chosen = _chosen_server(servers, ui)
     everywhere = ui.all_servers or chosen is None
     gpus = gpu_rows(snapshot, None if everywhere or chosen is None else chosen.server.id)
     where = "" if everywhere or chosen is None else f" of {chosen.server.name}"
-    leases = all_lease_rows(snapshot)
     trend = trend_column(snapshot, ui.figure, trend_width)
     gpu_columns = [trend if column.title == "UTIL" else column for column in GPU_COLUMNS]
     return (
@@ -71,7 +72,7 @@ def panels(
         _panel(
             2,
             leases,
-            [c for c in LEASE_COLUMNS if c.title not in hidden],
+            [c for c in LEASE_COLUMNS if known.get(c.title, True)],
             ui,
             glyphs,
             f", {len(snapshot.view.waiting)} waiting",

@@ -1,6 +1,7 @@
 """Lines of a table on a screen: columns as wide as needed, a reason before other columns. Pure."""
 
 from collections.abc import Iterable, Sequence
+from itertools import compress
 from typing import Any
 
 from rich.text import Text
@@ -13,7 +14,7 @@ REASONS = ("REASON", "FAULT")
 KEPT = ("STATE", "SERVER", "GPU", "GPUS", "LEASE", "USER", *REASONS)
 """Columns that stay where a reason needs room."""
 
-KEPT_LONG = ("AGE", "BUSY", "PROGRAM")
+KEPT_LONG = ("AGE", "FREE IN", "BUSY", "PROGRAM")
 """Columns that give way to a reason only when all others have."""
 
 REASON_WIDTH_MIN = 30
@@ -45,7 +46,10 @@ def live_table(
 ) -> list[Text]:
     """Return the lines of a table of rows with their measurements."""
     shown = chosen_columns(columns, live=True)
-    return table_lines(shown, cells_of(shown, rows, glyphs), width)
+    cells = cells_of(shown, rows, glyphs)
+    used = [not c.seldom or any(line[at].text for line in cells) for at, c in enumerate(shown)]
+    shown = [*compress(shown, used)]
+    return table_lines(shown, [[*compress(line, used)] for line in cells], width)
 
 
 def _columns_that_fit(

@@ -13,6 +13,7 @@ from gpupool.monitoring.web.health_words import Problem, problems_of, sentence
 from gpupool.monitoring.web.live_book import Document, Table
 from gpupool.monitoring.web.pool_source import Snapshot
 from gpupool.monitoring.web.traffic import Flow, Flows
+from gpupool.pool.expected_start import starts_by_s
 from gpupool.pool.model.ids import GpuId, LeaseId, ServerId
 from gpupool.pool.scheduling.filters import short_model
 from gpupool.pool.telemetry import GpuTelemetry, SessionTelemetry
@@ -374,6 +375,7 @@ def _figures(
 
 
 def _waiting(shown: tuple[WaitingView, ...], moment: Moment, memory: Memory) -> Table:
+    starts = starts_by_s(moment.view)
     return {
         "id": [each.request[:8] for each in shown],
         "user": [visible(each.user) for each in shown],
@@ -389,7 +391,13 @@ def _waiting(shown: tuple[WaitingView, ...], moment: Moment, memory: Memory) -> 
         "priority": [each.priority for each in shown],
         "since": [_waits_since(each, moment.view, memory) for each in shown],
         "reason": [each.reason for each in shown],
+        # When enough GPUs are free at the latest, by the pool's time.
+        "free": [_at(moment.view, starts.get(each.request)) for each in shown],
     }
+
+
+def _at(view: PoolView, in_s: float | None) -> int | None:
+    return None if in_s is None else view.now + round(in_s * 1000)
 
 
 def _waits_since(waiting: WaitingView, view: PoolView, memory: Memory) -> int:

@@ -1,5 +1,6 @@
 """What is shown of one server, GPU, lease or request alone; the tree; the usage."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -102,6 +103,19 @@ def test_a_lease_has_its_sessions_and_what_is_known_when_it_has_ended(
     assert "advice: -m 12G" in text
     answers.leases.clear()
     assert "asking the servers" in detail(ended, LEASE, answers=answers)
+
+
+def test_a_request_says_when_gpus_are_free(snapshot: PoolSnapshot) -> None:
+    """In the list of leases of ``top``, and alone; a list without such a request has no column."""
+    view = snapshot.view
+    two = replace(view.waiting[0], count=2)
+    lease = replace(view.leases[0], ends_at=Milliseconds(view.now + 5_400_000))
+    soon = replace(snapshot, view=replace(view, leases=(lease,), waiting=(two,)))
+    assert "enough GPUs are free in 1h30m at the latest" in detail(soon, ("waiting", "abcd1234"))
+    assert "enough GPUs" not in detail(snapshot, ("waiting", "abcd1234"))
+    listed = render(soon, UiState(), 160, 60, FORMS[0], Answers()).plain
+    assert re.search(r"FREE IN\b.*\n.*7f3a.*\n.*abcd.* 1h30m ", listed)
+    assert "FREE IN" not in render(snapshot, UiState(), 160, 60, FORMS[0], Answers()).plain
 
 
 def test_a_request_says_why_it_waits_and_who_is_before_it(snapshot: PoolSnapshot) -> None:

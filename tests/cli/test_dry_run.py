@@ -9,15 +9,10 @@ import trio
 import trio.testing
 
 from gpupool.cli.lib.rows import PoolSnapshot
-from gpupool.cli.run.dry_run import (
-    NEVER,
-    follow_start,
-    silent_servers,
-    start_by_s,
-    start_text,
-)
+from gpupool.cli.run.dry_run import follow_start, silent_servers, start_text
 from gpupool.cli.run.python_lease import wanted_of
 from gpupool.pool.errors import ExitCode, UnreachableError
+from gpupool.pool.expected_start import NEVER, start_by_s, starts_by_s
 from gpupool.pool.model.ids import Milliseconds
 from gpupool.pool.model.state import Request
 from gpupool.pool.view import PoolView
@@ -44,6 +39,27 @@ def test_when_gpus_are_free_by_the_limits_of_leases(snapshot: PoolSnapshot) -> N
         == "enough GPUs are free in 1h30m at the latest, by the leases' limits and the policy"
     )
     assert "nobody knows" in start_text(NEVER)
+
+
+def test_those_first_in_line_have_a_start_where_limits_say_it(snapshot: PoolSnapshot) -> None:
+    lease = replace(snapshot.view.leases[0], ends_at=Milliseconds(snapshot.view.now + 5_400_000))
+    two = replace(snapshot.view.waiting[0], count=2)
+    known = replace(two, filters=("gpu.memory >= 100GiB",))
+    others = (
+        replace(two, filters=("gpu.memory >= 900GiB",)),
+        replace(two, filters=("colour = red",)),
+        replace(two, count=1, fraction=0.5),
+    )
+    line = [replace(each, request=str(at)) for at, each in enumerate((known, *others, *9 * (two,)))]
+    view = replace(snapshot.view, leases=(lease,), waiting=tuple(line))
+    assert starts_by_s(view) == dict.fromkeys("04567", 5400.0)
+
+
+def test_a_drained_gpu_is_not_free_for_who_waits(snapshot: PoolSnapshot) -> None:
+    server = snapshot.view.servers[0]
+    drained = tuple(replace(each, drain="new fan") for each in server.gpus)
+    view = replace(snapshot.view, servers=(replace(server, gpus=drained),))
+    assert start_by_s(view, wanted_of(fraction=0.5).request("x")) == NEVER
 
 
 def test_the_servers_asked_for_that_do_not_answer_are_named(snapshot: PoolSnapshot) -> None:

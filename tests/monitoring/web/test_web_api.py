@@ -274,6 +274,23 @@ def test_rates_come_from_counters_and_are_unknown_at_first(pool: FakePool) -> No
     assert leases["used"][0] == (4 + number % 30) * GIB >> 20
 
 
+def test_who_waits_sees_when_gpus_are_free_and_it_stays(pool: FakePool) -> None:
+    """By the limits of leases; a row says a time of the day, which is the same all the time."""
+    snapshot = pool.latest()
+    assert snapshot is not None
+    view = snapshot.view
+    ends_at = Milliseconds(view.now + 61_234)
+    whole = replace(view.waiting[0], count=8, across=True, filters=())
+    limited = replace(
+        view,
+        leases=tuple(replace(each, ends_at=ends_at) for each in view.leases),
+        waiting=(whole, replace(whole, request="b", count=9)),
+    )
+    for now in (view.now, view.now + 777):
+        later = replace(snapshot, view=replace(limited, now=Milliseconds(now)))
+        assert work(Moment(later, 100.0), Memory()).tables["waiting"]["free"] == [ends_at, None]
+
+
 async def test_waiting_requests_do_not_change_while_they_wait(page: Page) -> None:
     first = await page.get("work?since=0")
     page.pool.time_s += 7

@@ -1,6 +1,6 @@
 // Who waits for what, in the order in which they will be served.
 
-import { plural, since, wish } from "../format.js";
+import { plural, since, when, wish } from "../format.js";
 import { dataTable, filterField, html, none, nothing, panel, userLink } from "../parts.js";
 import { pool, rows } from "../store.js";
 
@@ -15,6 +15,7 @@ export function view() {
     { key: "wish", title: "Wants", cell: (w) => html`<span class="nowrap">${wish(w)}</span> ${w.across ? html`<span class="tag">on several servers</span>` : nothing}`, sort: (w) => w.count },
     { key: "only", title: "Only where", cell: (w) => html`<span class="muted">${[w.filters, w.on && `on ${w.on}`].filter(Boolean).join(", ") || "anywhere"}</span>`, narrow: true },
     { key: "since", title: "Waits for", num: true, cell: (w) => since(w.since), sort: (w) => -w.since },
+    { key: "free", title: "GPUs free by", num: true, cell: (w) => when(w.free), sort: (w) => w.free },
     { key: "reason", title: "Why, and what would help", cell: (w) => w.reason },
     policy && { key: "class", title: "Class", cell: (w) => (w.class ? html`<span class="tag">${w.class}</span>` : "–"), sort: (w) => w.class, narrow: true },
     policy && { key: "priority", title: "Priority", num: true, cell: (w) => w.priority, sort: (w) => w.priority, narrow: true },
