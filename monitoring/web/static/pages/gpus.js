@@ -89,14 +89,14 @@ function one(name, index) {
       known(gpu.temperature) && ["Temperature", gpu.temperature, "°C", measured && known(measured.shutdown_c) ? `turns itself off at ${measured.shutdown_c} °C` : ""],
       known(gpu.power) && ["Power", gpu.power, "W", measured && known(measured.power_limit_w) ? `of ${Math.round(measured.power_limit_w)} W` : ""],
     ])}
-    <div class="grid">
+    <div class="grid two">
       ${panel("Busy and granted", chart({ t: data.t, unit: "%", max: 100, height: 210, sync: "gpu", series: [{ label: "Granted", values: of("granted"), tone: 1 }, { label: "Busy", values: of("busy"), tone: 0, fill: true }], ...marked(hour) }), { width: "w6", aside: "the last hour" })}
       ${some(of("temperature")) || some(of("power")) ? panel("Temperature and power", chart({ t: data.t, height: 210, sync: "gpu", series: [{ label: "Temperature, °C", values: of("temperature"), tone: 2 }, { label: "Power, W", values: of("power"), tone: 3 }], ...marked(hour) }), { width: "w6", aside: "the last hour" }) : nothing}
       ${panel("Held by", timeline(leases), { width: "w6", flush: true, aside: plural(leases.length, "lease", "leases") })}
       ${panel("Memory", html`${bar([...leases.map((lease, i) => [(100 * lease.here) / gpu.capacity, i % 2 ? "b" : "a"]), [(100 * gpu.foreign) / gpu.capacity, "c"]])}
         ${pairs([...leases.map((lease) => [`${lease.id}, ${lease.user}`, size(lease.here)]), gpu.foreign ? ["Others than gpupool", size(gpu.foreign)] : null, ["Free", size(free)]].filter(Boolean))}`, { width: "w6", aside: "granted, by lease" })}
       ${panel("Device", static_ ? pairs([
-        ["UUID", html`<span class="mono">${static_.id}</span>`], ["PCI bus", html`<span class="mono">${static_.pci_bus_id}</span>`], ["Compute capability", static_.compute_capability], ["Memory", bytes(static_.memory_total)],
+        ["UUID", html`<span class="mono">${static_.id}</span>`], ["PCI bus", html`<span class="mono">${static_.pci_bus_id || "–"}</span>`], ["Compute capability", static_.compute_capability], ["Memory", bytes(static_.memory_total)],
         measured && known(measured.sm_clock_hz) && ["SM clock", `${number(measured.sm_clock_hz / 1e6)} MHz`],
         measured && known(measured.memory_temperature_c) && ["Memory's temperature", `${measured.memory_temperature_c} °C`],
       ].filter(Boolean)) : none("Asking…"), { width: "w6" })}
@@ -110,7 +110,7 @@ function one(name, index) {
       ].filter(Boolean)) : none("Asking…"), { width: "w6" })}
     </div>
     ${missing(past.follow.data)} ${missing(told)}
-    <div class="grid">${memoryByLease(told)} ${markTable(told)} ${past.follow.charts(marked(told))}</div>
+    <div class="grid two">${memoryByLease(told)} ${markTable(told)} ${past.follow.charts(marked(told))}</div>
     ${panel("Leases", dataTable("Leases on this GPU", leases, leaseColumns("Memory here"), { sort: "since", empty: none("Nobody has a lease here.") }), { flush: true })}`;
 }
 
