@@ -143,5 +143,5 @@ def _tell_what_lacks(
         elif page.more:
             say(f"gpupool: server {name} has older ones; give an earlier --until to see them")
     for name, since in unknown.items():
-        told = f"only since {when(since)}" if since else "nothing yet"
-        say(f"gpupool: server {visible(name)} knows what its checks found: {told}")
+        told = f"health records before {when(since)}" if since else "health records yet"
+        say(f"gpupool: server {visible(name)} has no {told}")

@@ -239,6 +239,18 @@ def test_what_happened_to_a_gpu_is_on_its_charts(browser: Any, served: Served) -
     visit.check()
 
 
+def test_the_page_of_a_gpu_leaves_no_half_empty(browser: Any, served: Served) -> None:
+    visit = Visit(browser, served, viewport={"width": 1400, "height": 900})
+    visit.open("gpus/node-1/1")
+    visit.page.wait_for_selector("h2 >> text=Memory by lease")
+    rights = (
+        "grids => grids.map(grid => [...grid.children].map(e => e.getBoundingClientRect().right))"
+    )
+    for panels in visit.page.locator(".grid").evaluate_all(rights):
+        assert panels[-1] == max(panels), "the last panel ends where the page does"
+    visit.check()
+
+
 def test_limits_and_waste_are_beside_what_is_used(browser: Any, served: Served) -> None:
     visit = Visit(browser, served)
     visit.open("users")

@@ -48,7 +48,7 @@ function lacks(data) {
   const lines = [
     ...Object.entries(data.silent).map(([name, why]) => `${name} did not answer (${why}).`),
     ...data.problems.map((text) => `${text}.`),
-    ...Object.entries(data.unknown).map(([name, at]) => (at ? `${name} knows what its checks found only since ${full(at)}.` : `${name} knows nothing of it yet.`)),
+    ...Object.entries(data.unknown).map(([name, at]) => (at ? `${name} has no records before ${full(at)}.` : `${name} has no records yet.`)),
     data.more ? "There are more; the newest are shown." : "",
   ].filter(Boolean);
   return lines.length ? html`<p class="notice quiet">${lines.map((text) => html`<span>${text} </span>`)}</p>` : nothing;
