@@ -299,7 +299,8 @@ FULL_SHARE = 20
 def readable(text: str) -> str:
     """Return a text of the table for people: all servers must keep the same one for ever."""
     text = GPUS.sub(lambda m: f"{m[1]} GPU" if m[1] == "1" else f"{m[1]} GPUs", text)
-    return HOURS.sub(lambda m: f"good for {round(int(m[1]) / 24)} days", text)
+    text = HOURS.sub(lambda m: f"good for {round(int(m[1]) / 24)} days", text)
+    return re.sub(r"\bgood for 0 h\b", "good for less than 1 h", text)
 
 
 GPUS = re.compile(r"\b(\d+) GPU\(s\)")

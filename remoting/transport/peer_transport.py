@@ -332,7 +332,9 @@ class PeerTransport(LinkQuestions):
                     await self._read(link)
                     nursery.cancel_scope.cancel()
             if link.scope.cancelled_caught:
-                reason = "replaced or no longer wanted"
+                replaced, known = link.peer in self._links, link.peer in self._peers
+                reason = "closed by this server" if known else "it is no member of the pool"
+                reason = "a newer link took its place" if replaced else reason
         except* GONE as group:
             reason = explain(group)
         finally:

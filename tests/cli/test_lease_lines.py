@@ -42,7 +42,7 @@ def test_each_grant_and_each_end_has_a_line_with_fields(
     lines.record([each for each in pool.state.events if each not in before])
     granted, ended = [json.loads(JsonFormatter().format(each)) for each in kept.records]
     assert (granted["event"], granted["user"], granted["gpus"]) == ("granted", "ada", 1)
-    assert granted["message"].startswith(f"lease {granted['lease']} granted: 1 GPU(s) on ")
+    assert granted["message"].startswith(f"lease {granted['lease']} granted: 1 GPU on ")
     assert granted["servers"] == [s.name for s in pool.state.servers.values()][:1]
     assert (ended["event"], ended["reason"]) == ("ended", "released")
     assert ended["held_s"] >= 0

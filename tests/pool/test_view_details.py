@@ -505,6 +505,8 @@ def test_requests_are_shown_in_the_order_in_which_they_wait() -> None:
         ("user token for root, good for 8759 h", "user token for root, good for 365 days"),
         ("server token for root, good for 48 h, for 8 servers",) * 2,
         ("good for 1 h", "good for 1 h"),
+        ("server token for root, good for 0 h", "server token for root, good for less than 1 h"),
+        ("good for 10 h", "good for 10 h"),
     ],
 )
 def test_texts_of_the_table_are_shown_as_people_write(kept: str, shown: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from gpupool.pool.model.ids import LeaseId, ServerId
 from gpupool.pool.model.state import Event, PoolState
-from gpupool.pool.view import visible
+from gpupool.pool.view import readable, visible
 
 KINDS = {"granted", "ended", "notice", "unreachable", "reachable", "gpu-fault"}
 """Events that get a line; the acts of operators have the audit."""
@@ -45,7 +45,7 @@ class LeaseLines:
                     what,
                     visible(event.subject),
                     event.kind,
-                    visible(event.text),
+                    visible(readable(event.text)),
                     extra={"fields": fields},
                 )
 

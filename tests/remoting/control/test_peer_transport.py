@@ -224,6 +224,42 @@ async def test_failed_dials_back_off(
     assert 30 <= len(dials) <= 80
 
 
+async def test_a_log_says_why_a_link_is_down(
+    tmp_path: Path,
+    autojump_clock: trio.testing.MockClock,
+    nursery: trio.Nursery,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, logger="test")
+    network = MemoryNetwork(tmp_path)
+    network.refused = {(A, B), (B, A)}
+    await network.start(nursery, A, B)
+    links = network.links[A]
+
+    async def greet() -> None:
+        near, far = trio.testing.memory_stream_pair()
+        nursery.start_soon(links.accept, far, B)
+        await near.send_all(struct.pack(">IBHQ", 10, 1, VERSION, 0))
+        await trio.sleep(1)
+
+    await greet()
+    await greet()
+    links.hang_up(B)
+    await trio.sleep(1)
+    await greet()
+    links.set_peers([])
+    await trio.sleep(1)
+    down = [each.getMessage() for each in caplog.records if "is down" in each.getMessage()]
+    assert down == [
+        f"link to server {B} is down: {why}"
+        for why in (
+            "a newer link took its place",
+            "closed by this server",
+            "it is no member of the pool",
+        )
+    ]
+
+
 async def test_unwanted_peers_are_disconnected_and_may_come_as_strangers(
     tmp_path: Path, autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
 ) -> None:
