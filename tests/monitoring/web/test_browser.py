@@ -352,7 +352,7 @@ def test_the_page_of_health_shows_when_checks_failed(browser: Any, served: Serve
     found = visit.page.locator("section[aria-label='Earlier findings']")
     found.get_by_text("temperature").wait_for()
     assert "goes on" in found.inner_text() and "25 min 00 s" in found.inner_text()
-    assert "only since" in visit.page.locator("p.notice").inner_text()
+    assert "no records before" in visit.page.locator("p.notice").inner_text()
     visit.page.get_by_role("searchbox").fill("temperature")
     found.get_by_text("disk", exact=True).wait_for(state="detached")
     found.get_by_role("button", name="A day").click()
