@@ -23,6 +23,9 @@ FIRST_LINE_AFTER_S = 1.0
 ESTIMATE_AFTER_S = 0.5
 """A request that has waited for so long is worth a look at the limits of lease times."""
 
+CTRL_C_WIDTH = 3
+"""A terminal writes ^C behind the line, which must not go on below."""
+
 REDRAW_S = 1.0
 REPEAT_S = 60.0
 
@@ -77,7 +80,8 @@ class WaitingLine:
             await trio.sleep(FIRST_AFTER_S)
             while True:
                 self._changed = trio.Event()
-                self._draw(f"gpupool: {self._now(started)}")
+                room = shutil.get_terminal_size().columns - len("gpupool: ") - CTRL_C_WIDTH
+                self._draw(f"gpupool: {self._now(started, room)}")
                 with trio.move_on_after(REDRAW_S):
                     await self._changed.wait()
                 await trio.sleep(0.05)  # a burst of news is drawn once
@@ -100,11 +104,13 @@ class WaitingLine:
         known = {"what for": self._text != "", "until when": self._free_at < math.inf}
         return {what for what, is_known in known.items() if is_known}
 
-    def _now(self, started: float) -> str:
+    def _now(self, started: float, room: int = sys.maxsize) -> str:
         """Return what is to be said now: times go on between two answers of the pool."""
-        text = waiting_text(self._text, trio.current_time() - started)
-        left_s = self._free_at - trio.current_time()
-        return f"{text}; {free_text(left_s)}" if 0 < left_s < math.inf else text
+        left_s, free = self._free_at - trio.current_time(), ""
+        if 0 < left_s < math.inf:
+            by = f"GPUs free in {duration_text(round(left_s))} at the latest"
+            free = f"; {by if self._in_place else free_text(left_s)}"
+        return waiting_text(self._text, trio.current_time() - started, free, room)
 
     def _draw(self, text: str) -> None:
         width = shutil.get_terminal_size().columns
@@ -124,9 +130,12 @@ def line_of_command(*, quiet: bool, verbose: int) -> WaitingLine:
     return WaitingLine(shown=not quiet, first_after_s=REPEAT_S if spoken else FIRST_LINE_AFTER_S)
 
 
-def waiting_text(status: str, waited_s: float) -> str:
-    """Return the text: the reason for the wait, and its length once that is 2 s."""
-    text = status or "asking the pool"
-    if waited_s >= 120:
-        return f"{text}, {duration_text(waited_s // 60 * 60)}"
-    return f"{text}, {waited_s:.0f} s" if waited_s >= 2 else text
+def waiting_text(status: str, waited_s: float, free: str = "", room: int = sys.maxsize) -> str:
+    """Return the reason for the wait, which is cut to the room, and its length from 2 s on."""
+    text, waited = status or "asking the pool", ""
+    if waited_s >= 2:
+        long = waited_s >= 120
+        waited = f", {duration_text(waited_s // 60 * 60) if long else f'{waited_s:.0f} s'}"
+    room -= len(waited) + len(free)
+    text = text if len(text) <= room else f"{text[: max(0, room - 3)]}..."
+    return f"{text}{waited}{free}"

@@ -109,6 +109,23 @@ async def test_a_terminal_has_one_line_that_goes_in_the_end(
     assert said.endswith("\r\x1b[K")
 
 
+async def test_a_narrow_terminal_cuts_the_reason_and_keeps_the_times(
+    autojump_clock: Clock,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    line = WaitingLine(shown=True)
+    line.update("waiting for 2 GPUs, 0 ahead (3 servers: 0 of 2 GPUs have room (0 idle))")
+    line.free_in(90 * 60)
+    await shown_for(line, 4.9)
+    last = capsys.readouterr().err.split("\r")[-2].removesuffix("\x1b[K")
+    times = ", 4 s; GPUs free in 1h29m at the latest"
+    assert last == f"gpupool: waiting for 2 GPUs, 0 ahea...{times}"
+    assert len(last) <= 77, "there is room for ^C"
+
+
 async def test_the_process_that_waits_for_a_session_is_told() -> None:
     """A notebook's cell shows what its kernel prints, and not what ``gpupool run`` does."""
     asked, free = trio.Event(), trio.Event()
