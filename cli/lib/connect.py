@@ -1,9 +1,10 @@
 """From a command to the pool and back: credentials, a connection, one error out of a group."""
 
 import os
+import threading
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from gpupool.remoting.protocol.messages import Order
 
 T = TypeVar("T")
+
+SLOW_S = 2.0
+"""A command that waits longer for a server says so: else it looks as if it hung."""
 
 
 def run_async(main: Callable[[], Awaitable[T]]) -> T:
@@ -102,6 +106,21 @@ class Patience:
         return max(0.0, self._wait_s - (time.monotonic() - self._began))
 
 
+@contextmanager
+def said_if_slow(what: str) -> Iterator[None]:
+    """Say what is being done if it takes long, unless this command is quiet."""
+    context = click.get_current_context(silent=True)
+    quiet = context is not None and context.params.get("quiet")
+    timer = threading.Timer(SLOW_S, say, (f"gpupool: {what} ...",))
+    timer.daemon = True
+    if not quiet:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 @asynccontextmanager
 async def connected(given: str | None, patience: Patience | None = None) -> "AsyncGenerator[Pool]":
     """Connect to the pool that this user is logged in to; wait for servers with ``patience``."""
@@ -109,13 +128,16 @@ async def connected(given: str | None, patience: Patience | None = None) -> "Asy
     from gpupool.remoting.client.pool_client import connect_pool
 
     credentials = stored_credentials(given)
-    async with connect_pool(
+    connecting = connect_pool(
         credentials,
         version=__version__,
         client=client_name(),
         patience_s=patience.for_servers_s if patience is not None else 0.0,
         on_wait=patience.waits if patience is not None else lambda _text: None,
-    ) as pool:
+    )
+    async with AsyncExitStack() as stack:
+        with said_if_slow(f"asking {', '.join(map(str, credentials.addresses))}"):
+            pool = await stack.enter_async_context(connecting)
         try:
             _say_expiry(pool)
             yield pool
@@ -140,7 +162,8 @@ def operate(given: str | None, order: "Order", before: str = "") -> None:
 
     async def give() -> str:
         async with connected(given) as pool:
-            return await pool.operate(order)
+            with said_if_slow("the order waits for the pool"):
+                return await pool.operate(order)
 
     say(f"gpupool: {before}{run_async(give)}")
 

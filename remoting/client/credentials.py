@@ -64,6 +64,9 @@ def credentials_path(environment: Mapping[str, str]) -> Path:
     return Path(base).expanduser() / "gpupool" / "credentials.json"
 
 
+TRY = 'to try gpupool without a pool: "gpupool up"'
+
+
 def load_credentials(path: Path) -> Credentials:
     """Return the credentials in ``path``.
 
@@ -76,7 +79,7 @@ def load_credentials(path: Path) -> Credentials:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError as error:
         raise AuthenticationError(
-            "not logged in to a pool", why=f"there is no {path}", hint=login
+            "not logged in to a pool", why=f"there is no {path}", hint=f"{login}; {TRY}"
         ) from error
     except OSError as error:
         raise StorageError(f"cannot read {path}", why=error.strerror or str(error)) from error

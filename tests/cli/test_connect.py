@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import trio
 
 from gpupool.cli.lib import connect
 from gpupool.pool.errors import AuthenticationError, NotNowError
@@ -79,6 +80,25 @@ async def test_a_command_that_fails_renews_its_login(
         async with connect.connected(str(path)):
             raise NotNowError("no GPU is free")
     assert load_credentials(path) == OLD.at(MOVED).trusting("two CAs")
+
+
+async def test_a_command_that_waits_for_a_server_says_whom_it_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @asynccontextmanager
+    async def slow_connect(*_: object, **__: object) -> AsyncGenerator[FakePool]:
+        if slow_s:
+            await trio.sleep(slow_s)
+        yield FakePool()
+
+    monkeypatch.setattr(pool_client, "connect_pool", slow_connect)
+    monkeypatch.setattr(connect, "SLOW_S", 0.02)
+    for slow_s, said in ((0.2, "gpupool: asking 10.0.0.4:7470 ...\n"), (0.0, "")):
+        path = tmp_path / f"{slow_s}.json"
+        save_credentials(path, OLD)
+        async with connect.connected(str(path)):
+            await trio.sleep(0.1)
+        assert capsys.readouterr().err == said
 
 
 def test_a_newer_login_is_not_undone(tmp_path: Path) -> None:

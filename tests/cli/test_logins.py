@@ -120,6 +120,7 @@ def test_what_cannot_be_used_is_said(folder: Path) -> None:
 
 
 def test_the_list_marks_the_one_in_use(folder: Path) -> None:
+    assert CliRunner().invoke(use, []).output.startswith("gpupool: you have no login; give a")
     save_login(login("lab", "c1"))
     save_login(login("play", "c2"))
     lines = CliRunner().invoke(use, [], catch_exceptions=False).output.splitlines()

@@ -29,6 +29,9 @@ def command(name: str | None, as_json: bool) -> None:
         ]
         print_json(logins=fields)
         return
+    if not known:
+        say('gpupool: you have no login; give a token to "gpupool login"')
+        return
     lines = [("", "NAME", "POOL", "USER", "FILE")]
     lines += [("*" if e.current else "", e.name, e.pool, e.user, str(e.path)) for e in known]
     widths = [max(len(line[at]) for line in lines) for at in range(len(lines[0]))]
