@@ -155,6 +155,20 @@ def test_a_lease_that_is_not_over_counts_up_to_now(live_pool: Any) -> None:
     live_pool.wait_until(idle)
 
 
+def test_a_lease_of_which_nothing_is_known_is_no_wrong_usage(live_pool: Any) -> None:
+    for arguments, said in (
+        (("usage", "--lease", "fffe"), "nothing is known of a lease fffe that you may see"),
+        (
+            ("history", "lease:fffe"),
+            "the pool has no lease fffe\n  and no figures of busy of an ended",
+        ),
+    ):
+        done = live_pool.run(*arguments)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert said in done.stderr
+        assert 'hint: "gpupool leases" shows those' in done.stderr
+
+
 GONE = "grace"
 """A name that no hexadecimal number has in it, as random ids of GPUs are."""
 

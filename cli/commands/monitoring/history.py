@@ -106,7 +106,8 @@ def command(
         plain = in_ascii or not _draws_braille()
         frame = Frame(since_s, query.until // 1000, _width(), HEIGHT, plain)
         if not lines:
-            _say_none(subject, found, name)
+            held = {lease.name for lease in view.leases} if isinstance(view, PoolView) else None
+            _say_none(subject, found, name, held)
         for line in lines:
             points = [(t, value) for t, value, _ in line.points]
             for text in chart(f"{line.title}: {name}", figure.unit, points, frame):
@@ -120,12 +121,18 @@ def command(
         raise SystemExit(ExitCode.UNHEALTHY)
 
 
-def _say_none(text: str, found: "Subject", metric: str) -> None:
+def _say_none(text: str, found: "Subject", metric: str, held: set[str] | None) -> None:
     """Say that there are no figures; a word without any may be no name at all."""
     if found.of == "user" and not text.startswith("user:"):
         what = f"{visible(text)} is no server, GPU or lease of the pool"
         why = "and no user of that name has figures in this time"
         raise UnknownNameError(what, why=why, hint='"gpupool gpus" lists servers and GPUs')
+    if found.of == "lease" and held is not None and found.title.split()[-1] not in held:
+        raise UnknownNameError(
+            f"the pool has no {found.title}",
+            why=f"and no figures of {metric} of an ended one in this time",
+            hint='"gpupool leases" shows those that it has; --since 30d looks further back',
+        )
     click.echo(f"{visible(found.title)}: no figures of {metric} in this time")
 
 

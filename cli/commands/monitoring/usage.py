@@ -17,7 +17,7 @@ from gpupool.cli.lib.output import print_json, say
 from gpupool.cli.lib.time_spans import check_span, parse_since, span_options
 from gpupool.cli.lib.usage_asking import FoundUsage, ask_costs, ask_usage
 from gpupool.cli.lib.values import NAME_TYPE, Parsed, parse_lease
-from gpupool.pool.errors import ExitCode, StorageError, UsageError
+from gpupool.pool.errors import ExitCode, StorageError, UnknownNameError, UsageError
 from gpupool.pool.history_query import SampleSum
 from gpupool.pool.model.ids import LeaseId, Milliseconds
 from gpupool.pool.record_query import FAR, KEYS, RecordQuery
@@ -238,7 +238,9 @@ def _show_lease(lease: LeaseId, found: FoundUsage, *, as_json: bool) -> None:
 
     parts, known = found.parts, reduce(SampleSum.plus, found.samples) if found.samples else None
     if not parts:
-        raise UsageError(f"nothing is known of a lease {lease_name(lease)} that you may see")
+        hint = '"gpupool leases" shows those held, "gpupool usage --by lease" those that ended too'
+        what = f"nothing is known of a lease {lease_name(lease)} that you may see"
+        raise UnknownNameError(what, hint=hint)
     if as_json:
         whole = total(parts, Range())
         figures = figures_of(known, whole.gpu_hours)
