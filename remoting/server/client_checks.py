@@ -20,6 +20,7 @@ from gpupool.remoting.protocol.token_text import hash_secret, parse_token
 from gpupool.remoting.server.service_context import NO_QUORUM_HINT, Client, ServiceContext
 
 TEXT_LENGTH_MAX = 200
+ASK_ANEW = 'an operator makes one with "gpupool token create"; give it to "gpupool login"'
 SINCE_START = "it has not been in touch with a majority since"
 PREEMPTIBLE_SINCE = 7
 """The version of the formats that has ``Request.preemptible``."""
@@ -84,7 +85,7 @@ def check_token(context: ServiceContext, token_id: TokenId, secret: bytes) -> To
             "the pool does not know this token", hint="log in again with a new token"
         )
     if why := token.refusal(context.now_ms()):
-        raise AuthenticationError("the token is refused", why=why, hint="ask for a new one")
+        raise AuthenticationError("the token is refused", why=why, hint=ASK_ANEW)
     return token
 
 
@@ -150,7 +151,11 @@ def check_rights(context: ServiceContext, client: Client, kind: type[m.Call]) ->
         raise DeniedError(VIEWER_LOOKS)
     if rights is m.Rights.OPERATOR:
         if client.kind is not TokenKind.OPERATOR:
-            raise DeniedError(f"{client.user} may not do this", why="it takes an operator's token")
+            raise DeniedError(
+                f"{client.user} may not do this",
+                why="it takes an operator's token",
+                hint="ask an operator to do it",
+            )
         check_unexpired(context, client)
 
 
@@ -166,7 +171,7 @@ def check_unexpired(context: ServiceContext, client: Client) -> None:
     token = context.state.tokens.get(client.token)
     why = token.refusal(context.now_ms()) if token else "it is not known any more"
     if why:
-        raise AuthenticationError("the token is refused", why=why, hint="ask for a new one")
+        raise AuthenticationError("the token is refused", why=why, hint=ASK_ANEW)
 
 
 def as_all_know_it(state: PoolState, request: Request) -> Request:

@@ -76,6 +76,7 @@ def test_a_lost_pool_comes_back(folder: Path) -> None:
         refused = old.run("backup", str(file), GPUPOOL_CREDENTIALS=ada)
         assert (refused.returncode, file.exists()) == (1, False)
         assert "ada may not do this" in refused.stderr
+        assert "hint: ask an operator" in refused.stderr
         done = old.run("backup", str(file))
         assert done.returncode == 0, done.stderr
         assert stat.S_IMODE(file.stat().st_mode) == 0o600

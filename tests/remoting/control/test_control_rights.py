@@ -204,8 +204,9 @@ async def test_an_operator_whose_token_has_expired_operates_no_more(
         hold = await ada.allocate(request(ada), wait_s=0)
         await temp.operate(m.DrainServer("gpu-1", "new fans"))
         await trio.sleep(61)
-        with pytest.raises(AuthenticationError, match="has expired"):
+        with pytest.raises(AuthenticationError, match="has expired") as refused:
             await temp.operate(m.DrainServer("gpu-1", None))
+        assert "token create" in refused.value.hint
         with pytest.raises(AuthenticationError, match="has expired"):
             await temp.operate(m.EndLease(LeaseId(hold.lease), "over"))
         assert not hold.lost
