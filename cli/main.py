@@ -51,9 +51,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "undrain": ("admin:undrain", "Grant on a drained server or GPU again."),
     "label": ("admin:label", "Set or show the labels of a server."),
     "kill": ("admin:kill", "End a lease now."),
-    "suspend": ("admin:suspend", "Have a lease let go of its GPUs; its program waits."),
-    "resume": ("admin:resume", "Have a suspended lease go on."),
-    "move": ("moves:move", "Have a lease go on with other GPUs, or on another server."),
+    "suspend": ("admin:suspend", "Suspend a lease and free its GPUs; its program waits."),
+    "resume": ("admin:resume", "Let a suspended lease go on."),
+    "move": ("moves:move", "Move a lease to other GPUs, or to another server."),
     "clock": ("clock", "Show the pool's time against the servers' clocks, and mend it."),
     "ca": ("ca", "Show the pool's CA, and exchange it for another one."),
     "audit": ("audit", "Show who administered what, and when."),
@@ -106,6 +106,8 @@ ELSEWHERE = {
     **dict.fromkeys(("--constraint", "--selector", "-C", "-l"), "here it is --filter"),
     **dict.fromkeys(("--time", "-t"), 'use "gpupool run -- timeout 1h PROGRAM"'),
     **dict.fromkeys(("--detach", "-d"), 'use "nohup gpupool run -- PROGRAM &", or tmux'),
+    **dict.fromkeys(("--ttl", "--lifetime", "--duration"), "here it is --expires"),
+    "-V": "here it is --version",
     "--role": "here it is --viewer, --operator or --server; a user's token needs none",
 }
 """Hints for other words of other tools."""
@@ -308,7 +310,14 @@ def _is_of_commands(error: click.UsageError) -> bool:
 
 def _elsewhere(error: click.UsageError) -> str:
     if isinstance(error, click.exceptions.NoSuchOption):
-        return ELSEWHERE.get(error.option_name, "")
+        hint, command = (
+            ELSEWHERE.get(error.option_name, ""),
+            error.ctx.command if error.ctx else None,
+        )
+        known = {each for param in command.params for each in param.opts} if command else set[str]()
+        named = set(re.findall(r"(?<!\S)--?[a-z]+", hint))
+        # It is true of commands alone that have what it names; the rest is about programs.
+        return hint if (named <= known if named else command and command.name == "run") else ""
     if isinstance(error, click.exceptions.NoSuchCommand):
         return ELSEWHERE.get(error.command_name, "")
     return ""

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     "--move",
     "moves",
     is_flag=True,
-    help="Have leases there go on with other GPUs or servers, and say why others stay.",
+    help="Move the leases there to other GPUs or servers, and say why others stay.",
 )
 @pool_options
 def drain(credentials: str | None, server: str, gpu: str | None, reason: str, moves: bool) -> None:
@@ -120,7 +120,7 @@ def kill(credentials: str | None, lease: int, reason: str) -> None:
 @click.option("--reason", "--why", default="", help="Its owner sees it.")
 @pool_options
 def suspend(credentials: str | None, lease: int, reason: str) -> None:
-    """Have LEASE let go of its GPUs until it is resumed; its program waits.
+    """Suspend LEASE and free its GPUs until it is resumed; its program waits.
 
     Users suspend their own leases, operators any. What is on the GPUs is kept in the memory of
     their server meanwhile. The command returns once others can have the GPUs.
@@ -135,7 +135,7 @@ def suspend(credentials: str | None, lease: int, reason: str) -> None:
 @click.argument("lease", type=Parsed("lease", parse_lease))
 @pool_options
 def resume(credentials: str | None, lease: int) -> None:
-    """Have a suspended LEASE go on, on the same GPUs.
+    """Let a suspended LEASE go on, on the same GPUs.
 
     Users resume their own leases, operators any. Without room it goes on later by itself, in its
     turn, and the command says so.

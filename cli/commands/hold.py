@@ -90,7 +90,7 @@ def release(credentials: str | None, leases: tuple[int, ...], every: bool) -> No
     """
     if bool(leases) == every:
         raise UsageError(
-            "which lease is to be released?" if not every else "--all releases all leases",
+            "no lease was given" if not every else "--all releases all leases",
             hint='give its name, or --all; "gpupool leases" lists them',
         )
     from gpupool.cli.run.held_leases import held_leases

@@ -47,7 +47,7 @@ RESUMED = "it was resumed before its program had let go, which ends a move"
 )
 @pool_options
 def move(credentials: str | None, lease: int, targets: tuple[str, ...]) -> None:
-    r"""Have LEASE go on with other GPUs, or on another server; its program waits for a moment.
+    r"""Move LEASE to other GPUs, or to another server; its program waits for a moment.
 
     \b
       gpupool move 7f3a --to 2            # GPU 2 of its server

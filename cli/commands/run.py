@@ -92,8 +92,8 @@ def run(
       gpupool run --lease 7f3a -- python train.py     on GPUs held by "gpupool alloc"
 
     Everything behind PROGRAM belongs to it. stdin, stdout and the terminal are the program's own,
-    signals reach it, and its exit code is passed on. 75: no GPU was free and told not to wait;
-    125: gpupool failed; 126: PROGRAM cannot be executed; 127: it was not found.
+    signals reach it, and its exit code is passed on. 75: no GPU was free, and --no-wait or --wait
+    applied; 125: gpupool failed; 126: PROGRAM cannot be executed; 127: it was not found.
     """
     from gpupool.cli.lib.connect import run_async
     from gpupool.cli.run.program_run import RunOptions, dry_run_of, run_program

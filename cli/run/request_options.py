@@ -72,7 +72,7 @@ OPTIONS = (
         "-m",
         "--memory",
         type=PARTITION,
-        help="Memory on each GPU instead, such as 20GiB, or 20GB, which is decimal and less.",
+        help="Memory on each GPU instead, such as 20GiB (20GB means 20 x 10^9 bytes).",
     ),
     click.option(
         "--share",
