@@ -80,8 +80,17 @@ def find_subject(text: str, view: Places) -> Subject | None:
         return Subject("pool", "", "pool")
     for find in (_server, _gpu, _lease):
         if (found := find(text, view)) is not None:
-            return found
-    return _user(text, view)
+            break
+    # Of a lease that has ended nothing is in the view; a user may be called so as well.
+    if found is None or (
+        found.of == "lease" and not any(map(str.isdigit, text)) and not _is_held(found, view)
+    ):
+        return _user(text, view)
+    return found
+
+
+def _is_held(lease: Subject, view: Places) -> bool:
+    return any(str(each.id) == lease.name for each in view.leases)
 
 
 def _server(text: str, view: Places) -> Subject | None:
@@ -108,16 +117,11 @@ def _gpu(text: str, view: Places) -> Subject | None:
     return Subject("gpu", gpu.id, f"{each.name} GPU {gpu.index}", (each.id,))
 
 
-def _lease(text: str, view: Places) -> Subject | None:
+def _lease(text: str, _view: Places) -> Subject | None:
     try:
-        number = int(text, 16)
+        return Subject("lease", str(int(text, 16)), f"lease {text}")
     except ValueError:
         return None
-    live = any(each.id == number for each in view.leases)
-    # Of a lease that has ended nothing is in the view; a user may be called so as well.
-    if not live and not any(character.isdigit() for character in text):
-        return None
-    return Subject("lease", str(number), f"lease {text}")
 
 
 def _user(text: str, _view: Places) -> Subject:

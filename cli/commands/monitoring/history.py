@@ -190,7 +190,7 @@ async def _ask(
         found = find_subject(text, view)
         if found is None:
             hint = '"gpupool gpus" lists servers and GPUs'
-            raise UsageError(f"the pool has no {text}", hint=hint)
+            raise UnknownNameError(f"the pool has no {text}", hint=hint)
         query = _query(found, metric, within)
         return view, found, query, await pool.history(query, found.servers)
 
