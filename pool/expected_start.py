@@ -10,7 +10,7 @@ from gpupool.pool.model.ids import LeaseId
 from gpupool.pool.model.state import Filter, Request
 from gpupool.pool.scheduling.capacity import WHOLE_SLACK, partition_size
 from gpupool.pool.scheduling.filters import first_mismatch, parse_filter
-from gpupool.pool.view import GpuView, LeaseView, PoolView, ServerView, WaitingView
+from gpupool.pool.view import GpuView, LeaseView, PoolView, WaitingView
 
 NEVER = float("inf")
 
@@ -36,7 +36,7 @@ def start_by_s(view: PoolView, request: Request | WaitingView) -> float:
         named = not request.servers or {server.name, server.id} & set(request.servers)
         if named and server.state not in ("down", "drain", "new"):
             fitting = [gpu for gpu in server.gpus if first_mismatch(filters, server, gpu) is None]
-            groups.append([_free_after_s(view, server, gpu, request, leases) for gpu in fitting])
+            groups.append([_free_after_s(view, gpu, request, leases) for gpu in fitting])
     if request.across:
         groups = [[each for group in groups for each in group]]
     return min((_last_of(group, request.count) for group in groups), default=NEVER)
@@ -47,23 +47,18 @@ def _last_of(times: Sequence[float], count: int) -> float:
 
 
 def _free_after_s(
-    view: PoolView,
-    server: ServerView,
-    gpu: GpuView,
-    request: Request | WaitingView,
-    leases: Mapping[LeaseId, LeaseView],
+    view: PoolView, gpu: GpuView, wish: Request | WaitingView, leases: Mapping[LeaseId, LeaseView]
 ) -> float:
     """Return when a GPU has room for its part of a request at the latest."""
     if gpu.fault or gpu.drain:
         return NEVER
-    needed = request.memory or partition_size(gpu.capacity, request.fraction)
-    if request.fraction >= 1.0:
+    needed = wish.memory or partition_size(gpu.capacity, wish.fraction)
+    if wish.fraction >= 1.0:
         needed = int(needed * WHOLE_SLACK)  # somebody else's display takes a little
     ends: list[tuple[float, int]] = []
     for lease in (leases[each] for each in gpu.leases if each in leases):
         left_s = max(0, lease.ends_at - view.now) / 1000 if lease.ends_at else NEVER
-        parts = [p for p in lease.partitions if (p.server, p.gpu) == (server.id, gpu.id)]
-        ends += [(left_s, part.memory) for part in parts]
+        ends += [(left_s, part.memory) for part in lease.partitions if part.gpu == gpu.id]
     free, at_s = gpu.memory_free, 0.0
     for left_s, memory in sorted(ends):
         if free >= needed:

@@ -78,19 +78,11 @@ def find_subject(text: str, view: Places) -> Subject | None:
         return _OF[kind](rest, view)
     if text == "pool":
         return Subject("pool", "", "pool")
-    for find in (_server, _gpu, _lease):
-        if (found := find(text, view)) is not None:
-            break
+    lease, held = _lease(text, view), {str(each.id) for each in view.leases}
     # Of a lease that has ended nothing is in the view; a user may be called so as well.
-    if found is None or (
-        found.of == "lease" and not any(map(str.isdigit, text)) and not _is_held(found, view)
-    ):
-        return _user(text, view)
-    return found
-
-
-def _is_held(lease: Subject, view: Places) -> bool:
-    return any(str(each.id) == lease.name for each in view.leases)
+    if lease is not None and lease.name not in held and not any(map(str.isdigit, text)):
+        lease = None
+    return _server(text, view) or _gpu(text, view) or lease or _user(text, view)
 
 
 def _server(text: str, view: Places) -> Subject | None:

@@ -23,8 +23,6 @@ STALE_AFTER_S = 4.0
 """A server's measurements that are older look old: with its silence told, within 6 s."""
 
 MIB = 1 << 20
-LATENCY_BOUND = 0.2
-"""Seconds of each second on the way of answers, from which a lease is bound by latency."""
 
 EVENTS_SHOWN = 200
 WAITING_SHOWN = 8
