@@ -278,6 +278,7 @@ def _help(ui: UiState) -> list[Text]:
         Text(
             " RTT, above 0.2 bound by latency. BUSY is GPUs, ~ an estimate; IDLE since it computed."
         ),
+        Text(" FREE IN: after so long at the latest, enough GPUs are free for a request."),
         Text(
             " Last hour: how busy all GPUs of the pool were, how much of their memory was granted."
         ),
