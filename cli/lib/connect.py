@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -107,7 +107,7 @@ class Patience:
 
 
 @contextmanager
-def said_if_slow(what: str) -> Iterator[None]:
+def said_if_slow(what: str) -> Generator[None]:
     """Say what is being done if it takes long, unless this command is quiet."""
     context = click.get_current_context(silent=True)
     quiet = context is not None and context.params.get("quiet")
