@@ -374,6 +374,7 @@ def _figures(
 
 def _waiting(shown: tuple[WaitingView, ...], moment: Moment, memory: Memory) -> Table:
     starts = starts_by_s(moment.view)
+    free_in = [starts.get(each.request) for each in shown]
     return {
         "id": [each.request[:8] for each in shown],
         "user": [visible(each.user) for each in shown],
@@ -390,12 +391,8 @@ def _waiting(shown: tuple[WaitingView, ...], moment: Moment, memory: Memory) -> 
         "since": [_waits_since(each, moment.view, memory) for each in shown],
         "reason": [each.reason for each in shown],
         # When enough GPUs are free at the latest, by the pool's time.
-        "free": [_at(moment.view, starts.get(each.request)) for each in shown],
+        "free": [in_s and moment.view.now + round(1000 * in_s) for in_s in free_in],
     }
-
-
-def _at(view: PoolView, in_s: float | None) -> int | None:
-    return None if in_s is None else view.now + round(in_s * 1000)
 
 
 def _waits_since(waiting: WaitingView, view: PoolView, memory: Memory) -> int:

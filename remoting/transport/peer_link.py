@@ -166,3 +166,9 @@ class LinkPath:
     mtu: int  # bytes, of the whole path
     resent: int  # segments sent again since the link came up
     sent: int  # segments
+
+
+def why_down(is_replaced: bool, is_member: bool) -> str:
+    """Return why a server has ended a link itself."""
+    why = "closed by this server" if is_member else "it is no member of the pool"
+    return "a newer link took its place" if is_replaced else why

@@ -40,7 +40,7 @@ from gpupool.remoting.transport.link_clock import (
     WallSteps,
 )
 from gpupool.remoting.transport.peer_dial import Dial, Finder, TlsDialler
-from gpupool.remoting.transport.peer_link import Kind, LinkQuestions, PeerLink
+from gpupool.remoting.transport.peer_link import Kind, LinkQuestions, PeerLink, why_down
 from gpupool.remoting.transport.pki import CSR_SIZE_MAX, Identity, TlsContexts
 
 FRAME_SIZE_MAX = 16 * 1024 * 1024
@@ -332,9 +332,7 @@ class PeerTransport(LinkQuestions):
                     await self._read(link)
                     nursery.cancel_scope.cancel()
             if link.scope.cancelled_caught:
-                replaced, known = link.peer in self._links, link.peer in self._peers
-                reason = "closed by this server" if known else "it is no member of the pool"
-                reason = "a newer link took its place" if replaced else reason
+                reason = why_down(link.peer in self._links, link.peer in self._peers)
         except* GONE as group:
             reason = explain(group)
         finally:
