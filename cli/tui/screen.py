@@ -278,7 +278,7 @@ def _help(ui: UiState) -> list[Text]:
         Text(
             " RTT, above 0.2 bound by latency. BUSY is GPUs, ~ an estimate; IDLE since it computed."
         ),
-        Text(" FREE IN: after so long at the latest, enough GPUs are free for a request."),
+        Text(" FREE IN: by then enough GPUs are free for a request, unless those ahead take them."),
         Text(
             " Last hour: how busy all GPUs of the pool were, how much of their memory was granted."
         ),
