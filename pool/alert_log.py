@@ -66,6 +66,7 @@ class Times:
     silent_first_s: float = SILENT_FIRST_S
     over_after_s: float = OVER_AFTER_S
     standstill_s: float = STANDSTILL_S
+    hour_s: float = 3600.0  # in which so many messages are sent at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +195,7 @@ class AlertLog:
 
     def _tell(self, untold: list[_Followed], now_s: float) -> Message | None:
         self._due_s = None
-        while self._sent and self._sent[0] <= now_s - 3600.0:
+        while self._sent and self._sent[0] <= now_s - self.times.hour_s:
             self._sent.popleft()
         if len(self._sent) >= MESSAGES_AN_HOUR:
             self._left_out += 1

@@ -16,7 +16,12 @@ from gpupool.simulations.checkers.alert_checker import LATE_S, AlertsTold, OneSe
 
 LOOK_EVERY_S = 0.5
 TIMES = Times(
-    group_s=1.0, repeat_s=3600.0, silent_first_s=2.0, over_after_s=1.5, standstill_s=LATE_S
+    group_s=1.0,
+    repeat_s=3600.0,
+    silent_first_s=2.0,
+    over_after_s=1.5,
+    standstill_s=LATE_S,
+    hour_s=20.0,
 )
 FAULT = Rule("GpuFault", "critical", "a GPU is at fault", "", for_s=0.5)
 CUT_OFF = Rule(NO_MAJORITY, "critical", "no majority", "", for_s=0.5)

@@ -75,3 +75,11 @@ def test_what_was_over_and_holds_again_is_told() -> None:
     for n in range(14, 40):
         looks.give(0.5 * n, None)
     assert "nobody told" in str(looks.failures.failure)
+
+
+def test_a_long_run_tells_of_each_alert_although_it_has_many() -> None:
+    """Seeds 11 and 12 for 100 s: a simulated sender might send twenty messages in a whole hour."""
+    looks = Looks()
+    for n in range(400):
+        looks.look(0.5 * n, holds=n % 20 < 15)
+    assert looks.failures.failure is None
