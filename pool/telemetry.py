@@ -175,6 +175,8 @@ class ConsensusTelemetry:
     """The table's time less that of the voters' clocks; not negative."""
     #: Peers that speak another version of the links, with theirs.
     link_versions: PerServer = field(default_factory=dict[ServerId, int], metadata=OPTIONAL)
+    #: Linked peers that were not met at their address in the table, and how often in a row.
+    link_away: PerServer = field(default_factory=dict[ServerId, int], metadata=OPTIONAL)
 
 
 @dataclass(frozen=True, slots=True)

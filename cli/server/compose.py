@@ -353,16 +353,19 @@ class _Server:
     # --- parts ---------------------------------------------------------------------------------
 
     async def _measure(self, links: PeerTransport, host: HostSupervisor) -> None:
-        await measure(
-            self.measures,
-            folder=self._state.path,
-            address=self._address,
-            processes=lambda: processes_of(host, self._separated.keeper, self.observer.process),
-            peers=lambda: self.machine.state.servers,
-            links=links,
-            clock=self._clock,
-            table_clock=self._table_clock,
-        )
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(links.finder.meet, links.connected, self._address_of)
+            await measure(
+                self.measures,
+                folder=self._state.path,
+                address=self._address,
+                processes=lambda: processes_of(host, self._separated.keeper, self.observer.process),
+                peers=lambda: self.machine.state.servers,
+                links=links,
+                clock=self._clock,
+                table_clock=self._table_clock,
+                away=links.finder.away,
+            )
 
     def _record(self, records: tuple[LeaseRecord, ...]) -> None:
         self.leases.record(records)

@@ -148,6 +148,7 @@ async def measure(
     links: Links,
     clock: Clock,
     table_clock: TableClock,
+    away: Mapping[ServerId, int],
 ) -> None:
     """Fill ``measures.host`` and ``measures.consensus`` until cancelled.
 
@@ -160,10 +161,11 @@ async def measure(
         links: to them.
         clock: of this machine.
         table_clock: tells how far the table's time is ahead of the clocks.
+        away: the linked servers that are not where they say, as ``Finder`` has them.
     """
     async with trio.open_nursery() as nursery:
         nursery.start_soon(push_now_and_then, peers, links)
-        await _measure(measures, folder, address, processes, peers, links, clock, table_clock)
+        await _measure(measures, folder, address, processes, peers, links, clock, table_clock, away)
 
 
 def _read(
@@ -181,6 +183,7 @@ async def _measure(
     links: Links,
     clock: Clock,
     table_clock: TableClock,
+    away: Mapping[ServerId, int],
 ) -> None:
     interface = await trio.to_thread.run_sync(advertised_interface, address)
     reader = HostReader(folder, interface)
@@ -203,5 +206,6 @@ async def _measure(
             link_resent={peer: path.resent for peer, path in paths.items()},
             link_stalls_s=stalls,
             link_versions=dict(links.other_versions()),
+            link_away=dict(away),
         )
         await trio.sleep(EVERY_S)

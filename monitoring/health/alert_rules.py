@@ -113,7 +113,7 @@ RULES = (
         "ServerOverloaded",
         "warning",
         "A server is late, out of descriptors, or its links and workers are slow.",
-        *("event-loop", "descriptors", "apply-lag", "elections", "worker-start", "link"),
+        *("event-loop", "descriptors", "apply-lag", "elections", "worker-start", "link", "address"),
         *("memory", "processes", "mtu"),
         for_s=60,
     ),

@@ -89,6 +89,7 @@ CHECKS = (
         "event-loop", "the server", "late by 0.1 s in 3 of 10 s", "late by 1 s in 3 of 10 s", FAST_S
     ),
     Check("link", "another voter", "", "no link for 10 s", FAST_S, 10.0),
+    Check("address", "another server", "", "it is linked, and not met twice at its address"),
     Check(
         "link-rtt",
         "another server",
@@ -187,6 +188,7 @@ SLOW: tuple[Run, ...] = (
     server_checks.paths,
     server_checks.journal,
     server_checks.other_versions,
+    server_checks.addresses,
     server_checks.replication,
     server_checks.workers,
     server_checks.certificates,

@@ -205,6 +205,18 @@ def other_versions(readings: Readings, past: Past) -> Iterator[Result]:
         yield Result("versions", name, FAIL, text, "install the same gpupool on all servers")
 
 
+def addresses(readings: Readings, past: Past) -> Iterator[Result]:
+    """Tell of servers that reach this one, and cannot be reached where they say."""
+    del past
+    consensus, me = readings.telemetry.consensus, _name(readings, readings.telemetry.server)
+    for peer, times in (consensus.link_away if consensus is not None else {}).items():
+        server = readings.state.servers.get(peer)
+        if server is not None and times > 1:
+            text = f"{server.address}, the address of {server.name}, cannot be reached from {me}"
+            hint = "open that port there, or start it with --advertise HOST:PORT that others reach"
+            yield Result("address", server.name, FAIL, text, hint)
+
+
 def event_loop(readings: Readings, past: Past) -> Iterator[Result]:
     """Tell of a control loop that is late."""
     del readings

@@ -2,7 +2,7 @@
 
 import logging
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 
 import trio
@@ -21,6 +21,7 @@ from gpupool.remoting.transport.socket_options import tune
 
 PEER_TIMEOUT_S = 10.0
 DIAL_TIMEOUT_S = 3.0
+MEET_EVERY_S = 10.0
 
 Dial = Callable[[ServerId, Address], Awaitable[trio.abc.Stream]]
 
@@ -85,6 +86,8 @@ class Finder:
         self.failures = DialFailures(log)
         self._dial = dial
         self.who = who
+        self.away: dict[ServerId, int] = {}
+        """How often in a row a linked server was not met at its address."""
 
     async def dial(
         self, peer: ServerId, peer_count: int
@@ -115,6 +118,31 @@ class Finder:
             return None
         self.book.met(found, place)
         return found
+
+    async def meet(
+        self, linked: Callable[[], Iterable[ServerId]], address_of: Callable[[ServerId], str | None]
+    ) -> None:
+        """Dial each linked server at its address once, and again while it is not met there.
+
+        A server that dialled this one may advertise an address that nobody can reach.
+        """
+        met: dict[ServerId, str] = {}
+        while True:
+            await trio.sleep(MEET_EVERY_S)
+            peers = {peer: address_of(peer) for peer in linked()}
+            for peer in self.away.keys() - peers.keys():
+                del self.away[peer]
+            for peer, place in peers.items():
+                if place is None or met.get(peer) == place or self.who is None:
+                    continue
+                found: ServerId | None = None
+                with trio.move_on_after(DIAL_TIMEOUT_S):
+                    found = await self.who(parse_address(place))
+                if found == peer:
+                    met[peer] = place
+                    self.away.pop(peer, None)
+                    continue
+                self.away[peer] = self.away.get(peer, 0) + 1
 
 
 class DialFailures:

@@ -125,6 +125,7 @@ async def test_the_figures_are_filled_again_and_again(
                 links=FixedLinks(),
                 clock=FixedClock(),
                 table_clock=TableClock(lambda: table, self_id=server_id(0), clock=FixedClock()),
+                away={NEAR: 2},
             )
 
         nursery.start_soon(run)
@@ -139,4 +140,5 @@ async def test_the_figures_are_filled_again_and_again(
     assert measures.consensus.link_rtt_s == {NEAR: 1.0}
     assert measures.consensus.clock_offset_s == {NEAR: 0.0}
     assert measures.consensus.link_versions == {FAR: 4}
+    assert measures.consensus.link_away == {NEAR: 2}
     assert measures.consensus.table_ahead_s == 6.5

@@ -205,6 +205,7 @@ CASES = [
     Case("mtu", FAIL, consensus(link_stalls_s={B: 6.0}), consensus(link_stalls_s={})),
     Case("journal", WARN, consensus(journal_bytes=GIB), consensus(journal_bytes=GIB // 512)),
     Case("versions", FAIL, consensus(link_versions={B: 4}), consensus(link_versions={})),
+    Case("address", FAIL, consensus(link_away={B: 2}), consensus(link_away={B: 1})),
     Case("event-loop", WARN, attribute(loop_lag_s=0.2), attribute(loop_lag_s=0.0)),
     Case("event-loop", FAIL, attribute(loop_lag_s=1.5), attribute(loop_lag_s=0.0)),
     Case("link", FAIL, health(connected=(C,)), health(connected=(B, C))),

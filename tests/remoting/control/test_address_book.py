@@ -22,6 +22,7 @@ from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.protocol.framing import FrameReader, dump, frame_bytes
 from gpupool.remoting.transport.address_book import ADDRESSES_MAX, TOLD_MAX, AddressBook, Said
+from gpupool.remoting.transport.peer_dial import Finder
 from gpupool.remoting.transport.peer_link import Kind
 from gpupool.remoting.transport.peer_transport import GREETING, PeerTransport
 
@@ -235,3 +236,38 @@ async def test_an_older_server_is_told_no_addresses(
     reader.feed(bytes(await near.receive_some(1 << 16)))
     kinds = [frame.kind for frame in reader.frames()]
     assert (Kind.ADDRESSES in kinds) is (version == VERSION)
+
+
+async def test_a_linked_server_is_dialled_at_its_address_until_it_is_met_there(
+    autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
+    at: dict[str, ServerId | None] = {"b:1": B, "c:1": None}
+    asked: list[str] = []
+    linked, addresses = [B, C], {B: "b:1", C: "c:1"}
+
+    async def who(address: Address) -> ServerId | None:
+        asked.append(str(address))
+        if (found := at.get(str(address))) is None:
+            await trio.sleep_forever()
+        return found
+
+    async def dial(peer: ServerId, address: Address) -> trio.abc.Stream:
+        raise AssertionError((peer, address))
+
+    finder = Finder(book(), dial, who, logging.getLogger("test"))
+    nursery.start_soon(finder.meet, lambda: linked, addresses.get)
+    await trio.sleep(35.0)
+    assert asked == ["b:1", "c:1", "c:1"]
+    assert finder.away == {C: 2}
+    at["c:1"] = B  # another server is there
+    await trio.sleep(10.0)
+    assert finder.away == {C: 3}
+    addresses[C], at["c:2"] = "c:2", C
+    await trio.sleep(10.0)
+    assert finder.away == {}
+    at["c:2"], addresses[C] = None, "c:3"
+    await trio.sleep(15.0)
+    linked.remove(C)
+    await trio.sleep(15.0)
+    assert finder.away == {}
+    nursery.cancel_scope.cancel()
