@@ -212,12 +212,13 @@ class WorkerHandle:
         """Return why it ended, once the process has been waited for.
 
         A process that crashed is often noticed first by what no longer works, and killed for
-        that; so a reason to kill it counts only if that is what it died of.
+        that; so a reason to kill it counts only if that is what it died of, or if it lost us
+        before.
         """
         code = self.process.returncode
         if code == -signal.SIGKILL and not self.kill_reason and self.out_of_memory:
             return "its lease used all of this server's memory that it may have"
-        if code == -signal.SIGKILL and self.kill_reason:
+        if code in (-signal.SIGKILL, worker_messages.EXIT_HOST_GONE) and self.kill_reason:
             return self.kill_reason
         if self.said_reason:
             return self.said_reason

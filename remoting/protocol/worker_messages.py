@@ -34,6 +34,9 @@ from gpupool.remoting.protocol import framing
 MESSAGE_SIZE_MAX = 48 * 1024
 """The largest assignment, 256 devices, needs half of it; all fit an empty socket buffer."""
 
+EXIT_HOST_GONE = 3
+"""The status of a worker that has lost its host."""
+
 TEXT_SIZE_MAX = 2000
 """Characters of a log line or a reason that a worker reports; the rest is cut off."""
 

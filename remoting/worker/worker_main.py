@@ -66,7 +66,7 @@ PRELOADED_CUPY = (
 )
 """By workers that may serve the array door: CuPy maps 180 MB of CUDA's libraries."""
 
-EXIT_DONE, EXIT_FAILED, EXIT_HOST_GONE = 0, 1, 3
+EXIT_DONE, EXIT_FAILED = 0, 1
 
 if TYPE_CHECKING:
     from gpupool.remoting.worker.certificate import WorkerContext
@@ -96,7 +96,7 @@ def main(arguments: Sequence[str]) -> None:
         channel.send(ready)
         Worker(channel, keeper, start, context, parent_pid, ready.confinement, confine).run()
     except HostGoneError:
-        os._exit(EXIT_HOST_GONE)
+        os._exit(worker_messages.EXIT_HOST_GONE)
     except BaseException as error:  # noqa: BLE001 - the last place where it can be told
         traceback.print_exc()
         # A refusal of the machine, as of room on its disk, is no bug of ours.
@@ -431,7 +431,7 @@ class Worker:
             try:
                 target()
             except HostGoneError:
-                os._exit(EXIT_HOST_GONE)
+                os._exit(worker_messages.EXIT_HOST_GONE)
             except BaseException as error:  # noqa: BLE001 - ends this process, with its reason
                 traceback.print_exc()
                 self._end(f"{type(error).__name__}: {error}", failed=True)
@@ -456,7 +456,7 @@ def _try_send(channel: WorkerChannel, message: worker_messages.WorkerMessage) ->
     try:
         channel.send(message)
     except HostGoneError:
-        os._exit(EXIT_HOST_GONE)
+        os._exit(worker_messages.EXIT_HOST_GONE)
 
 
 if __name__ == "__main__":

@@ -57,6 +57,22 @@ async def test_a_worker_that_lies_ends_and_nothing_else_does(
     assert await other.reserve(1 << 20)
 
 
+@pytest.mark.parametrize(
+    ("status", "reason"), [(-9, "it lied"), (3, "it lied"), (-11, "killed by SIGSEGV")]
+)
+async def test_the_reason_to_kill_it_is_told_unless_it_ended_by_itself(
+    status: int, reason: str
+) -> None:
+    """A worker that closed its socket, too, was said to have "exited with code 3"."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        process = WorkerProcess(1, kill=lambda: None, reap=trio.sleep_forever)
+        worker = WorkerHandle(1, process, -1, ours, -1, Path())
+        worker.kill("it lied")
+        process.returncode = status
+        assert worker.exit_reason() == reason
+
+
 @pytest.mark.parametrize("transport", ["a word", ""])
 async def test_whatever_is_wrong_with_a_message_ends_its_worker_alone(transport: str) -> None:
     ours, theirs = socket.socketpair()
