@@ -10,7 +10,6 @@ from tests.simulations.mutations import (
     broken_suspensions,
     broken_versions,
 )
-from tests.simulations.mutations.broken_findings import FINDINGS
 from tests.simulations.mutations.broken_orders import ORDERS
 from tests.simulations.mutations.broken_relocations import RELOCATIONS
 from tests.simulations.mutations.mutation import Mutation, short
@@ -49,7 +48,6 @@ def _moving(options: Options) -> Options:
 NEWER = (
     *ORDERS,
     *RELOCATIONS,
-    *FINDINGS,
     Mutation(
         "revoked-stays-connected",
         "revoked-unserved",
