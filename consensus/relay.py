@@ -72,8 +72,6 @@ class Relay:
         context, frames, begin = self._context, self._context.frames, self._connections.begin
         source, target = ServerId(message["source"]), ServerId(message["target"])
         number, carries = message["number"], frames.carriers.get(source) == peer
-        if peer in frames.carriers:
-            return  # one in between is enough, and a frame in a frame in a frame has no end
         if target != context.server_id:
             if source == peer and target in frames.direct():
                 self._carried.add(frozenset((source, target)))

@@ -7,7 +7,6 @@ import pytest
 from lone_node import Lone
 from raft_world import World
 
-from gpupool.consensus.protocol.raft_messages import FrameWriter, encode_message
 from gpupool.pool.model.ids import ServerId
 
 SECONDS = 15.0
@@ -186,12 +185,3 @@ def test_a_server_carries_for_two_that_it_is_connected_to_and_tells_of_the_end()
     lone.node.disconnected(ServerId("c"), lone.now)
     assert carries(lone.tick()) == [("b", "c", "b", 0)]
     assert carries(lone.take("b", "carry", **to_c)) == []
-
-
-def test_nobody_carries_for_a_server_that_another_one_carries() -> None:
-    lone = Lone(("me", "b", "c", "d"), peers=("c", "d"))
-    lone.take("c", "carry", **carry("b", 7))
-    inner = {"type": "carry", **carry("b", 0, target="d", frame=b"any")}
-    frame = FrameWriter(1).frame(encode_message(inner))
-    sent = lone.take("c", "carry", **carry("b", 0, frame=frame))
-    assert [peer for peer, each in sent if each["type"] == "carry" and peer == "d"] == []
