@@ -24,7 +24,6 @@ that any number of nodes can live in one process.
              -> PullResponder     -> SnapshotTransfer
              -> SnapshotTransfer  -> Puller
              -> Puller            (a server without a vote)
-             -> Relay             connections through a third server
              -> TableComparison   is this table that of the others?
              -> Hearsay           whom do the others refuse?
              -> Promises          who has forgotten, who is a clone, who is repaired
@@ -64,7 +63,6 @@ from gpupool.consensus.proposal_queue import ProposalQueue
 from gpupool.consensus.protocol.membership import Configuration
 from gpupool.consensus.protocol.raft_messages import Message
 from gpupool.consensus.protocol.raft_settings import ConsensusSettings
-from gpupool.consensus.relay import Connections, Relay
 from gpupool.consensus.snapshot_transfer import RunWork, SnapshotTransfer, Work, run_at_once
 from gpupool.consensus.storage.peer_memory import Start
 from gpupool.consensus.storage.store import Storage
@@ -118,7 +116,7 @@ class RaftNode:
         if snapshot is not None:
             machine.restore(snapshot.state)
         boot = storage.journal.begin()
-        self._frames = PeerFrames(server_id, boot)
+        self._frames = PeerFrames(boot)
         self._core = RaftCore(
             server_id,
             journal=storage.journal,
@@ -146,8 +144,6 @@ class RaftNode:
         self._responder = PullResponder(context, self._snapshots)
         self._voter_changes = VoterChanges(context, self._responder, self._promises.unfit)
         self._comparison = TableComparison(context, machine)
-        how = Connections(self.peers, self._begin, self._end, self._take_frame)
-        self._relay = Relay(context, how)
         self._proposals = ProposalQueue(
             self._core,
             storage.journal,
@@ -175,7 +171,7 @@ class RaftNode:
             "refused": self._promises.on_refused,
             "promised": self._promises.on_promised,
             "refusal": self._hearsay.on_refusal,
-            "carry": self._relay.on_carry,
+            "reach": self._voter_changes.reach.on_reach,
         }
 
     # --- what the driver reports -------------------------------------------------------------
@@ -183,14 +179,24 @@ class RaftNode:
     def connected(self, peer: ServerId, now: float) -> None:
         """Begin a new connection with ``peer``: everything older is void, in both directions."""
         self._context.advance(now)
-        self._relay.disconnected(peer)
-        self._begin(peer, None)
+        self._frames.connect(peer)
+        self._drop_transfers(peer)
+        self._promises.connected(peer)
+        self._hearsay.connected(peer)
+        self._contacts.heard(peer)
+        with self._core.stepping(self._context.now):
+            self._core.connected_to(peer)
+        self._puller.connected()
 
     def disconnected(self, peer: ServerId, now: float) -> None:
         """End the connection with ``peer``."""
         self._context.advance(now)
-        self._end(peer)
-        self._relay.disconnected(peer)
+        self._frames.disconnect(peer)
+        self._promises.disconnected(peer)
+        self._drop_transfers(peer)
+        with self._core.stepping(self._context.now):
+            self._core.disconnected_from(peer)
+        self._puller.disconnected(peer)
 
     def receive(self, peer: ServerId, frame: bytes, now: float) -> None:
         """Take one frame; what makes no sense is logged and dropped, and changes nothing.
@@ -200,10 +206,8 @@ class RaftNode:
                 has forgotten what it promised to others.
         """
         self._context.advance(now)
-        if peer in self._frames and peer not in self._frames.carriers:
-            self._take_frame(peer, frame)
-
-    def _take_frame(self, peer: ServerId, frame: bytes) -> None:
+        if peer not in self._frames:
+            return
         try:
             message = self._frames.read(peer, frame)
             if message is not None:
@@ -311,7 +315,6 @@ class RaftNode:
                 self._contacts.leads_in(core.term)
             self._proposals.drain()
             self._voter_changes.step()
-            self._relay.step()
             if leads:
                 core.replicate()
             self._responder.answer()
@@ -406,7 +409,6 @@ class RaftNode:
             applied_index=core.applied_index,
             voters=core.voters,
             connected=core.connected,
-            carried=dict(self._frames.carriers),
             majority_age_s=self.majority_age_s(now),
             contact_age_s=self._contacts.ages_s(now),
             elections=core.elections,
@@ -469,27 +471,6 @@ class RaftNode:
 
     def _resolve(self, callback: Callable[[Outcome], None], outcome: Outcome) -> None:
         self._resolved.append((callback, outcome))
-
-    def _begin(self, peer: ServerId, carrier: ServerId | None) -> None:
-        """Begin a connection with ``peer``, its own or through ``carrier``."""
-        if peer in self._frames.carriers:
-            self._end(peer)
-        self._frames.connect(peer, carrier)
-        self._drop_transfers(peer)
-        self._promises.connected(peer)
-        self._hearsay.connected(peer)
-        self._contacts.heard(peer)
-        with self._core.stepping(self._context.now):
-            self._core.connected_to(peer)
-        self._puller.connected()
-
-    def _end(self, peer: ServerId) -> None:
-        self._frames.disconnect(peer)
-        self._promises.disconnected(peer)
-        self._drop_transfers(peer)
-        with self._core.stepping(self._context.now):
-            self._core.disconnected_from(peer)
-        self._puller.disconnected(peer)
 
     def _drop_transfers(self, peer: ServerId) -> None:
         self._snapshots.disconnected(peer)

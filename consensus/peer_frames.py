@@ -25,17 +25,14 @@ from gpupool.pool.model.ids import ServerId
 class PeerFrames:
     """The connections of one node, with the messages that wait to leave by them."""
 
-    def __init__(self, server_id: ServerId, boot: int) -> None:
+    def __init__(self, boot: int) -> None:
         """Begin without connections; ``boot`` is larger than at every earlier start."""
-        self._server_id = server_id
         self._boot = boot
         self._connection_count = 0
         self._writers: dict[ServerId, FrameWriter] = {}
         self._readers: dict[ServerId, FrameReader] = {}
         self._fresh: set[ServerId] = set()  # nothing of this connection was read yet
         self._outbox: list[tuple[ServerId, Message]] = []
-        self.carriers: dict[ServerId, ServerId] = {}
-        """Through whom peers are reached that have no connection of their own; see ``relay.py``."""
 
     @property
     def waiting(self) -> bool:
@@ -46,10 +43,6 @@ class PeerFrames:
         """Return the peers with a connection."""
         return set(self._writers)
 
-    def direct(self) -> set[ServerId]:
-        """Return the peers with a connection of their own."""
-        return self._writers.keys() - self.carriers.keys()
-
     def __contains__(self, peer: ServerId) -> bool:
         """Tell whether there is a connection with ``peer``."""
         return peer in self._writers
@@ -58,16 +51,10 @@ class PeerFrames:
         """Tell whether there is a connection with anyone."""
         return bool(self._writers)
 
-    def next_number(self) -> int:
-        """Return a number that is larger than all before, across restarts too."""
-        self._connection_count += 1
-        return (self._boot << 32) | self._connection_count
-
-    def connect(self, peer: ServerId, carrier: ServerId | None = None) -> None:
+    def connect(self, peer: ServerId) -> None:
         """Begin a connection: everything that waits for an older one is dropped."""
-        self._writers[peer] = FrameWriter(self.next_number())
-        if carrier is not None:
-            self.carriers[peer] = carrier
+        self._connection_count += 1
+        self._writers[peer] = FrameWriter((self._boot << 32) | self._connection_count)
         self._fresh.add(peer)
         self._outbox = [item for item in self._outbox if item[0] != peer]
         if (reader := self._readers.get(peer)) is not None:
@@ -76,7 +63,6 @@ class PeerFrames:
     def disconnect(self, peer: ServerId) -> None:
         """End a connection."""
         self._writers.pop(peer, None)
-        self.carriers.pop(peer, None)
 
     def read(self, peer: ServerId, frame: bytes) -> Message | None:
         """Return the message in a frame, None when it was seen before.
@@ -130,14 +116,6 @@ class PeerFrames:
             if (writer := self._writers.get(peer)) is not None:
                 if message is not encoded:
                     encoded, body = message, encode_message(message)
-                frames.append(self._carried(peer, writer.frame(body)))
+                frames.append((peer, writer.frame(body)))
         self._outbox = []
         return frames
-
-    def _carried(self, peer: ServerId, frame: bytes) -> tuple[ServerId, bytes]:
-        """Return a frame as it leaves, and to whom."""
-        if (carrier := self.carriers.get(peer)) is None:
-            return peer, frame
-        addresses = {"source": self._server_id, "target": peer, "number": 0}
-        body = encode_message({"type": "carry", **addresses, "frame": frame})
-        return carrier, self._writers[carrier].frame(body)

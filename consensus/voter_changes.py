@@ -4,7 +4,7 @@ A leader brings the voters nearer to the desired list, one at a time (``membersh
 chooses). It removes one only while those that answer are a majority of the rest. It never removes
 itself: when all other changes are made and it is not desired, it lets a desired voter lead first. A
 stopgap, such as a witness, is to lead only while no other voter can: it hands over once the voters
-are as desired.
+are as desired. A leader hands over to a voter that reaches more servers (``reach.py``).
 
 While a leader hands over it appends nothing, because under load the successor would never have the
 whole log otherwise. A successor that does not lead within ``election_max_s`` is given up, and the
@@ -20,6 +20,7 @@ from gpupool.consensus.core.library import LEADER, NEVER
 from gpupool.consensus.followers import PullResponder
 from gpupool.consensus.node_context import NodeContext
 from gpupool.consensus.protocol import membership
+from gpupool.consensus.reach import Reach
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.ports import Committed, Outcome
 
@@ -49,6 +50,8 @@ class VoterChanges:
         self._hand_over_until = -NEVER
         self._hand_over_again_at = -NEVER
         self._stopgap_again_at = -NEVER
+        self._reach_again_at = -NEVER
+        self.reach = Reach(context)
 
     @property
     def is_handing_over(self) -> bool:
@@ -71,8 +74,10 @@ class VoterChanges:
 
     def step(self) -> None:
         """Make the change that is due, if this server leads; go on with handing over."""
+        self.reach.step(always=self._context.server_id in self._stopgaps)
         if self._context.core.state == LEADER:
             self._reconcile()
+            self._let_lead_who_reaches_more()
         if self._successor is None:
             return
         if self._context.core.state != LEADER:
@@ -116,10 +121,22 @@ class VoterChanges:
             self.begin_hand_over(voter for voter in core.voters if voter in desired)
 
     def _end_stopgap(self) -> None:
-        others = [voter for voter in self._context.core.voters if voter not in self._stopgaps]
+        others = [
+            voter
+            for voter in self._context.core.voters
+            if voter not in self._stopgaps and not self.reach.reaches_less(voter)
+        ]
         due = self._successor is None and self._context.now >= self._stopgap_again_at
         if due and self.begin_hand_over(others):
             self._stopgap_again_at = self._context.now + self._context.settings.stopgap_retry_s
+
+    def _let_lead_who_reaches_more(self) -> None:
+        if self._context.now < self._reach_again_at:
+            return
+        better = [each for each in self.reach.reaches_more() if each not in self._unfit()]
+        if better and self.begin_hand_over(better):
+            self._reach_again_at = self._context.now + self._context.settings.stopgap_retry_s
+            _log.info("hands over to %s, which reaches more servers", self._successor)
 
 
 def _say_voters(voters: Sequence[ServerId], outcome: Outcome) -> None:

@@ -91,8 +91,6 @@ class RaftHealth:
     alarm: str = ""  # what an operator must know beyond that
     refused_by: Mapping[ServerId, RefusedBy] = field(default_factory=dict[ServerId, RefusedBy])
     """Servers that others refuse, by hearsay: it is shown, and nothing rests on it."""
-    carried: Mapping[ServerId, ServerId] = field(default_factory=dict[ServerId, ServerId])
-    """Of those that are connected, which have no link with us, and who carries for them."""
 
 
 class StateMachine(Protocol):

@@ -434,7 +434,7 @@ class Replication(Elections):
                 term, index = message["term"], message["commit_index"]
             case "heartbeat" | "clock":
                 term, index = message["term"], 0
-            case "ask_clock" | "carry":  # rests on nothing here
+            case "ask_clock":  # rests on nothing
                 return True
             case "forward_response":  # says no more than where the command would stand
                 term, index = message["log_term"], 0

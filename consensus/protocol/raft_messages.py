@@ -151,11 +151,10 @@ _KINDS: dict[str, tuple[int, dict[str, tuple[type, ...]]]] = {
             "majority_age_ms": (int,),
         },
     ),
-    # A frame from one server for another, by a third one. Without a frame, ``number`` begins a
-    # connection, and 0 ends it; see ``relay.py``. An older build drops it. No release had kind 25.
-    "carry": (26, {"source": (str,), "target": (str,), "number": (int,), "frame": (bytes,)}),
+    # How many servers the sender is connected to; see ``reach.py``. An older build drops it.
+    "reach": (25, {"count": (int,)}),
 }
-_VARYING = {"entries", "data", "command", "clock_ms", "frame"}
+_VARYING = {"entries", "data", "command", "clock_ms"}
 _REPEATED = frozenset(kind for kind, (_, fields) in _KINDS.items() if not _VARYING & fields.keys())
 """Kinds of which the same message is likely to be sent again."""
 

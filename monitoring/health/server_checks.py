@@ -234,12 +234,10 @@ def links(readings: Readings, past: Past) -> Iterator[Result]:
     consensus, health = readings.telemetry.consensus, readings.health
     me, voters = readings.telemetry.server, set(health.voters)
     if me in voters:
-        for peer in sorted(voters - {me} - (set(health.connected) - health.carried.keys())):
+        for peer in sorted(voters - {me} - set(health.connected)):
             server = readings.state.servers.get(peer)
             if server is not None and server.status is ServerStatus.UP:
-                by = health.carried.get(peer)
-                carried = f"; {_name(readings, by)} passes on what it says" if by else ""
-                text = f"no link to {server.name}{carried}"
+                text = f"no link to {server.name}"
                 yield Result("link", server.name, FAIL, text, "does a firewall stand between?")
     if consensus is None:
         return

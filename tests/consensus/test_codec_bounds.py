@@ -218,7 +218,7 @@ def test_a_message_without_a_number_is_refused(value: Plain) -> None:
         decode_message(closed_cbor.encode(value))
 
 
-@pytest.mark.parametrize("number", [0, -1, 25, 27, 1000])
+@pytest.mark.parametrize("number", [0, -1, 26, 1000])
 def test_a_message_of_an_unknown_kind_is_refused(number: int) -> None:
     with pytest.raises(RemoteProtocolError, match=f"unknown kind {number}$"):
         decode_message(closed_cbor.encode([number, 1]))

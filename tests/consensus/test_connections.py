@@ -24,7 +24,7 @@ ME, B, C, D = (ServerId(name) for name in ("me", "b", "c", "d"))
 
 
 def test_a_new_connection_carries_nothing_that_waited_for_the_old_one() -> None:
-    frames = PeerFrames(ServerId("me"), 1)
+    frames = PeerFrames(1)
     frames.connect(B)
     frames.connect(C)
     for peer in (B, C):
@@ -39,7 +39,7 @@ def test_a_new_connection_carries_nothing_that_waited_for_the_old_one() -> None:
 
 
 def test_a_late_frame_of_the_former_connection_is_dropped() -> None:
-    frames, writer = PeerFrames(ServerId("me"), 1), FrameWriter(5)
+    frames, writer = PeerFrames(1), FrameWriter(5)
     first, late = (writer.frame(encode_message({"type": "pull", "next_index": n})) for n in (1, 2))
     frames.connect(B)
     assert frames.read(B, first) == {"type": "pull", "next_index": 1}
@@ -51,7 +51,7 @@ def test_a_late_frame_of_the_former_connection_is_dropped() -> None:
 
 
 def test_nothing_waits_for_a_server_that_is_not_connected() -> None:
-    frames = PeerFrames(ServerId("me"), 1)
+    frames = PeerFrames(1)
     frames.send(B, {"type": "timeout_now", "term": 1})
     assert not frames.waiting
     frames.connect(B)
@@ -62,7 +62,7 @@ def test_nothing_waits_for_a_server_that_is_not_connected() -> None:
 
 
 def test_what_waits_for_the_sync_holds_up_what_follows_to_the_same_peer_only() -> None:
-    frames = PeerFrames(ServerId("me"), 1)
+    frames = PeerFrames(1)
     for peer in (B, C):
         frames.connect(peer)
     for peer, kind in ((B, "pull"), (B, "alive"), (C, "pull"), (B, "pull")):

@@ -95,7 +95,7 @@ def test_a_voter_restored_under_the_same_leader_is_refused(while_running: bool, 
     first = leader if met == "leader" else other
     world.block([[victim, first], [leader, other]])
     world.boot(victim)
-    world.run(1.0)  # soon after that the follower passes on what the two say
+    world.run(3.0)
     refuser = leader if while_running else first
     assert (victim in world.ended) == (refuser == first)
     world.heal()

@@ -1,6 +1,6 @@
 """A leader that passes its office on, whose core is played by the test."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,12 +16,28 @@ ME, B, C, D = (ServerId(name) for name in ("me", "b", "c", "d"))
 SETTINGS = ConsensusSettings(election_max_s=0.5, hand_over_retry_s=1.0, stopgap_retry_s=64.0)
 
 
+class Frames(frozenset[ServerId]):
+    """Connections, and the messages that were sent over them."""
+
+    def __init__(self, _servers: Iterable[ServerId]) -> None:
+        self.sent: list[tuple[ServerId, dict[str, Any]]] = []
+
+    def connected(self) -> set[ServerId]:
+        return set(self)
+
+    def send(self, peer: ServerId, message: dict[str, Any]) -> None:
+        if peer in self:
+            self.sent.append((peer, message))
+
+
 @dataclass
 class Around:
     """The node, its core, its followers and its connections, as far as voters need them."""
 
     voters: tuple[ServerId, ...] = (B, C, ME)
-    connected: frozenset[ServerId] = frozenset((B, C))
+    connected: Frames = field(default_factory=lambda: Frames((B, C)))
+    servers: tuple[ServerId, ...] = ()
+    leader: ServerId | None = None
     followed_by: frozenset[ServerId] = frozenset((ME, B, C))
     matches: dict[ServerId, int] = field(default_factory=dict[ServerId, int])
     server_id: ServerId = ME
@@ -41,7 +57,7 @@ class Around:
         return self
 
     @property
-    def frames(self) -> frozenset[ServerId]:
+    def frames(self) -> Frames:
         return self.connected
 
     def caught_up(self) -> set[ServerId]:
@@ -94,9 +110,9 @@ def test_a_successor_without_the_whole_log_is_asked_again() -> None:
     "around",
     [
         Around(state=FOLLOWER),
-        Around(connected=frozenset()),
-        Around(connected=frozenset((ME,))),
-        Around(connected=frozenset((D,))),
+        Around(connected=Frames(())),
+        Around(connected=Frames((ME,))),
+        Around(connected=Frames((D,))),
     ],
 )
 def test_nobody_succeeds_a_server_that_does_not_lead_or_is_alone(around: Around) -> None:
@@ -227,3 +243,66 @@ def test_a_change_of_the_voters_is_said(
     changes.desire([ME, B])
     changes.step()
     assert caplog.messages == [said]
+
+
+# --- reach ------------------------------------------------------------------------------------
+
+
+def asked_for(around: Around, changes: VoterChanges, seconds: int, **counts: int) -> list[float]:
+    """Let voters answer questions for a while; return when this server began to hand over."""
+    began: list[float] = []
+    for _ in range(seconds):
+        around.now += 1.0
+        was = changes.is_handing_over
+        changes.step()
+        if changes.is_handing_over and not was:
+            began.append(around.now)
+        for peer, message in around.connected.sent:
+            if message["type"] == "reach" and peer in counts:
+                changes.reach.on_reach(peer, {"type": "reach", "count": counts[peer]})
+        around.connected.sent.clear()
+    return began
+
+
+def test_a_leader_that_is_cut_off_from_a_server_lets_a_voter_lead_that_reaches_it() -> None:
+    around = Around(connected=Frames((B,)), servers=(B, C))
+    changes = changes_of(around)
+    assert asked_for(around, changes, 8, b=2) == []
+    assert asked_for(around, changes, 72, b=2) == [109.0, 173.0], "not again at once"
+    assert around.asked[0] == B
+
+
+@pytest.mark.parametrize("count", [0, 1], ids=["fewer", "as many"])
+def test_a_leader_stays_where_nobody_reaches_more(count: int) -> None:
+    """So that the leadership does not go in a circle."""
+    around = Around(connected=Frames((B,)), servers=(B, C))
+    assert asked_for(around, changes_of(around), 60, b=count) == []
+
+
+def test_nobody_is_asked_while_all_are_reached() -> None:
+    around = Around(servers=(B, C))
+    changes = changes_of(around)
+    for _ in range(9):
+        around.now += 1.0
+        changes.step()
+    assert around.connected.sent == []
+
+
+def test_a_voter_answers_its_leader_alone() -> None:
+    around = Around(state=FOLLOWER, leader=B, servers=(B, C))
+    reach = changes_of(around).reach
+    for peer in (B, C):
+        reach.on_reach(peer, {"type": "reach", "count": 1})
+    assert around.connected.sent == [(B, {"type": "reach", "count": 2})]
+
+
+def test_a_stopgap_leads_on_while_no_other_voter_reaches_as_many() -> None:
+    around = Around(state=FOLLOWER, leader=B, servers=(B, C))
+    changes = changes_of(around)
+    changes.desire([ME, B, C], [ME])
+    for peer in (B, C):
+        changes.reach.on_reach(peer, {"type": "reach", "count": 1})
+    around.state = LEADER
+    assert asked_for(around, changes, 200, b=1, c=1) == []
+    assert asked_for(around, changes, 10, b=2, c=1) != []
+    assert around.asked[0] == B

@@ -792,9 +792,9 @@ def test_old_and_repeated_frames_are_dropped() -> None:
 
 def test_frames_of_a_later_start_are_read_however_many_connections_the_former_one_had() -> None:
     one, other = ServerId("one"), ServerId("other")
-    reader = PeerFrames(ServerId("me"), 1)
+    reader = PeerFrames(1)
     for boot, connections in ((1, 3), (2, 1), (3, 2)):
-        writer = PeerFrames(ServerId("me"), boot)
+        writer = PeerFrames(boot)
         for _ in range(connections):
             reader.connect(one)
             writer.connect(other)

@@ -209,7 +209,6 @@ CASES = [
     Case("event-loop", WARN, attribute(loop_lag_s=0.2), attribute(loop_lag_s=0.0)),
     Case("event-loop", FAIL, attribute(loop_lag_s=1.5), attribute(loop_lag_s=0.0)),
     Case("link", FAIL, health(connected=(C,)), health(connected=(B, C))),
-    Case("link", FAIL, health(carried={B: C}), health(carried={})),
     Case("link-rtt", WARN, consensus(link_rtt_s={B: 0.02}), consensus(link_rtt_s={B: 0.0003})),
     Case("apply-lag", WARN, health(commit_index=300), health(commit_index=100)),
     Case("apply-lag", FAIL, health(commit_index=101), health(commit_index=100), 200),
