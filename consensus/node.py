@@ -60,20 +60,25 @@ from gpupool.consensus.node_context import NodeContext
 from gpupool.consensus.peer_frames import PeerFrames
 from gpupool.consensus.promises import Promises
 from gpupool.consensus.proposal_queue import ProposalQueue
+from gpupool.consensus.protocol import closed_cbor
 from gpupool.consensus.protocol.membership import Configuration
 from gpupool.consensus.protocol.raft_messages import Message
 from gpupool.consensus.protocol.raft_settings import ConsensusSettings
 from gpupool.consensus.snapshot_transfer import RunWork, SnapshotTransfer, Work, run_at_once
 from gpupool.consensus.storage.peer_memory import Start
 from gpupool.consensus.storage.store import Storage
-from gpupool.consensus.table_comparison import TableComparison, apply_command
+from gpupool.consensus.table_comparison import ApplyError, TableComparison
 from gpupool.consensus.voter_changes import VoterChanges
-from gpupool.pool.errors import RemoteProtocolError
+from gpupool.pool.errors import GpupoolError, RemoteProtocolError
+from gpupool.pool.model.formats import OutdatedError
 from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.ports import Outcome, RaftHealth, Randomness, Role, StateMachine
 
 # The library compares deadlines with "<": a step exactly at the deadline would do nothing.
 _JUST_AFTER_S = 0.0005
+
+_OWN_FAULTS = (MemoryError, RecursionError)
+"""What the codec reports as damage, and is a fault of this server."""
 
 _log = logging.getLogger(__name__)
 
@@ -450,8 +455,22 @@ class RaftNode:
         self._frames.send(peer, message)
 
     def apply(self, index: int, command: bytes) -> Plain:
-        """Apply one committed command."""
-        result = apply_command(self._machine, index, command)
+        """Apply one committed command.
+
+        A command that cannot be read, or that the rules refuse by an error, gets an error as its
+        result on every server (finding L3). Another error may be this server's alone: it stops by
+        ApplyError or OutdatedError. The entry is in the log, and applied at the next start.
+        """
+        try:
+            result: Plain = self._machine.apply(index, closed_cbor.decode_command(command))
+        except OutdatedError:
+            raise
+        except Exception as error:
+            own = error.__cause__ if isinstance(error, RemoteProtocolError) else None
+            if not isinstance(error, GpupoolError) or isinstance(own, _OWN_FAULTS):
+                raise ApplyError(index, own or error) from error
+            _log.warning("entry %d could not be applied: %s", index, error)
+            result = {"error": type(error).__name__}
         self._comparison.applied(index, command, result)
         return result
 

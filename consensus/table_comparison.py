@@ -27,8 +27,7 @@ from gpupool.consensus.core.library import NEVER
 from gpupool.consensus.node_context import NodeContext
 from gpupool.consensus.protocol import closed_cbor
 from gpupool.consensus.protocol.raft_messages import Message
-from gpupool.pool.errors import GpupoolError, RemoteProtocolError
-from gpupool.pool.model.formats import OutdatedError
+from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.ports import HashedStateMachine, Hashing, StateMachine
 
@@ -46,9 +45,6 @@ _RESULTS = 0
 
 LEAVE_S = 0.2
 """From a server's finding that it differs to its end; it serves nobody meanwhile."""
-
-_OWN_FAULTS = (MemoryError, RecursionError)
-"""What the codec reports as damage, and is a fault of this server."""
 
 _log = logging.getLogger(__name__)
 
@@ -85,25 +81,6 @@ class DivergedError(GpupoolError):
             hint="its memory, its disk or its gpupool is faulty: check these, then let it join "
             "anew with an empty --state-dir (gpupool rejoin), or restore the pool from a backup",
         )
-
-
-def apply_command(machine: StateMachine, index: int, command: bytes) -> Plain:
-    """Apply one committed command, and return its result.
-
-    A command that cannot be read, or that the rules refuse by an error, gets an error as its
-    result on every server (finding L3). Another error may be this server's alone: it stops by
-    ApplyError or OutdatedError. The entry is in the log, and applied at the next start.
-    """
-    try:
-        return machine.apply(index, closed_cbor.decode_command(command))
-    except OutdatedError:
-        raise
-    except Exception as error:
-        own = error.__cause__ if isinstance(error, RemoteProtocolError) else None
-        if not isinstance(error, GpupoolError) or isinstance(own, _OWN_FAULTS):
-            raise ApplyError(index, own or error) from error
-        _log.warning("entry %d could not be applied: %s", index, error)
-        return {"error": type(error).__name__}
 
 
 class TableComparison:
