@@ -310,13 +310,11 @@ def _is_of_commands(error: click.UsageError) -> bool:
 
 def _elsewhere(error: click.UsageError) -> str:
     if isinstance(error, click.exceptions.NoSuchOption):
-        hint, command = (
-            ELSEWHERE.get(error.option_name, ""),
-            error.ctx.command if error.ctx else None,
-        )
+        hint = ELSEWHERE.get(error.option_name, "")
+        command = error.ctx.command if error.ctx else None
         known = {each for param in command.params for each in param.opts} if command else set[str]()
         named = set(re.findall(r"(?<!\S)--?[a-z]+", hint))
-        # It is true of commands alone that have what it names; the rest is about programs.
+        # A hint that names an option holds for commands that have it; any other one is about `run`.
         return hint if (named <= known if named else command and command.name == "run") else ""
     if isinstance(error, click.exceptions.NoSuchCommand):
         return ELSEWHERE.get(error.command_name, "")

@@ -70,7 +70,7 @@ def test_9_was_the_last_one():
 def test_what_a_test_breaks_the_next_one_gets_anew(tmp_path: Path) -> None:
     (tmp_path / "test_sharing.py").write_text(TESTS)
     command = [sys.executable, "-m", "pytest", "-p", "tests.shared", "-p", "no:cacheprovider"]
-    command += ["-p", "no:randomly"]  # those of a later number are told what the earlier ones did
+    command += ["-p", "no:randomly"]  # their order is what they test
     done = subprocess.run(
         [*command, "-rfE", "--color=no", "-c", "/dev/null", "--rootdir", ".", "test_sharing.py"],
         cwd=tmp_path,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SLOW_S = 2.0
-"""A command that waits longer for a server says so: else it looks as if it hung."""
+"""A command that waits longer for a server says so, because it would seem to hang."""
 
 
 def run_async(main: Callable[[], Awaitable[T]]) -> T:
