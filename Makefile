@@ -39,7 +39,7 @@ help:
 	@echo "make packages         build .deb and .rpm of them"
 	@echo "make test-packages    build, check and install all of that, twice; slow, some of it needs root"
 	@echo "make test-chart       render the Helm chart, and check it against Kubernetes' schemas"
-	@echo "make lint   only ruff, pyright, the import rules, and the style of the documents"
+	@echo "make lint   only the budget of lines, ruff, pyright, the import rules, and the documents' style"
 	@echo "make docs   write docs/cli.md, docs/metrics.md and docs/errors.md anew from the program"
 	@echo "make site   build the documentation site in build/site, and check all of its links"
 	@echo "make clean  remove $(VENV) and what tools left behind"
@@ -77,6 +77,7 @@ demo: $(VENV)/installed
 	$(BIN)/gpupool demo
 
 lint: $(VENV)/installed-dev
+	$(BIN)/python packaging/size.py
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
