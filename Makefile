@@ -6,7 +6,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 # What runs on a client's machine, which may be a Mac.
-CLIENT := cli consensus pool remoting/protocol remoting/transport remoting/client remoting/array_api
+CLIENT := cli consensus pool remoting/protocol remoting/transport remoting/client remoting/local \
+  remoting/program remoting/daemon remoting/array_api
 
 # Tests of the client that need no server process and nothing that only Linux has.
 CLIENT_TESTS := tests/pool tests/cli/test_keys.py tests/cli/test_output.py \
@@ -153,7 +154,7 @@ check-wheel: $(VENV)/installed-dev
 	rm -rf $(VENV)/clean && $(PYTHON) -m venv $(VENV)/clean
 	$(VENV)/clean/bin/python -m pip install --quiet --disable-pip-version-check dist/*.whl
 	cd $(VENV)/clean && bin/gpupool version && bin/gpupool --help >/dev/null \
-	  && bin/python -c 'import gpupool.cli.run.agent, gpupool.remoting.worker.worker_main, gpupool.simulations' \
+	  && bin/python -c 'import gpupool.remoting.program.agent, gpupool.remoting.worker.worker_main, gpupool.simulations' \
 	  && bin/gpupool simulate --seed 1 --duration 3s
 	GPUPOOL_WHEEL="$$(ls dist/*.whl)" $(BIN)/pytest -q tests/remoting/driver_api/test_hardening.py
 

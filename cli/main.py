@@ -17,9 +17,10 @@ from typing import NoReturn, cast
 
 import click
 
-from gpupool.cli.lib.output import Invocation, report, say
-from gpupool.cli.lib.paths import config_files
+from gpupool.cli.lib.output import Invocation, report
 from gpupool.pool.errors import ExitCode, GpupoolError, StorageError, UsageError
+from gpupool.remoting.local.paths import config_files
+from gpupool.remoting.local.terminal import say
 
 # Name, place and short help of every command, the most used first. The place is the module below
 # cli/commands, and the function in it.
@@ -205,7 +206,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     words = sys.argv[1:] if args is None else list(args)
     code = run(words)
     if args is None and words[:1] in (["run"], ["shell"]):
-        from gpupool.cli.lib.exits import leave
+        from gpupool.remoting.local.exits import leave
 
         leave(code)
     sys.exit(code)
@@ -285,7 +286,7 @@ def _run(args: list[str], invocation: Invocation) -> int:
     except click.Abort:
         return 128 + signal.SIGINT
     except KeyboardInterrupt:
-        from gpupool.cli.lib.exits import die_of
+        from gpupool.remoting.local.exits import die_of
 
         die_of(signal.SIGINT)
     except GpupoolError as error:

@@ -1,6 +1,6 @@
 """Drives one ``RaftNode`` on trio, and offers it to others as the ``ReplicatedLog``.
 
-How to use it (``cli/server/compose.py`` wires these parts)::
+How to use it (``remoting/daemon/compose.py`` wires these parts)::
 
     storage = open_storage(state_dir, create=identity_is_new)
     if this_is_the_first_server and storage.empty:

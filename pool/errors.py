@@ -1,6 +1,7 @@
 """Every error that a user may see: the failure, its reason, a hint, and the exit code."""
 
 from enum import IntEnum
+from typing import cast
 
 
 class ExitCode(IntEnum):
@@ -128,3 +129,18 @@ class LocalProtocolError(ProtocolError):
 
 class RemoteProtocolError(ProtocolError):
     """The other side broke the rules of the protocol."""
+
+
+def first_error(group: BaseException) -> BaseException:
+    """Return the most important error of a group: a bug, else an interrupt, else one of ours."""
+    if not isinstance(group, BaseExceptionGroup):
+        return group
+    group = cast("BaseExceptionGroup[BaseException]", group)
+    leaves = [first_error(each) for each in group.exceptions]
+
+    def weight(error: BaseException) -> int:
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            return 1
+        return 2 if isinstance(error, GpupoolError) else 0
+
+    return min(leaves, key=weight)

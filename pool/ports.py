@@ -1,6 +1,6 @@
 """What the folders promise each other, so that consensus and remoting never import one another.
 
-``cli/server/compose.py`` connects real parts by these Protocols; the simulator connects fakes.
+``remoting/daemon/compose.py`` connects real parts by these Protocols; the simulator connects fakes.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -108,7 +108,7 @@ class EmulatedPool:
         self._processes.append(process)
 
     def _token(self) -> str:
-        from gpupool.cli.server.bootstrap import TOKENS_FILE
+        from gpupool.remoting.daemon.bootstrap import TOKENS_FILE
 
         path, end = self.folder / "gpu-1" / TOKENS_FILE, time.monotonic() + DEADLINE_S
         while time.monotonic() < end:

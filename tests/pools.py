@@ -11,9 +11,9 @@ from typing import Any
 import trio
 from tests import commands
 
-from gpupool.cli.lib.connect import connected
-from gpupool.cli.lib.output import to_plain
+from gpupool.pool.model.plain import to_plain
 from gpupool.pool.view import PoolView
+from gpupool.remoting.local.connecting import connected
 
 LOOK_TIMEOUT_S = 20.0
 END_TIMEOUT_S = 20.0

@@ -24,15 +24,13 @@ from tests.properties import examples
 
 from gpupool.cli.commands import admin
 from gpupool.cli.lib import config_files as settings_files
-from gpupool.cli.lib import time_spans, values
-from gpupool.cli.run import door_choice
-from gpupool.cli.server import state_dir
-from gpupool.cli.server.records import audit_file
+from gpupool.cli.lib import time_spans
 from gpupool.consensus.protocol import membership, raft_messages
 from gpupool.consensus.storage import snapshot
 from gpupool.consensus.storage.disk import FileDisk
 from gpupool.consensus.storage.journal import JOURNAL, Journal
 from gpupool.monitoring import frames, record_lines
+from gpupool.pool import values
 from gpupool.pool.errors import (
     AuthenticationError,
     RemoteProtocolError,
@@ -51,11 +49,14 @@ from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.array_api.server import array_exchange, array_results, element_types
 from gpupool.remoting.array_api.server import array_wire as arrays_wire
 from gpupool.remoting.client import credentials
+from gpupool.remoting.daemon import state_dir
+from gpupool.remoting.daemon.records import audit_file
 from gpupool.remoting.host import orphan_reaper
+from gpupool.remoting.program import door_choice
 from gpupool.remoting.protocol import framing, handshake
 from gpupool.remoting.protocol import messages as control
 from gpupool.remoting.protocol import worker_messages as host_messages
-from gpupool.remoting.protocol.addresses import Address, parse_address
+from gpupool.remoting.protocol.addresses import Address, parse_address, parse_listen
 from gpupool.remoting.protocol.token_text import TokenText, format_token, parse_token
 from gpupool.remoting.server.listener import router
 from gpupool.remoting.transport.pki import (
@@ -239,7 +240,7 @@ def cases(folder: Path) -> dict[str, Case]:
         "count": Case(text(values.parse_count), (ValueError,), b"12"),
         "fraction": Case(text(values.parse_fraction), (ValueError,), b"0.25"),
         "duration": Case(text(values.parse_duration), (ValueError,), b"1h30m"),
-        "listen": Case(text(values.parse_listen), (ValueError,), b":7470"),
+        "listen": Case(text(parse_listen), usage, b":7470"),
         "emulation": Case(text(values.parse_emulation), (ValueError,), b"4:16G"),
         "pair": Case(text(values.parse_pair), (ValueError,), b"a=b"),
         "name": Case(text(values.parse_name), (ValueError,), b"gpu-1"),

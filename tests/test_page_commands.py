@@ -140,15 +140,15 @@ def test_messages_of_the_troubleshooting_page_are_those_of_the_program() -> None
 
 SAY_MORE = (
     "cli/lib/rows.py",
-    "cli/server/systemd.py",
+    "remoting/daemon/systemd.py",
     "pool/clock_view.py",
     "pool/refused_orders.py",
     "pool/transitions/servers.py",
     "cli/commands/monitoring/usage_capacity.py",
     "pool/model/formats.py",
     "remoting/server/lease_service.py",
-    "cli/run/program_run.py",
-    "cli/run/door_choice.py",
+    "remoting/program/program_run.py",
+    "remoting/program/door_choice.py",
     "remoting/transport/peer_dial.py",
     "remoting/transport/peer_transport.py",
 )

@@ -30,9 +30,9 @@ SHOWN = {
     "gpupool.monitoring.history.series.Table.keys": "names of columns",
     "gpupool.monitoring.web.health_words.Problem.key": "the name of a problem",
     # Paths.
-    "gpupool.cli.run.holder.HolderSpec.credentials": "the path of a file",
-    "gpupool.cli.run.program_run.RunOptions.credentials": "the path of a file",
-    "gpupool.cli.run.python_lease.Lease.credentials": "the path of a file",
+    "gpupool.remoting.program.holder.HolderSpec.credentials": "the path of a file",
+    "gpupool.remoting.program.program_run.RunOptions.credentials": "the path of a file",
+    "gpupool.remoting.program.python_lease.Lease.credentials": "the path of a file",
     "gpupool.monitoring.health.alert_settings.AlertSettings.credentials": "the path of a file",
     # Names of memory that workers of one lease and uid have in common; no other process hears them.
     "gpupool.remoting.driver_api.executor.memory.ipc_tokens.Found.token": "of one lease",

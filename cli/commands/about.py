@@ -7,9 +7,10 @@ from click.shell_completion import get_completion_class
 
 from gpupool import __version__
 from gpupool.cli.lib.common_options import json_option, verbose_option
-from gpupool.cli.lib.output import print_json, to_plain
+from gpupool.cli.lib.output import print_json
 from gpupool.cli.lib.settings import current_settings, value_text
 from gpupool.pool.errors import UsageError
+from gpupool.pool.model.plain import to_plain
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -98,6 +99,6 @@ def demo(keep: bool, web: bool, no_color: bool) -> int:
     folder. A program runs on two half GPUs, the leading server is killed, and the same program
     runs again. At the end everything is removed.
     """
-    from gpupool.cli.server.demonstration import Demonstration
+    from gpupool.cli.lib.demonstration import Demonstration
 
     return Demonstration(keep=keep, web=web, color=not no_color).run()

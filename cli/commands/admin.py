@@ -10,11 +10,14 @@ import click
 
 from gpupool.cli.lib.common_options import pool_options
 from gpupool.cli.lib.completion_names import SERVER_NAME
-from gpupool.cli.lib.connect import connected, operate, run_async
-from gpupool.cli.lib.output import say, stdout_console
-from gpupool.cli.lib.values import Parsed, parse_label, parse_lease, size_text
+from gpupool.cli.lib.connect import operate, run_async
+from gpupool.cli.lib.option_types import Parsed
+from gpupool.cli.lib.output import stdout_console
 from gpupool.pool.errors import LeaseLostError, NotNowError, UnknownNameError, UsageError
 from gpupool.pool.model.ids import LeaseId, lease_name
+from gpupool.pool.values import parse_label, parse_lease, size_text
+from gpupool.remoting.local.connecting import connected
+from gpupool.remoting.local.terminal import say
 
 if TYPE_CHECKING:
     from gpupool.remoting.protocol import messages as m
@@ -279,7 +282,7 @@ def _server_here(given: str | None) -> str:
     import json
     from pathlib import Path
 
-    from gpupool.cli.lib.paths import state_dir
+    from gpupool.remoting.local.paths import state_dir
 
     folder = Path(given) if given else state_dir()
     try:

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 import click
 
 from gpupool.cli.lib.common_options import json_option, pool_options
-from gpupool.cli.lib.connect import connected, run_async
-from gpupool.cli.lib.output import print_json, say
+from gpupool.cli.lib.connect import run_async
+from gpupool.cli.lib.option_types import Parsed
+from gpupool.cli.lib.output import print_json
 from gpupool.cli.lib.time_spans import parse_since
-from gpupool.cli.lib.values import Parsed
 from gpupool.pool.errors import UsageError
 from gpupool.pool.model.state import Act
 from gpupool.pool.view import readable, visible
+from gpupool.remoting.local.connecting import connected
+from gpupool.remoting.local.terminal import say
 
 if TYPE_CHECKING:
     from gpupool.remoting.protocol.messages import AuditNow
@@ -53,8 +55,8 @@ def command(
     """
     if export is not None and as_json:
         raise UsageError("--export and --json exclude each other", hint="give one of them")
-    from gpupool.cli.lib.files import write_private
-    from gpupool.cli.server.records.audit_file import lines_of, read_acts
+    from gpupool.remoting.daemon.records.audit_file import lines_of, read_acts
+    from gpupool.remoting.local.files import write_private
 
     if state_dir is not None:
         acts, dropped = read_acts(Path(state_dir)), 0

@@ -6,10 +6,11 @@ from pathlib import Path
 import click
 
 from gpupool.cli.lib.common_options import pool_options
-from gpupool.cli.lib.connect import connected, run_async
-from gpupool.cli.lib.output import say
-from gpupool.cli.lib.paths import state_dir
+from gpupool.cli.lib.connect import run_async
 from gpupool.pool.errors import UsageError
+from gpupool.remoting.local.connecting import connected
+from gpupool.remoting.local.paths import state_dir
+from gpupool.remoting.local.terminal import say
 
 FILE_SIZE_MAX = 64 << 20
 
@@ -43,7 +44,7 @@ def backup(
         _copy_history(Path(folder) if folder else state_dir(), Path(history))
         return
     assert file is not None
-    from gpupool.cli.lib.files import write_private
+    from gpupool.remoting.local.files import write_private
 
     async def ask() -> bytes:
         async with connected(credentials) as pool:

@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING
 import click
 
 from gpupool.cli.lib.common_options import json_option, pool_options
-from gpupool.cli.lib.connect import connected, credentials_file, run_async, stored_credentials
+from gpupool.cli.lib.connect import run_async
 from gpupool.cli.lib.output import invocation, print_json
-from gpupool.cli.lib.values import duration_text
 from gpupool.pool.errors import ExitCode, GpupoolError
+from gpupool.pool.values import duration_text
 from gpupool.pool.view import ALARM, MISSING_HINT, visible
+from gpupool.remoting.local.connecting import connected, credentials_file, stored_credentials
 
 if TYPE_CHECKING:
-    from gpupool.cli.run.door_choice import DoorChoice
     from gpupool.pool.view import PoolView
     from gpupool.remoting.client.credentials import Credentials
+    from gpupool.remoting.program.door_choice import DoorChoice
     from gpupool.remoting.protocol.addresses import Address
     from gpupool.remoting.transport.message_stream import MessageStream
 
@@ -370,7 +371,7 @@ async def _door() -> Finding:
 
     import trio
 
-    from gpupool.cli.run.door_choice import choose_door, cuda_library
+    from gpupool.remoting.program.door_choice import choose_door, cuda_library
 
     python = shutil.which("python3") or shutil.which("python")
     if python is None:
@@ -390,7 +391,7 @@ def door_finding(choice: "DoorChoice", *, built: bool) -> Finding:
 
 
 def _runtime() -> Finding:
-    from gpupool.cli.run.agent import private_dir
+    from gpupool.remoting.program.agent import private_dir
 
     try:
         with private_dir() as folder:

@@ -6,12 +6,16 @@ from functools import partial
 import click
 
 from gpupool.cli.lib.common_options import json_option, pool_options
-from gpupool.cli.lib.connect import connected, run_async
-from gpupool.cli.lib.output import invocation, print_json, say
-from gpupool.cli.lib.values import DURATION, Parsed, parse_lease
-from gpupool.cli.run.request_options import Wanted, request_options
+from gpupool.cli.lib.connect import run_async
+from gpupool.cli.lib.option_types import DURATION, Parsed
+from gpupool.cli.lib.output import invocation, print_json
+from gpupool.cli.lib.request_options import request_options
 from gpupool.pool.errors import DeniedError, GpupoolError, LeaseLostError, UsageError
 from gpupool.pool.model.ids import LeaseId, lease_name
+from gpupool.pool.values import parse_lease
+from gpupool.remoting.local.connecting import connected
+from gpupool.remoting.local.terminal import say
+from gpupool.remoting.program.request import Wanted
 
 
 @click.command()
@@ -38,8 +42,8 @@ def alloc(
     if time_s is not None and time_s < 1:
         raise UsageError("--time is at least 1s", hint="without it, the lease lasts until released")
     from gpupool.cli.lib.connect import run_async
-    from gpupool.cli.run.holder_startup import start_holder
-    from gpupool.cli.run.program_run import ends_text
+    from gpupool.remoting.program.holder_startup import start_holder
+    from gpupool.remoting.program.program_run import ends_text
 
     # The holder lives in another folder.
     files = [os.path.abspath(each) if each else None for each in (credentials, _log_file())]
@@ -93,8 +97,8 @@ def release(credentials: str | None, leases: tuple[int, ...], every: bool) -> No
             "no lease was given" if not every else "--all releases all leases",
             hint='give its name, or --all; "gpupool leases" lists them',
         )
-    from gpupool.cli.run.held_leases import held_leases
-    from gpupool.cli.run.lease_source import is_own
+    from gpupool.remoting.program.held_leases import held_leases
+    from gpupool.remoting.program.lease_source import is_own
 
     names = [lease_name(LeaseId(lease)) for lease in leases]
     if every:
@@ -127,8 +131,8 @@ async def release_lease(name: str, credentials: str | None) -> str:
     Raises:
         GpupoolError: when there is no such lease, or it is not ours.
     """
-    from gpupool.cli.run.holder_client import release_held
-    from gpupool.cli.run.lease_source import own_held
+    from gpupool.remoting.program.holder_client import release_held
+    from gpupool.remoting.program.lease_source import own_held
     from gpupool.remoting.protocol.messages import EndLease
 
     found = await own_held(name, credentials)

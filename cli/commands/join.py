@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpupool.cli.commands.login import STDIN, argument_warning, read_token
-from gpupool.cli.lib import paths
 from gpupool.cli.lib.common_options import HISTORY_OPTIONS, history_options, verbose_option
-from gpupool.cli.lib.output import invocation, say
-from gpupool.cli.lib.values import (
+from gpupool.cli.lib.option_types import (
     ADDRESS,
     DURATION,
     EMULATION,
@@ -22,15 +20,18 @@ from gpupool.cli.lib.values import (
     LISTEN,
     NAME_TYPE,
     SIZE_TYPE,
-    Emulation,
 )
+from gpupool.cli.lib.output import invocation
 from gpupool.pool.automatic_drains import SIGN_NAMES
 from gpupool.pool.errors import UsageError
 from gpupool.pool.model.policy import DataEncryption
+from gpupool.pool.values import Emulation
+from gpupool.remoting.local import paths
+from gpupool.remoting.local.terminal import say
 from gpupool.remoting.protocol.addresses import PORT_DEFAULT, Address
 
 if TYPE_CHECKING:
-    from gpupool.cli.server.join_options import JoinOptions, WebOptions
+    from gpupool.remoting.daemon.join_options import JoinOptions, WebOptions
 
 
 @click.command()
@@ -216,8 +217,8 @@ def command(
     warning = token_warning(token, at_once=log_format == "text")
     token = given_token(token, token_file)
     check_gpus(gpus, emulate_faults, witness=witness, emulates=emulate is not None)
-    from gpupool.cli.server.join_options import JoinOptions, history_settings, read_faults
-    from gpupool.cli.server.state_dir import may_be_new
+    from gpupool.remoting.daemon.join_options import JoinOptions, history_settings, read_faults
+    from gpupool.remoting.daemon.state_dir import may_be_new
 
     folder = _folder(state_dir, address, token, ca)
     options = JoinOptions(
@@ -262,7 +263,7 @@ def _folder(
     state_dir: str | None, address: Address | None, token: str | None, ca: str | None
 ) -> Path:
     """Return the state directory; raises ``UsageError`` for options that do not fit it."""
-    from gpupool.cli.server.state_dir import may_be_new
+    from gpupool.remoting.daemon.state_dir import may_be_new
 
     folder = Path(state_dir) if state_dir else paths.state_dir()
     if ca and token:
@@ -305,7 +306,7 @@ def _web_options(
     sd_labels: str,
 ) -> "WebOptions | None":
     """Return the options of HTTPS; None for none."""
-    from gpupool.cli.server.join_options import WebOptions
+    from gpupool.remoting.daemon.join_options import WebOptions
     from gpupool.remoting.transport.authority.web_certificate import SiteFiles
 
     if bool(web_cert) is not bool(web_key):
@@ -330,9 +331,9 @@ def _web_options(
 
 def _run(options: "JoinOptions", log_format: str, warning: str) -> None:
     from gpupool.cli.lib.connect import run_async
-    from gpupool.cli.lib.logs import set_up
-    from gpupool.cli.server.compose import serve
-    from gpupool.cli.server.separate import separate
+    from gpupool.remoting.daemon.compose import serve
+    from gpupool.remoting.daemon.separate import separate
+    from gpupool.remoting.local.logs import set_up
     from gpupool.remoting.privileges.first_process import leave_first_place
 
     leave_first_place()

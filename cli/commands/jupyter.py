@@ -11,10 +11,11 @@ from typing import Any, cast
 import click
 
 from gpupool.cli.lib.common_options import pool_options
-from gpupool.cli.lib.output import say
-from gpupool.cli.lib.values import duration_text, size_text
-from gpupool.cli.run.request_options import Wanted, request_options
+from gpupool.cli.lib.request_options import request_options
 from gpupool.pool.errors import GpupoolError, UsageError
+from gpupool.pool.values import duration_text, size_text
+from gpupool.remoting.local.terminal import say
+from gpupool.remoting.program.request import Wanted
 
 MARKER = "gpupool"
 """The key in a kernel's metadata by which gpupool knows the kernels that it may replace."""

@@ -6,15 +6,11 @@ import click
 
 from gpupool import __version__
 from gpupool.cli.lib.common_options import pool_options
-from gpupool.cli.lib.connect import (
-    client_name,
-    credentials_file,
-    run_async,
-    stored_credentials,
-)
-from gpupool.cli.lib.output import say
-from gpupool.cli.lib.values import ADDRESS
+from gpupool.cli.lib.connect import run_async
+from gpupool.cli.lib.option_types import ADDRESS
 from gpupool.pool.errors import UsageError
+from gpupool.remoting.local.connecting import client_name, credentials_file, stored_credentials
+from gpupool.remoting.local.terminal import say
 from gpupool.remoting.protocol.addresses import Address
 
 TOKEN_LENGTH_MAX = 8192
@@ -99,8 +95,8 @@ def command(
 
     Where all servers have moved, --at HOST:PORT finds them again, and needs no token.
     """
-    from gpupool.cli.lib import logins
     from gpupool.remoting.client.enrolment import login
+    from gpupool.remoting.local import logins
 
     if at is not None and token is None:
         _find_again(credentials, at)

@@ -3,10 +3,10 @@
 import click
 
 from gpupool.cli.lib.common_options import pool_options
-from gpupool.cli.lib.connect import credentials_file
-from gpupool.cli.lib.logins import logins
-from gpupool.cli.lib.output import say
 from gpupool.pool.errors import StorageError
+from gpupool.remoting.local.connecting import credentials_file
+from gpupool.remoting.local.logins import logins
+from gpupool.remoting.local.terminal import say
 
 
 @click.command()

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 import click
 
 from gpupool.cli.lib.common_options import pool_options
-from gpupool.cli.lib.connect import connected, run_async
-from gpupool.cli.lib.output import say
-from gpupool.cli.lib.values import Parsed, parse_lease
+from gpupool.cli.lib.connect import run_async
+from gpupool.cli.lib.option_types import Parsed
 from gpupool.pool.errors import (
     GpupoolError,
     LeaseLostError,
@@ -17,6 +16,9 @@ from gpupool.pool.errors import (
     UsageError,
 )
 from gpupool.pool.model.ids import GpuId, LeaseId, ServerId, lease_name
+from gpupool.pool.values import parse_lease
+from gpupool.remoting.local.connecting import connected
+from gpupool.remoting.local.terminal import say
 
 if TYPE_CHECKING:
     from gpupool.pool.view import GpuView, LeaseView, PoolView, ServerView

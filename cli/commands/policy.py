@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING
 import click
 
 from gpupool.cli.lib.common_options import json_option, pool_options
-from gpupool.cli.lib.connect import connected, run_async
-from gpupool.cli.lib.output import print_json, say
-from gpupool.cli.run.request_options import Wanted, request_options, unknown_text
+from gpupool.cli.lib.connect import run_async
+from gpupool.cli.lib.output import print_json
+from gpupool.cli.lib.request_options import request_options
 from gpupool.pool.errors import ConflictError, ExitCode, GpupoolError, UsageError
+from gpupool.remoting.local.connecting import connected
+from gpupool.remoting.local.terminal import say
+from gpupool.remoting.program.request import Wanted, unknown_text
 
 if TYPE_CHECKING:
     from gpupool.pool.model.state import Request
@@ -192,7 +195,7 @@ def edit(credentials: str | None) -> None:
 
     If the text has mistakes, or another operator was faster, it is kept in a file.
     """
-    from gpupool.cli.run.policy_draft import draft_of, keep
+    from gpupool.cli.lib.policy_draft import draft_of, keep
 
     before = run_async(lambda: _get(credentials, 0))
     text = _unpack(before) if before.version else NEW

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpupool.cli.lib import paths
 from gpupool.cli.lib.common_options import verbose_option
-from gpupool.cli.lib.output import say
 from gpupool.pool.errors import GpupoolError, UsageError
+from gpupool.remoting.local import paths
+from gpupool.remoting.local.terminal import say
 
 if TYPE_CHECKING:
-    from gpupool.cli.server.state_dir import StateDir
     from gpupool.consensus.recovery import Survivor
     from gpupool.pool.model.ids import ServerId
     from gpupool.pool.model.state import PoolState, Server
+    from gpupool.remoting.daemon.state_dir import StateDir
 
 ANSWER_S = 2.0
 """How long the other voters have to answer before they count as lost."""
@@ -44,7 +44,7 @@ def command(state_dir: str | None, force: bool) -> int:
 
     The only server of a pool whose journal has lost its end goes on in the same way, without it.
     """
-    from gpupool.cli.server.state_dir import open_stopped
+    from gpupool.remoting.daemon.state_dir import open_stopped
 
     folder = Path(state_dir) if state_dir else paths.state_dir()
     state = open_stopped(folder, "the pool is recovered while the server is down")
@@ -114,7 +114,7 @@ def _recover(state: "StateDir", *, force: bool) -> int:
 
 def _examined(state: "StateDir", pool: "PoolState", survivor: "Survivor", *, lost: bool) -> _Case:
     """Return the case; raises when this server cannot carry the pool on."""
-    from gpupool.cli.server.state_dir import CA_KEY
+    from gpupool.remoting.daemon.state_dir import CA_KEY
 
     assert state.identity is not None
     me = pool.servers.get(state.identity.server)

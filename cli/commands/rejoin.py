@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpupool.cli.lib import paths
 from gpupool.cli.lib.common_options import verbose_option
-from gpupool.cli.lib.output import say
-from gpupool.cli.lib.values import ADDRESS, NAME_TYPE
+from gpupool.cli.lib.option_types import ADDRESS, NAME_TYPE
 from gpupool.pool.errors import GpupoolError, UsageError
+from gpupool.remoting.local import paths
+from gpupool.remoting.local.terminal import say
 from gpupool.remoting.protocol.addresses import PORT_DEFAULT, Address, parse_address
 
 if TYPE_CHECKING:
-    from gpupool.cli.server.state_dir import StateDir
+    from gpupool.remoting.daemon.state_dir import StateDir
 
 
 @click.command()
@@ -55,7 +55,7 @@ def command(
        with the same options as before.
     """
     from gpupool.cli.commands.join import given_token, token_warning
-    from gpupool.cli.server.state_dir import open_stopped
+    from gpupool.remoting.daemon.state_dir import open_stopped
 
     token_warning(token, at_once=True)
     text = given_token(token, token_file)
@@ -77,7 +77,7 @@ def _rejoin(
     state: "StateDir", token: str, advertise: Address | None, name: str | None, *, force: bool
 ) -> None:
     from gpupool.cli.lib.connect import run_async
-    from gpupool.cli.server.enter_pool import rejoin_pool
+    from gpupool.remoting.daemon.enter_pool import rejoin_pool
 
     old = state.identity
     assert old is not None

@@ -13,12 +13,14 @@ from pathlib import Path
 import click
 
 from gpupool.cli.lib.common_options import json_option, pool_options
+from gpupool.cli.lib.option_types import PAIR, Parsed
 from gpupool.cli.lib.output import invocation, print_json
-from gpupool.cli.lib.values import PAIR, Parsed, parse_lease
-from gpupool.cli.run.door_choice import dropin_dir
-from gpupool.cli.run.request_options import Wanted, forbid_requests, request_options
+from gpupool.cli.lib.request_options import forbid_requests, request_options
 from gpupool.pool.errors import GpupoolError, UsageError
 from gpupool.pool.model.ids import LeaseId, lease_name
+from gpupool.pool.values import parse_lease
+from gpupool.remoting.program.door_choice import dropin_dir
+from gpupool.remoting.program.request import Wanted
 
 MARK = "(gpu $GPUPOOL_LEASE) "
 
@@ -96,7 +98,7 @@ def run(
     applied; 125: gpupool failed; 126: PROGRAM cannot be executed; 127: it was not found.
     """
     from gpupool.cli.lib.connect import run_async
-    from gpupool.cli.run.program_run import RunOptions, dry_run_of, run_program
+    from gpupool.remoting.program.program_run import RunOptions, dry_run_of, run_program
 
     options = RunOptions(
         arguments=program,
@@ -114,10 +116,10 @@ def run(
     if dry_run:
         if lease:
             raise UsageError("--dry-run is for a request", hint="leave out --lease")
-        return run_async(partial(dry_run_of, options))
+        return run_async(partial(dry_run_of, options, click.echo))
     ending = run_async(partial(run_program, options))
     if ending.signal:
-        from gpupool.cli.lib.exits import die_of
+        from gpupool.remoting.local.exits import die_of
 
         die_of(ending.signal)
     return ending.code
@@ -145,7 +147,7 @@ def shell(wanted: Wanted, credentials: str | None, door: str, quiet: bool) -> in
     lease, and so does $GPUPOOL_LEASE.
     """
     from gpupool.cli.lib.connect import run_async
-    from gpupool.cli.run.program_run import RunOptions, run_program
+    from gpupool.remoting.program.program_run import RunOptions, run_program
 
     if os.environ.get("GPUPOOL_AGENT") and os.environ.get("GPUPOOL_LEASE"):
         raise UsageError(
@@ -165,7 +167,7 @@ def shell(wanted: Wanted, credentials: str | None, door: str, quiet: bool) -> in
         )
         ending = run_async(partial(run_program, options))
     if ending.signal:
-        from gpupool.cli.lib.exits import die_of
+        from gpupool.remoting.local.exits import die_of
 
         die_of(ending.signal)
     return ending.code
@@ -192,7 +194,7 @@ def marked_shell(shell: str) -> Generator[tuple[list[str], dict[str, str]]]:
 
     The user's own start-up files are read as ever. Shells that are not known start unmarked.
     """
-    from gpupool.cli.run.agent import private_dir
+    from gpupool.remoting.program.agent import private_dir
 
     name = os.path.basename(shell)
     with private_dir() as folder:

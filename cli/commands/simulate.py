@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 import click
 
 from gpupool.cli.lib.common_options import json_option, verbose_option
-from gpupool.cli.lib.output import print_json, say, to_plain
-from gpupool.cli.lib.values import DURATION
+from gpupool.cli.lib.option_types import DURATION
+from gpupool.cli.lib.output import print_json
 from gpupool.pool.errors import ExitCode, GpupoolError, UsageError
+from gpupool.pool.model.plain import to_plain
+from gpupool.remoting.local.terminal import say
 
 if TYPE_CHECKING:
     from gpupool.simulations.kernel.swarm_options import Options

@@ -13,8 +13,8 @@ import click
 
 from gpupool.cli.lib.common_options import json_option, pool_options
 from gpupool.cli.lib.output import print_json
-from gpupool.cli.lib.values import size_text
 from gpupool.pool.errors import GpupoolError, UnreachableError
+from gpupool.pool.values import size_text
 
 ANSWER_S = 5.0
 LINE_LENGTH_MAX = 64 * 1024
@@ -49,7 +49,7 @@ def command(
 
     Programs that "gpupool run" starts find it as nvidia-smi.
     """
-    from gpupool.cli.run.smi_query import chosen, listed, query
+    from gpupool.remoting.program.smi_query import chosen, listed, query
 
     agent = os.environ.get("GPUPOOL_AGENT", "")
     fields = ask_agent(agent) if agent else ask_pool(credentials)
@@ -91,7 +91,7 @@ def ask_agent(path: str) -> dict[str, object]:
 def ask_pool(credentials: str | None) -> dict[str, object]:
     """Return every GPU of the pool."""
     from gpupool.cli.lib.listing import fetch_snapshot
-    from gpupool.cli.run.lease_devices import pool_devices
+    from gpupool.remoting.program.lease_devices import pool_devices
 
     snapshot = fetch_snapshot(credentials)
     return pool_devices(snapshot.view, snapshot.telemetry.values()).fields()

@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING
 import click
 
 from gpupool.cli.lib.common_options import json_option, pool_options
-from gpupool.cli.lib.connect import connected, operate, run_async, stored_credentials
-from gpupool.cli.lib.output import print_json, say
-from gpupool.cli.lib.paths import user_name
-from gpupool.cli.lib.values import DURATION, NAME_TYPE, duration_text
+from gpupool.cli.lib.connect import operate, run_async
+from gpupool.cli.lib.option_types import DURATION, NAME_TYPE
+from gpupool.cli.lib.output import print_json
 from gpupool.pool.errors import UsageError
 from gpupool.pool.model.ids import TokenId
 from gpupool.pool.model.state import TOKEN_USES_MAX, TokenKind
+from gpupool.pool.values import duration_text
+from gpupool.remoting.local.connecting import connected, stored_credentials
+from gpupool.remoting.local.paths import user_name
+from gpupool.remoting.local.terminal import say
 
 if TYPE_CHECKING:
     from gpupool.remoting.protocol.messages import Order, TokenView

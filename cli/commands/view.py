@@ -7,7 +7,8 @@ import click
 
 from gpupool.cli.lib.columns import GPU_COLUMNS, LEASE_COLUMNS, SERVER_COLUMNS, Glyphs
 from gpupool.cli.lib.listing import fetch_snapshot, print_table, view_options
-from gpupool.cli.lib.output import print_json, say, stdout_console
+from gpupool.cli.lib.option_types import DURATION, FILTER
+from gpupool.cli.lib.output import print_json, stdout_console
 from gpupool.cli.lib.rows import (
     PoolSnapshot,
     all_lease_rows,
@@ -17,13 +18,14 @@ from gpupool.cli.lib.rows import (
     leases_as_hosts_say,
     server_rows,
 )
-from gpupool.cli.lib.values import DURATION, FILTER, size_text
 from gpupool.cli.tui.screen import quorum_counts
 from gpupool.pool.errors import ExitCode, StorageError, UsageError
 from gpupool.pool.expected_start import starts_by_s
 from gpupool.pool.model.state import Filter
 from gpupool.pool.scheduling.filters import filter_text, first_mismatch
+from gpupool.pool.values import size_text
 from gpupool.pool.view import ALARM, PoolView
+from gpupool.remoting.local.terminal import say
 
 INTERVAL_MIN_S = 0.1
 SVG_WIDTH, SVG_HEIGHT = 150, 34

@@ -7,7 +7,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gpupool.cli.lib.values import duration_text
+from gpupool.pool.values import duration_text
 from gpupool.pool.view import visible
 
 if TYPE_CHECKING:

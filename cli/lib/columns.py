@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from gpupool.cli.lib.rows import GpuRow, LeaseRow, ServerRow
-from gpupool.cli.lib.values import duration_text, size_text
 from gpupool.pool.scheduling.filters import short_model
 from gpupool.pool.telemetry import GpuTelemetry
+from gpupool.pool.values import duration_text, size_text
 from gpupool.pool.view import GpuView, ServerView
 
 R = TypeVar("R")

@@ -5,8 +5,8 @@ from typing import Any, TypeVar
 
 import click
 
+from gpupool.cli.lib.option_types import DURATION, SIZE_TYPE
 from gpupool.cli.lib.output import Invocation
-from gpupool.cli.lib.values import DURATION, SIZE_TYPE
 from gpupool.pool.errors import UsageError
 
 POOL = "gpupool.pool"
@@ -134,7 +134,7 @@ def _find_credentials(ctx: click.Context, param: click.Parameter, value: str | N
         return value
     if ctx.resilient_parsing:
         return value
-    from gpupool.cli.lib.logins import find_login, login_in_use
+    from gpupool.remoting.local.logins import find_login, login_in_use
 
     if pool:
         return str(find_login(pool).path)

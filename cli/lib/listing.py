@@ -8,10 +8,11 @@ import click
 from gpupool.cli.lib.columns import NOT_KNOWN, Column, Glyphs, cells_of, chosen_columns
 from gpupool.cli.lib.common_options import json_option, pool_options
 from gpupool.cli.lib.completion_names import remember_servers
-from gpupool.cli.lib.connect import connected, run_async
+from gpupool.cli.lib.connect import run_async
 from gpupool.cli.lib.output import stdout_console
 from gpupool.cli.lib.rows import PoolSnapshot
 from gpupool.pool.model.ids import ServerId
+from gpupool.remoting.local.connecting import connected
 
 if TYPE_CHECKING:
     from gpupool.remoting.client.pool_client import Pool

@@ -1,18 +1,15 @@
 """Output: errors in three lines, JSON with its schema number, plain lines on stderr."""
 
-import dataclasses
-import enum
 import json
-import math
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from gpupool.pool.errors import GpupoolError
-from gpupool.pool.model.ids import LeaseId, lease_name
+from gpupool.pool.model.plain import to_plain
+from gpupool.remoting.local.terminal import say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,41 +35,9 @@ def invocation() -> Invocation:
     return found if found is not None else Invocation()
 
 
-def to_plain(value: Any) -> Any:
-    """Return ``value`` as what JSON carries: dataclasses as objects, bytes as hex.
-
-    Fields that are leases have their names, as commands take them. A number would be read as the
-    name of another lease.
-    """
-    if isinstance(value, enum.Enum):
-        return to_plain(value.value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _field(f.type, getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): to_plain(each) for key, each in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-    if isinstance(value, list | tuple | set | frozenset):
-        return [to_plain(each) for each in value]  # pyright: ignore[reportUnknownVariableType]
-    if isinstance(value, bytes):
-        return value.hex()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None  # JSON has no infinity
-    return value
-
-
-def _field(kind: object, value: Any) -> Any:
-    if kind is LeaseId:
-        return lease_name(value)
-    return to_plain([lease_name(each) for each in value] if kind == tuple[LeaseId, ...] else value)
-
-
 def print_json(**fields: object) -> None:
     """Print one JSON object with its schema number on stdout."""
     click.echo(json.dumps({"schema": SCHEMA} | {k: to_plain(v) for k, v in fields.items()}))
-
-
-def say(text: str) -> None:
-    """Print one line of ours on stderr: stdout belongs to results and programs."""
-    click.echo(text, err=True)
 
 
 def error_lines(error: GpupoolError) -> list[str]:

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeVar, overload
 
-from gpupool.cli.lib.values import size_text
 from gpupool.pool.expected_start import starts_by_s
 from gpupool.pool.model.ids import GpuId, LeaseId, ServerId
 from gpupool.pool.scheduling.filters import short_model
 from gpupool.pool.telemetry import GpuTelemetry, SessionTelemetry, Telemetry
+from gpupool.pool.values import size_text
 from gpupool.pool.view import GpuView, LeaseView, PoolView, ServerView, WaitingView
 
 T = TypeVar("T")

@@ -7,8 +7,9 @@ from datetime import UTC, datetime, timedelta
 import click
 
 from gpupool.cli.lib.common_options import F
-from gpupool.cli.lib.values import Parsed, parse_duration
+from gpupool.cli.lib.option_types import Parsed
 from gpupool.pool.errors import UsageError
+from gpupool.pool.values import parse_duration
 
 DAYS = {"today": 0, "yesterday": 1}
 """Words for the beginning of a day in UTC, and how many days ago it was."""

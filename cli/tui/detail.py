@@ -14,13 +14,13 @@ from gpupool.cli.lib.rows import (
     sessions_of,
 )
 from gpupool.cli.lib.terminal_chart import Frame, chart
-from gpupool.cli.lib.values import duration_text, free_text, size_text
 from gpupool.cli.tui.answers import Answers
 from gpupool.cli.tui.health_panel import finding_lines, health_of
 from gpupool.cli.tui.keys import DAY_S, UiState
 from gpupool.cli.tui.table_lines import live_table
 from gpupool.cli.tui.tree import session_words
 from gpupool.pool.model.ids import GpuId, LeaseId
+from gpupool.pool.values import duration_text, free_text, size_text
 from gpupool.pool.view import LeaseView, visible
 
 CHART_WIDTH_MIN = 48

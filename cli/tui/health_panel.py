@@ -7,8 +7,8 @@ from rich.text import Text
 
 from gpupool.cli.lib.columns import Glyphs
 from gpupool.cli.lib.rows import STALE_AFTER_S, PoolSnapshot
-from gpupool.cli.lib.values import duration_text
 from gpupool.pool.telemetry import Health
+from gpupool.pool.values import duration_text
 from gpupool.pool.view import visible
 
 if TYPE_CHECKING:

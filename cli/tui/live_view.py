@@ -19,8 +19,7 @@ from rich.live import Live
 from rich.text import Text
 
 from gpupool.cli.lib.columns import Glyphs
-from gpupool.cli.lib.connect import connected, run_async
-from gpupool.cli.lib.exits import die_of
+from gpupool.cli.lib.connect import run_async
 from gpupool.cli.lib.rows import PoolSnapshot
 from gpupool.cli.tui.fetching import fill, fill_pool, keep_answers, ping
 from gpupool.cli.tui.keys import INTERVALS_S, Action, UiState, press
@@ -30,6 +29,8 @@ from gpupool.cli.tui.screen import render
 from gpupool.cli.tui.terminal_keys import MOUSE_OFF, MOUSE_ON, decode_keys
 from gpupool.pool.errors import GpupoolError
 from gpupool.remoting.client.pool_client import Pool
+from gpupool.remoting.local.connecting import connected
+from gpupool.remoting.local.exits import die_of
 from gpupool.remoting.protocol import messages as m
 
 FRAME_S = 0.04

@@ -15,7 +15,6 @@ from gpupool.cli.lib.columns import (
     chosen_columns,
     matches,
 )
-from gpupool.cli.lib.output import to_plain
 from gpupool.cli.lib.rows import (
     GpuRow,
     LazyRows,
@@ -28,6 +27,7 @@ from gpupool.cli.lib.rows import (
 )
 from gpupool.cli.tui.keys import PANELS, Chosen, Extent, UiState
 from gpupool.cli.tui.trends import TREND_WIDTH_MIN, trend_column
+from gpupool.pool.model.plain import to_plain
 from gpupool.pool.view import LeaseView
 
 R = TypeVar("R", ServerRow, GpuRow, LeaseRow)

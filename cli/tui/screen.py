@@ -14,7 +14,6 @@ from gpupool.cli.lib.columns import (
     load_style,
 )
 from gpupool.cli.lib.rows import PoolSnapshot, gpu_counts
-from gpupool.cli.lib.values import duration_text, size_text
 from gpupool.cli.tui.answers import Answers
 from gpupool.cli.tui.detail import detail_lines
 from gpupool.cli.tui.health_panel import health_lines
@@ -23,6 +22,7 @@ from gpupool.cli.tui.panels import Panel, chosen_row, is_stale, panels, row_json
 from gpupool.cli.tui.table_lines import table_lines
 from gpupool.cli.tui.tree import tree_lines
 from gpupool.cli.tui.trends import pool_line, trend_width
+from gpupool.pool.values import duration_text, size_text
 from gpupool.pool.view import ALARM, PoolView, visible
 
 VIEW_STALE_AFTER_S = 5.0

@@ -12,10 +12,10 @@ from rich.text import Text
 
 from gpupool.cli.lib.columns import NOT_KNOWN, STATE_STYLES, Glyphs
 from gpupool.cli.lib.rows import LazyRows, LeaseRow, PoolSnapshot, Rate, lease_context
-from gpupool.cli.lib.values import duration_text, size_text
 from gpupool.cli.tui.keys import TREES
 from gpupool.pool.model.ids import LeaseId, ServerId
 from gpupool.pool.telemetry import SessionTelemetry
+from gpupool.pool.values import duration_text, size_text
 from gpupool.pool.view import LeaseView, visible
 
 UNNAMED = "(unnamed)"

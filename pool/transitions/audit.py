@@ -4,7 +4,8 @@ Events come from leases, servers and operators alike, and the oldest are dropped
 numbered, and leases never push one out.
 
 The table keeps the latest ``ACT_COUNT_MAX`` acts. Every server also writes each act to a file of
-its own as it applies it, so that the older ones are not lost: ``cli.server.records.audit_file``.
+its own as it applies it, so that the older ones are not lost: ``audit_file`` of
+``remoting.daemon.records``.
 """
 
 from gpupool.pool.model.state import (

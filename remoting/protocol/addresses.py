@@ -54,6 +54,22 @@ def parse_address(text: str) -> Address:
     return Address(host, number)
 
 
+def parse_listen(text: str) -> Address:
+    """Return where to listen: ``HOST``, ``HOST:PORT`` or ``:PORT``; port 0 takes a free one.
+
+    Without a host it is every address of this machine.
+
+    Raises:
+        UsageError: when it is none.
+    """
+    host, colon, port = text.rpartition(":")
+    if not host and colon:
+        text = "0.0.0.0" + text  # noqa: S104  a server is there to be reached
+    if port == "0" and colon:
+        return Address(parse_address(text[:-1] + "1").host, 0)
+    return parse_address(text)
+
+
 def _not_an_address(text: str) -> UsageError:
     return UsageError(
         f"{text[:80]!r} is not an address", hint="write host, host:port or [IPv6]:port"

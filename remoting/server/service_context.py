@@ -201,7 +201,7 @@ class RefusalLog:
 
 @dataclass(slots=True)
 class SelfChecks:
-    """What the server's checks say now; ``cli.server`` runs them, and replaces both each second."""
+    """The findings of the server's checks; ``remoting.daemon`` replaces both each second."""
 
     findings: tuple[Finding, ...] = ()
     signs: Signs = field(default_factory=dict[tuple[GpuId, str], str])

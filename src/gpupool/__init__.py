@@ -7,19 +7,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpupool.cli.run.python_lease import Lease as Lease
-    from gpupool.cli.run.python_lease import lease as lease
-    from gpupool.cli.run.python_lease import open_lease as open_lease
-    from gpupool.cli.run.python_pool import Pool as Pool
     from gpupool.pool.errors import GpupoolError as GpupoolError
+    from gpupool.remoting.program.python_lease import Lease as Lease
+    from gpupool.remoting.program.python_lease import lease as lease
+    from gpupool.remoting.program.python_lease import open_lease as open_lease
+    from gpupool.remoting.program.python_pool import Pool as Pool
 
 __version__ = "0.1.0"
 
 _PLACES = {
-    "lease": "gpupool.cli.run.python_lease",
-    "open_lease": "gpupool.cli.run.python_lease",
-    "Lease": "gpupool.cli.run.python_lease",
-    "Pool": "gpupool.cli.run.python_pool",
+    "lease": "gpupool.remoting.program.python_lease",
+    "open_lease": "gpupool.remoting.program.python_lease",
+    "Lease": "gpupool.remoting.program.python_lease",
+    "Pool": "gpupool.remoting.program.python_pool",
     "GpupoolError": "gpupool.pool.errors",
 }
 """Imported when they are used: the command line must start fast."""
@@ -39,4 +39,4 @@ def __getattr__(name: str) -> Any:
 
 def load_ipython_extension(shell: Any) -> None:
     """Serve ``%load_ext gpupool``."""
-    importlib.import_module("gpupool.cli.run.notebook_magics").register(shell)
+    importlib.import_module("gpupool.remoting.program.notebook_magics").register(shell)

@@ -18,7 +18,7 @@ from enum import Enum
 from pathlib import Path
 from typing import NoReturn
 
-from gpupool.cli.server.listen_address import SILENT_S
+from gpupool.remoting.daemon.listen_address import SILENT_S
 from gpupool.remoting.server.listener.preauth_limits import BURST_S
 from gpupool.remoting.server.server_settings import ServerSettings
 from gpupool.remoting.transport.client_tls import harden

@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from gpupool.cli.main import main
-from gpupool.cli.server import separate
-from gpupool.cli.server.join_options import JoinOptions
+from gpupool.remoting.daemon import separate
+from gpupool.remoting.daemon.join_options import JoinOptions
 from gpupool.remoting.host import supervisor
 from gpupool.remoting.host.worker_keeper import KeeperSettings
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from tests.benchmarks.academic_traces import read_files
 
-from gpupool.cli.lib.values import duration_text
 from gpupool.monitoring.analysis.demand import Mode
 from gpupool.monitoring.analysis.sizing import Goal, tried
+from gpupool.pool.values import duration_text
 
 PODS, NODES = "openb_pod_list_default.csv", "openb_node_list_gpu_node.csv"
 SIZES = (48, 52, 56, 60, 62, 64, 65, 66, 68, 70, 72, 80)

@@ -36,19 +36,19 @@ MEASURE_IMPORTS = """
 import importlib, subprocess, sys
 from contextlib import suppress
 names = subprocess.run(
-    [sys.executable, "-c", "import gpupool.cli.server.compose, sys; print(*sys.modules)"],
+    [sys.executable, "-c", "import gpupool.remoting.daemon.compose, sys; print(*sys.modules)"],
     capture_output=True, text=True, check=True,
 ).stdout.split()
 def resident():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1])
 for name in names:
-    if not name.startswith(("gpupool.monitoring", "gpupool.cli.server", "__main__")):
+    if not name.startswith(("gpupool.monitoring", "gpupool.remoting.daemon", "__main__")):
         with suppress(ImportError):
             importlib.import_module(name)
 assert "gpupool.monitoring" not in sys.modules
 before = resident()
-import gpupool.cli.server.compose
+import gpupool.remoting.daemon.compose
 print(resident() - before)
 """
 

@@ -8,7 +8,7 @@ import sys
 import trio
 
 from gpupool.cli.main import main
-from gpupool.cli.server import compose
+from gpupool.remoting.daemon import compose
 
 
 async def nothing(*_: object, **_more: object) -> None:

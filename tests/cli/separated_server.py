@@ -18,11 +18,11 @@ from pathlib import Path
 
 import trio
 
-from gpupool.cli.lib.values import Emulation
-from gpupool.cli.server.join_options import JoinOptions
-from gpupool.cli.server.separate import Separated, separate
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.ids import GpuId, LeaseId
+from gpupool.pool.values import Emulation
+from gpupool.remoting.daemon.join_options import JoinOptions
+from gpupool.remoting.daemon.separate import Separated, separate
 from gpupool.remoting.privileges.remote_keeper import RemoteKeeper
 from gpupool.remoting.protocol import keeper_messages, worker_messages
 

@@ -13,29 +13,29 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpupool.cli.lib.abandoned_folders import ABANDONED_AFTER_S
-from gpupool.cli.run import notebook_magics, policy_draft
-from gpupool.cli.run.policy_draft import DRAFT, draft_of
-from gpupool.cli.server import demonstration
-from gpupool.cli.server.demonstration import NAMES, Demonstration
-from gpupool.cli.server.systemd import make_runtime_dir
+from gpupool.cli.lib import demonstration, policy_draft
+from gpupool.cli.lib.demonstration import NAMES, Demonstration
+from gpupool.cli.lib.policy_draft import DRAFT, draft_of
 from gpupool.pool.model.ids import ServerId
+from gpupool.remoting.daemon.systemd import make_runtime_dir
+from gpupool.remoting.local.abandoned_folders import ABANDONED_AFTER_S
+from gpupool.remoting.program import notebook_magics
 
 KILLED = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
 CELL = """
 import os, signal
-from gpupool.cli.run import notebook_magics
+from gpupool.remoting.program import notebook_magics
 notebook_magics.subprocess.Popen = lambda *_words, **_more: os.kill(os.getpid(), signal.SIGKILL)
 notebook_magics.gpu("", "password = 1")
 """
 SERVES = """
 import os, signal
-from gpupool.cli.server.systemd import make_runtime_dir
+from gpupool.remoting.daemon.systemd import make_runtime_dir
 make_runtime_dir("me")
 os.kill(os.getpid(), signal.SIGKILL)
 """
-EDITS = "from gpupool.cli.run.policy_draft import draft_of"
-SHOWS = "from gpupool.cli.server.demonstration import Demonstration"
+EDITS = "from gpupool.cli.lib.policy_draft import draft_of"
+SHOWS = "from gpupool.cli.lib.demonstration import Demonstration"
 
 
 @pytest.fixture

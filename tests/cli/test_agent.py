@@ -16,13 +16,6 @@ import trio
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
-from gpupool.cli.run.agent import (
-    LINE_LENGTH_MAX,
-    Agent,
-    parse_request,
-    private_dir,
-)
-from gpupool.cli.run.program_lease import SessionRequest
 from gpupool.pool.errors import LeaseLostError
 from gpupool.pool.model.ids import GpuId, ServerId
 from gpupool.remoting.client.session_answer import (
@@ -32,6 +25,13 @@ from gpupool.remoting.client.session_answer import (
     from_plain,
     to_plain,
 )
+from gpupool.remoting.program.agent import (
+    LINE_LENGTH_MAX,
+    Agent,
+    parse_request,
+    private_dir,
+)
+from gpupool.remoting.program.program_lease import SessionRequest
 from gpupool.remoting.protocol.driver_variables import ALLOWED
 from gpupool.remoting.protocol.sessions import SessionDevice
 
@@ -229,7 +229,7 @@ def test_the_folder_of_a_killed_run_is_removed_by_the_next_one(
     with tempfile.TemporaryDirectory() as runtime:
         monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
         script = (
-            "import os, signal; from gpupool.cli.run.agent import private_dir\n"
+            "import os, signal; from gpupool.remoting.program.agent import private_dir\n"
             "with private_dir() as folder: os.kill(os.getpid(), signal.SIGKILL)"
         )
         subprocess.run([sys.executable, "-c", script], check=False)

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import trio
 
-from gpupool.cli.server.records import audit_file
-from gpupool.cli.server.records.audit_file import MISSED, NAME, AuditLog, read_acts
 from gpupool.pool.errors import StorageError
 from gpupool.pool.model.ids import Milliseconds
 from gpupool.pool.model.state import Act
+from gpupool.remoting.daemon.records import audit_file
+from gpupool.remoting.daemon.records.audit_file import MISSED, NAME, AuditLog, read_acts
 
 LOG = logging.getLogger("test")
 

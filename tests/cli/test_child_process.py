@@ -12,15 +12,20 @@ from typing import Any
 
 import pytest
 
-from gpupool.cli.run.child_process import NotExecutableError, NotFoundError, ending_of, find_program
+from gpupool.remoting.program.child_process import (
+    NotExecutableError,
+    NotFoundError,
+    ending_of,
+    find_program,
+)
 
 # What "gpupool run" does with its program, without any pool.
 PARENT = textwrap.dedent(
     """
     import os, sys, trio
-    from gpupool.cli.run import child_process as child
+    from gpupool.remoting.program import child_process as child
     from gpupool.cli.lib.connect import run_async
-    from gpupool.cli.lib.exits import die_of
+    from gpupool.remoting.local.exits import die_of
     from gpupool.pool.errors import GpupoolError
 
     async def main():
@@ -224,5 +229,5 @@ def test_endings() -> None:
 
 
 def test_die_of_a_signal_that_does_not_end_a_process() -> None:
-    code = "import signal; from gpupool.cli.lib.exits import die_of; die_of(signal.SIGCHLD)"
+    code = "import signal; from gpupool.remoting.local.exits import die_of; die_of(signal.SIGCHLD)"
     assert outcome([sys.executable, "-c", code])[0] == 128 + signal.SIGCHLD

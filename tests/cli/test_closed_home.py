@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from gpupool.cli.server import bootstrap
-from gpupool.cli.server.bootstrap import PoolBootstrap
 from gpupool.pool.model.state import TokenKind
 from gpupool.remoting.client.credentials import Credentials
+from gpupool.remoting.daemon import bootstrap
+from gpupool.remoting.daemon.bootstrap import PoolBootstrap
 from gpupool.remoting.protocol.addresses import parse_address
 from gpupool.remoting.protocol.token_text import SHORT_SIZE, new_token
 
@@ -19,7 +19,7 @@ SCRIPT = """
 import ctypes, os, sys
 
 from gpupool.cli.main import run
-from gpupool.cli.server.login_writer import save_login
+from gpupool.remoting.daemon.login_writer import save_login
 from gpupool.pool.errors import StorageError
 from gpupool.pool.model.ids import TokenId
 from gpupool.remoting.client.credentials import Credentials

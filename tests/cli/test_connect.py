@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import trio
 
-from gpupool.cli.lib import connect
 from gpupool.pool.errors import AuthenticationError, NotNowError
 from gpupool.pool.model.ids import TokenId
 from gpupool.remoting.client import pool_client
@@ -18,6 +17,7 @@ from gpupool.remoting.client.credentials import (
     load_credentials,
     save_credentials,
 )
+from gpupool.remoting.local import connecting
 from gpupool.remoting.protocol.addresses import Address
 
 OLD = Credentials(
@@ -34,7 +34,7 @@ MOVED = (Address("10.0.0.5"), Address("10.0.0.6"))
 
 def remember(path: Path, ca_pem: str = OLD.ca_pem) -> None:
     known = str(path), OLD, MOVED, ca_pem
-    connect._remember_pool(*known)  # pyright: ignore[reportPrivateUsage]
+    connecting._remember_pool(*known)  # pyright: ignore[reportPrivateUsage]
 
 
 def test_new_addresses_are_kept(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ async def test_a_command_that_fails_renews_its_login(
     path = tmp_path / "credentials.json"
     save_credentials(path, OLD)
     with pytest.raises(NotNowError):
-        async with connect.connected(str(path)):
+        async with connecting.connected(str(path)):
             raise NotNowError("no GPU is free")
     assert load_credentials(path) == OLD.at(MOVED).trusting("two CAs")
 
@@ -92,11 +92,11 @@ async def test_a_command_that_waits_for_a_server_says_whom_it_asks(
         yield FakePool()
 
     monkeypatch.setattr(pool_client, "connect_pool", slow_connect)
-    monkeypatch.setattr(connect, "SLOW_S", 0.02)
+    monkeypatch.setattr(connecting, "SLOW_S", 0.02)
     for slow_s, said in ((0.2, "gpupool: asking 10.0.0.4:7470 ...\n"), (0.0, "")):
         path = tmp_path / f"{slow_s}.json"
         save_credentials(path, OLD)
-        async with connect.connected(str(path)):
+        async with connecting.connected(str(path)):
             await trio.sleep(0.1)
         assert capsys.readouterr().err == said
 
@@ -114,7 +114,7 @@ def test_a_logout_is_not_undone(tmp_path: Path) -> None:
     remember(path)
     assert not path.exists()
     with pytest.raises(AuthenticationError):
-        connect.stored_credentials(str(path))
+        connecting.stored_credentials(str(path))
 
 
 def test_a_login_by_another_token_is_kept(tmp_path: Path) -> None:

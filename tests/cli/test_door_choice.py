@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from gpupool.cli.commands.doctor import door_finding
-from gpupool.cli.run import door_choice
-from gpupool.cli.run.door_choice import (
+from gpupool.pool.errors import UsageError
+from gpupool.remoting.program import door_choice
+from gpupool.remoting.program.door_choice import (
     DoorChoice,
     choose_door,
     cuda_dir,
@@ -25,7 +26,6 @@ from gpupool.cli.run.door_choice import (
     tools_dir,
     without_own,
 )
-from gpupool.pool.errors import UsageError
 
 
 def script(path: Path, first: str) -> str:

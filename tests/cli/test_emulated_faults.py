@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tests.cli.conftest import DEADLINE_S, LivePool
 
-from gpupool.cli.server.demonstration import Demonstration
+from gpupool.cli.lib.demonstration import Demonstration
 from gpupool.remoting.devices.fault_script import ScriptedNvml, parse_script
 
 SCRIPT = """

@@ -7,16 +7,16 @@ from typing import Any, cast
 
 import pytest
 
-from gpupool.cli.server import enter_pool
-from gpupool.cli.server.compose import serve
-from gpupool.cli.server.join_options import JoinOptions, WebOptions
-from gpupool.cli.server.separate import Separated, separate
-from gpupool.cli.server.server_identity import ServerIdentity
-from gpupool.cli.server.state_dir import open_state_dir
 from gpupool.pool.errors import AuthenticationError, GpupoolError, StorageError, UsageError
 from gpupool.pool.model.ids import ServerId, TokenId
 from gpupool.pool.model.state import TokenKind
 from gpupool.remoting.client.enrolment import login
+from gpupool.remoting.daemon import enter_pool
+from gpupool.remoting.daemon.compose import serve
+from gpupool.remoting.daemon.join_options import JoinOptions, WebOptions
+from gpupool.remoting.daemon.separate import Separated, separate
+from gpupool.remoting.daemon.server_identity import ServerIdentity
+from gpupool.remoting.daemon.state_dir import open_state_dir
 from gpupool.remoting.devices.nvml import NvmlError
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.protocol.token_text import TokenText, format_token

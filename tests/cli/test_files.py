@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gpupool.cli.lib.files import replace_file, write_private
 from gpupool.pool.errors import StorageError
+from gpupool.remoting.local.files import replace_file, write_private
 
 
 def test_a_file_is_replaced_for_the_owner_alone(tmp_path: Path) -> None:

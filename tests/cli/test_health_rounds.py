@@ -3,9 +3,9 @@
 import logging
 from typing import Any, cast
 
-from gpupool.cli.server.health_rounds import HealthRounds
 from gpupool.monitoring.health.device_memory import DeviceMemory
 from gpupool.pool.model.ids import GpuId
+from gpupool.remoting.daemon.health_rounds import HealthRounds
 
 
 def test_the_tests_of_the_last_start_are_no_news() -> None:

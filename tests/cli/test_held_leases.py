@@ -17,9 +17,13 @@ from hypothesis import strategies as st
 from tests.cli.test_agent import SESSION
 
 from gpupool.cli.commands.hold import release_lease
-from gpupool.cli.run import held_leases as held
-from gpupool.cli.run.agent import Agent, HolderActions
-from gpupool.cli.run.held_leases import (
+from gpupool.pool.errors import DeniedError, GpupoolError, LeaseLostError
+from gpupool.pool.model.ids import TokenId
+from gpupool.remoting.client.credentials import Credentials, save_credentials
+from gpupool.remoting.client.session_answer import OpenedSession, SessionAnswer
+from gpupool.remoting.program import held_leases as held
+from gpupool.remoting.program.agent import Agent, HolderActions
+from gpupool.remoting.program.held_leases import (
     ENDED_COUNT_MAX,
     HeldRecord,
     RecordFile,
@@ -28,13 +32,9 @@ from gpupool.cli.run.held_leases import (
     holder_dir,
     parse_record,
 )
-from gpupool.cli.run.holder_client import HeldLease, release_held
-from gpupool.cli.run.lease_source import held_record
-from gpupool.cli.run.program_lease import SessionRequest
-from gpupool.pool.errors import DeniedError, GpupoolError, LeaseLostError
-from gpupool.pool.model.ids import TokenId
-from gpupool.remoting.client.credentials import Credentials, save_credentials
-from gpupool.remoting.client.session_answer import OpenedSession, SessionAnswer
+from gpupool.remoting.program.holder_client import HeldLease, release_held
+from gpupool.remoting.program.lease_source import held_record
+from gpupool.remoting.program.program_lease import SessionRequest
 from gpupool.remoting.protocol.addresses import Address
 
 RECORD = HeldRecord(

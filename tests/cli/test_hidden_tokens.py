@@ -11,9 +11,9 @@ from tests import commands
 from tests.commands import GPUPOOL
 
 import gpupool
-from gpupool.cli.server.background_pool import BackgroundPool
-from gpupool.cli.server.demonstration import NAMES, Demonstration
-from gpupool.cli.server.join_process import start_join
+from gpupool.cli.lib.background_pool import BackgroundPool
+from gpupool.cli.lib.demonstration import NAMES, Demonstration
+from gpupool.cli.lib.join_process import start_join
 
 TOKEN = re.compile(r"gpupool-[a-z2-7]{20}")
 

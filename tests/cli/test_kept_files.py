@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from gpupool.cli.lib.connect import connected, run_async
+from gpupool.cli.lib.connect import run_async
 from gpupool.pool.history_query import HistoryQuery, Storage
 from gpupool.remoting.client.history_answers import HistoryAnswer
+from gpupool.remoting.local.connecting import connected
 
 DAY_MS = 86_400_000
 DEADLINE_S = 60

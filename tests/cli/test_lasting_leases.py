@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpupool.cli.run.held_leases import HeldRecord, RecordFile
+from gpupool.remoting.program.held_leases import HeldRecord, RecordFile
 
 View = dict[str, Any]
 SUM = "import cupy, os; print(float(cupy.ones(8).sum()), os.environ.get('GPUPOOL_LEASE'))"

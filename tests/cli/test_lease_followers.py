@@ -10,8 +10,8 @@ import trio
 import trio.testing
 from tests.cli.test_agent import SESSION, connect, line, receive, serving
 
-from gpupool.cli.run.agent import Agent
 from gpupool.remoting.client.session_answer import to_plain
+from gpupool.remoting.program.agent import Agent
 
 FOLLOW = {"op": "follow", "session": "ab" * 16}
 OLD = bytes.fromhex("ab" * 16)

@@ -6,12 +6,12 @@ import logging
 import pytest
 from tests.pool.policy_kit import Pool
 
-from gpupool.cli.lib import logs
-from gpupool.cli.lib.logs import JsonFormatter, TextFormatter
-from gpupool.cli.server.records.lease_lines import LeaseLines
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.state import Event
 from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.remoting.daemon.records.lease_lines import LeaseLines
+from gpupool.remoting.local import logs
+from gpupool.remoting.local.logs import JsonFormatter, TextFormatter
 
 LOG = logging.getLogger("gpupool.test")
 

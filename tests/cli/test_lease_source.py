@@ -11,13 +11,13 @@ import trio.testing
 from tests.remoting.control.control_cluster import Cluster, request
 from tests.remoting.control.control_kit import until
 
-from gpupool.cli.run import holder, lease_source
-from gpupool.cli.run.lease_source import LazyLease
-from gpupool.cli.run.program_lease import SessionRequest
-from gpupool.cli.run.program_run import ends_text
 from gpupool.pool.errors import NeverFitsError
 from gpupool.remoting.client.pool_client import LeaseHandle, Pool
 from gpupool.remoting.client.server_connections import gist
+from gpupool.remoting.program import holder, lease_source
+from gpupool.remoting.program.lease_source import LazyLease
+from gpupool.remoting.program.program_lease import SessionRequest
+from gpupool.remoting.program.program_run import ends_text
 from gpupool.remoting.protocol import messages as m
 
 Clock = trio.testing.MockClock

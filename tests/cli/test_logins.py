@@ -11,12 +11,12 @@ from click.testing import CliRunner
 import gpupool
 from gpupool.cli import main
 from gpupool.cli.commands.logins.use import command as use
-from gpupool.cli.lib import logins
 from gpupool.cli.lib.common_options import pool_options
-from gpupool.cli.server.login_writer import save_login
 from gpupool.pool.errors import UsageError
 from gpupool.pool.model.ids import TokenId
 from gpupool.remoting.client.credentials import Credentials, load_credentials
+from gpupool.remoting.daemon.login_writer import save_login
+from gpupool.remoting.local import logins
 from gpupool.remoting.protocol.addresses import parse_address
 
 

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from gpupool.cli.lib.logs import OncePerMinute, TextFormatter
+from gpupool.remoting.local.logs import OncePerMinute, TextFormatter
 
 
 class Lines(logging.Handler):

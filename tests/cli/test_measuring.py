@@ -8,7 +8,11 @@ import trio
 from tests.benchmarks.scale import big_state, server_id
 from trio.testing import MockClock, memory_stream_pair
 
-from gpupool.cli.server.measuring import (
+from gpupool.pool.measures import Measures
+from gpupool.pool.model.ids import Milliseconds, ServerId
+from gpupool.pool.model.state import with_changes
+from gpupool.pool.table_clock import ClockSample, TableClock
+from gpupool.remoting.daemon.measuring import (
     EVERY_S,
     PUSH_EVERY_S,
     PUSH_SIZE,
@@ -21,10 +25,6 @@ from gpupool.cli.server.measuring import (
     measure,
     push_now_and_then,
 )
-from gpupool.pool.measures import Measures
-from gpupool.pool.model.ids import Milliseconds, ServerId
-from gpupool.pool.model.state import with_changes
-from gpupool.pool.table_clock import ClockSample, TableClock
 from gpupool.remoting.transport.link_clock import LinkClock
 from gpupool.remoting.transport.peer_link import PeerLink
 

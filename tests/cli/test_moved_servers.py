@@ -13,15 +13,15 @@ from click.testing import CliRunner
 from tests.cli.conftest import running
 
 from gpupool.cli.commands.join import command as join
-from gpupool.cli.server import listen_address
-from gpupool.cli.server.compose import serve
-from gpupool.cli.server.join_options import JoinOptions
-from gpupool.cli.server.listen_address import hosts_of, own_names
-from gpupool.cli.server.separate import Separated
-from gpupool.cli.server.state_dir import may_be_new
 from gpupool.pool.errors import UsageError
 from gpupool.pool.model.ids import TokenId
 from gpupool.remoting.client.credentials import Credentials, load_credentials
+from gpupool.remoting.daemon import listen_address
+from gpupool.remoting.daemon.compose import serve
+from gpupool.remoting.daemon.join_options import JoinOptions
+from gpupool.remoting.daemon.listen_address import hosts_of, own_names
+from gpupool.remoting.daemon.separate import Separated
+from gpupool.remoting.daemon.state_dir import may_be_new
 from gpupool.remoting.protocol.addresses import Address
 
 NOWHERE = "gpu-9.invalid"

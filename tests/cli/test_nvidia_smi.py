@@ -14,7 +14,7 @@ from tests.cli.test_smi_query import DEVICES
 
 from gpupool.cli.commands import smi
 from gpupool.cli.commands.monitoring import nvidia_smi, smi_report
-from gpupool.cli.run import smi_query
+from gpupool.remoting.program import smi_query
 
 TOOL = Path(smi_query.__file__).with_name("tools") / "nvidia-smi"
 

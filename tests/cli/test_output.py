@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import gpu, pool, server
 
-from gpupool.cli.lib.connect import first_error
-from gpupool.cli.lib.logs import JsonFormatter, TextFormatter
-from gpupool.cli.lib.output import error_lines, to_plain
+from gpupool.cli.lib.output import error_lines
 from gpupool.cli.main import COMMANDS, run
-from gpupool.cli.run.waiting_line import waiting_text
-from gpupool.pool.errors import GpupoolError, NotNowError
+from gpupool.pool.errors import GpupoolError, NotNowError, first_error
 from gpupool.pool.model.ids import GpuId, LeaseId, ServerId
+from gpupool.pool.model.plain import to_plain
 from gpupool.pool.model.state import Partition, TokenKind
+from gpupool.remoting.local.logs import JsonFormatter, TextFormatter
+from gpupool.remoting.program.waiting_line import waiting_text
 
 
 def test_an_error_is_what_why_and_what_next() -> None:
@@ -246,7 +246,8 @@ def test_a_program_waits_for_no_module_that_its_run_does_not_need() -> None:
     # Each of these takes 5 to 30 ms of every start; that of a program may add 250.
     late = ["cryptography", "gpupool.pool.view", "gpupool.pool.model.commands", "rich"]
     late += ["gpupool.pool.policy.rulebook", "gpupool.pool.telemetry", "gpupool.pool.transitions"]
-    code = "import sys, gpupool.cli.main, gpupool.cli.commands.run, gpupool.cli.run.program_run\n"
+    code = "import sys, gpupool.cli.main, gpupool.cli.commands.run\n"
+    code += "import gpupool.remoting.program.program_run\n"
     code += f"print(sorted(set({late!r}) & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -11,11 +11,16 @@ import pytest
 import trio
 
 import gpupool
-from gpupool.cli.lib.logins import find_login, named_login, use_login
-from gpupool.cli.run import notebook_magics
-from gpupool.cli.run.python_lease import LeaseOptions, PoolLeaseOptions, RequestOptions, wanted_of
 from gpupool.pool.errors import UsageError
 from gpupool.pool.model.state import Placement
+from gpupool.remoting.local.logins import find_login, named_login, use_login
+from gpupool.remoting.program import notebook_magics
+from gpupool.remoting.program.python_lease import (
+    LeaseOptions,
+    PoolLeaseOptions,
+    RequestOptions,
+    wanted_of,
+)
 
 SHOW = "import cupy as cp; print(cp.cuda.runtime.getDeviceCount(), float(cp.ones(8).sum()))"
 

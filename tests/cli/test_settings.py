@@ -139,8 +139,8 @@ def test_a_folder_that_is_gone_has_no_settings(
 
 
 def test_the_history_is_kept_as_the_settings_say() -> None:
-    from gpupool.cli.server.join_options import history_settings
     from gpupool.monitoring.history.history_settings import HistorySettings
+    from gpupool.remoting.daemon.join_options import history_settings
 
     day = 86_400
     assert history_settings(day, 30 * day, 731 * day, 1 << 30) == HistorySettings()

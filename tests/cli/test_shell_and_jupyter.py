@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from gpupool.cli.commands.jupyter import command as jupyter
 from gpupool.cli.commands.jupyter import kernel_dir
 from gpupool.cli.commands.run import marked_shell
-from gpupool.cli.run.program_run import program_text
 from gpupool.pool.errors import GpupoolError, UsageError
+from gpupool.remoting.program.program_run import program_text
 
 GPUPOOL = [sys.executable, "-m", "gpupool.cli.main"]
 

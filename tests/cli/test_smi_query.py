@@ -4,8 +4,8 @@ import pytest
 from click.testing import CliRunner
 
 from gpupool.cli.commands import smi
-from gpupool.cli.run.smi_query import chosen, listed, query
 from gpupool.pool.errors import UsageError
+from gpupool.remoting.program.smi_query import chosen, listed, query
 
 GIB = 1 << 30
 

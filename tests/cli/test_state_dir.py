@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from gpupool.cli.lib.files import replace_file
-from gpupool.cli.server.enter_pool import is_trusted
-from gpupool.cli.server.server_identity import Member, ServerIdentity
-from gpupool.cli.server.state_dir import (
+from gpupool.pool.errors import StorageError
+from gpupool.pool.model.ids import ServerId
+from gpupool.pool.model.state import Server
+from gpupool.remoting.daemon.enter_pool import is_trusted
+from gpupool.remoting.daemon.server_identity import Member, ServerIdentity
+from gpupool.remoting.daemon.state_dir import (
     CA_CERTIFICATE,
     CA_KEY,
     CERTIFICATE,
@@ -23,9 +25,7 @@ from gpupool.cli.server.state_dir import (
     open_state_dir,
     refuse_other_folder,
 )
-from gpupool.pool.errors import StorageError
-from gpupool.pool.model.ids import ServerId
-from gpupool.pool.model.state import Server
+from gpupool.remoting.local.files import replace_file
 from gpupool.remoting.transport.authority.ca_bundle import issuer_of
 from gpupool.remoting.transport.pki import (
     control_context,
@@ -118,7 +118,7 @@ def test_permissions_are_tightened(tmp_path: Path) -> None:
 def test_a_second_process_is_refused(tmp_path: Path) -> None:
     state = open_state_dir(tmp_path)
     code = "import sys; from pathlib import Path; "
-    code += "from gpupool.cli.server.state_dir import open_state_dir; "
+    code += "from gpupool.remoting.daemon.state_dir import open_state_dir; "
     code += "open_state_dir(Path(sys.argv[1]))"
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False

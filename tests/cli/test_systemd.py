@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gpupool.cli.server import systemd
-from gpupool.cli.server.systemd import await_room, make_runtime_dir
 from gpupool.pool.model.ids import ServerId
+from gpupool.remoting.daemon import systemd
+from gpupool.remoting.daemon.systemd import await_room, make_runtime_dir
 
 
 def test_a_former_runs_deep_directories_stop_no_start(

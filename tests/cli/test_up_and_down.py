@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import gpupool
-from gpupool.cli.server.background_pool import BackgroundPool, Process, Record, beginning_of
+from gpupool.cli.lib.background_pool import BackgroundPool, Process, Record, beginning_of
 from gpupool.pool.errors import StorageError, UsageError
 
 

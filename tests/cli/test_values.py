@@ -2,7 +2,9 @@
 
 import pytest
 
-from gpupool.cli.lib.values import (
+from gpupool.pool.model.policy import Zone
+from gpupool.pool.policy.policy_document import parse_policy
+from gpupool.pool.values import (
     Emulation,
     duration_text,
     parse_count,
@@ -11,7 +13,6 @@ from gpupool.cli.lib.values import (
     parse_filter,
     parse_fraction,
     parse_label,
-    parse_listen,
     parse_name,
     parse_pair,
     parse_partition,
@@ -19,9 +20,7 @@ from gpupool.cli.lib.values import (
     parse_size,
     size_text,
 )
-from gpupool.pool.model.policy import Zone
-from gpupool.pool.policy.policy_document import parse_policy
-from gpupool.remoting.protocol.addresses import Address
+from gpupool.remoting.protocol.addresses import Address, parse_listen
 
 
 def test_counts() -> None:

@@ -7,10 +7,10 @@ import pytest
 import trio
 import trio.testing
 
-from gpupool.cli.run.agent import Agent, private_dir
-from gpupool.cli.run.waiting_line import WaitingLine, line_of_command
 from gpupool.pool.errors import GpupoolError
 from gpupool.remoting.client.session_answer import SessionAnswer
+from gpupool.remoting.program.agent import Agent, private_dir
+from gpupool.remoting.program.waiting_line import WaitingLine, line_of_command
 
 Clock = trio.testing.MockClock
 

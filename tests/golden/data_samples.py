@@ -14,20 +14,20 @@ from typing import Any
 from tests.golden.samples import bare, full
 from tests.remoting.array_api import door_kit
 
-from gpupool.cli.run import agent, held_leases, lease_followers
-from gpupool.cli.run.program_lease import SessionRequest
-from gpupool.cli.server.records import audit_file
-from gpupool.cli.server.server_identity import Member, ServerIdentity
-from gpupool.cli.server.state_dir import IDENTITY, open_state_dir
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import Act
 from gpupool.remoting.array_api.server import array_wire
 from gpupool.remoting.array_api.server.array_executor import Executor
 from gpupool.remoting.client.session_answer import opened_session
+from gpupool.remoting.daemon.records import audit_file
+from gpupool.remoting.daemon.server_identity import Member, ServerIdentity
+from gpupool.remoting.daemon.state_dir import IDENTITY, open_state_dir
 from gpupool.remoting.devices.emulated import EmulatedBackend
 from gpupool.remoting.driver_api.executor import serve as driver_serve
 from gpupool.remoting.driver_api.schema import table as driver_table
+from gpupool.remoting.program import agent, held_leases, lease_followers
+from gpupool.remoting.program.program_lease import SessionRequest
 from gpupool.remoting.protocol import driver_variables, handshake, worker_messages
 from gpupool.remoting.protocol.messages import SessionOpened
 from gpupool.remoting.worker import peer_links

@@ -13,10 +13,11 @@ import trio
 from tests import commands
 from tests.commands import GPUPOOL
 
-from gpupool.cli.lib.connect import connected, first_error
-from gpupool.cli.lib.output import to_plain
+from gpupool.pool.errors import first_error
+from gpupool.pool.model.plain import to_plain
 from gpupool.pool.view import PoolView
 from gpupool.remoting.client.pool_client import Pool
+from gpupool.remoting.local.connecting import connected
 
 DEADLINE_S = 60.0
 View = dict[str, Any]

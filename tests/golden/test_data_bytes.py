@@ -7,11 +7,11 @@ import numpy as np
 from tests.golden import data_samples as samples
 from tests.golden.recorded import check, read
 
-from gpupool.cli.run import agent, held_leases
-from gpupool.cli.server.records import audit_file
-from gpupool.cli.server.state_dir import IDENTITY, open_state_dir
 from gpupool.remoting.array_api.server import array_wire
 from gpupool.remoting.array_api.server.templates import compile_template
+from gpupool.remoting.daemon.records import audit_file
+from gpupool.remoting.daemon.state_dir import IDENTITY, open_state_dir
+from gpupool.remoting.program import agent, held_leases
 from gpupool.remoting.protocol import handshake, worker_messages
 
 FILE = "data.txt"

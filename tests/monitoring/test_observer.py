@@ -15,7 +15,6 @@ import trio
 from tests.monitoring import samples
 from tests.monitoring.records import record, write
 
-from gpupool.cli.server.records.lease_file import monitoring_folder
 from gpupool.monitoring import observer_link
 from gpupool.monitoring.frames import (
     Answered,
@@ -36,6 +35,7 @@ from gpupool.pool.model.bounds import SIGNED_MAX
 from gpupool.pool.model.ids import Milliseconds
 from gpupool.pool.model.state import PoolState
 from gpupool.pool.record_query import RecordPage, RecordQuery
+from gpupool.remoting.daemon.records.lease_file import monitoring_folder
 from gpupool.remoting.transport import watching
 from gpupool.remoting.worker.sandbox import NICE
 

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 from tests.monitoring.records import LOG, START_MS, record, write
 
-from gpupool.cli.server.records import lease_file
-from gpupool.cli.server.records.lease_file import LeaseLog, monitoring_folder
 from gpupool.monitoring.accounting import Range, total
 from gpupool.monitoring.history import history_store
 from gpupool.monitoring.pages import told, with_recent
@@ -22,6 +20,8 @@ from gpupool.pool.model.forgetting import Forgotten, digest_of
 from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId
 from gpupool.pool.model.state import LeaseRecord
 from gpupool.pool.record_query import RecordPage, RecordQuery
+from gpupool.remoting.daemon.records import lease_file
+from gpupool.remoting.daemon.records.lease_file import LeaseLog, monitoring_folder
 
 RECORDS = [record(number) for number in range(1, 101)]
 

@@ -8,7 +8,6 @@ import pytest
 import trio
 import trio.testing
 
-from gpupool.cli.server import compose
 from gpupool.monitoring import observer_link
 from gpupool.monitoring.frames import FRAME_SIZE_MAX, RecordsWritten, frame_reader, from_frame
 from gpupool.monitoring.observer_link import ObserverLink
@@ -17,6 +16,7 @@ from gpupool.pool.model.ids import Milliseconds, ServerId
 from gpupool.pool.model.state import PoolState
 from gpupool.pool.telemetry import Finding, Health, Telemetry
 from gpupool.pool.view import RaftView
+from gpupool.remoting.daemon import compose
 from gpupool.remoting.transport.watching import keep_watching, told
 
 

@@ -4,10 +4,11 @@ import click
 
 import gpupool
 from gpupool.cli.lib.common_options import verbose_option
-from gpupool.cli.lib.output import say
-from gpupool.cli.lib.paths import playground_dir, program
-from gpupool.cli.lib.values import EMULATION, Emulation
+from gpupool.cli.lib.option_types import EMULATION
 from gpupool.pool.errors import UsageError
+from gpupool.pool.values import Emulation
+from gpupool.remoting.local.paths import playground_dir, program
+from gpupool.remoting.local.terminal import say
 
 EMULATE = "2:8G"
 SERVERS_MAX = 7
@@ -36,7 +37,7 @@ def up(servers: int, emulate: Emulation, real: bool) -> None:
     Its servers listen on loopback only, and end with "gpupool down" or when the machine does;
     "gpupool up" then starts them again. You are logged in to it, unless you have a login already.
     """
-    from gpupool.cli.server.background_pool import BackgroundPool
+    from gpupool.cli.lib.background_pool import BackgroundPool
 
     context = click.get_current_context()
     given = [
@@ -71,7 +72,7 @@ def up(servers: int, emulate: Emulation, real: bool) -> None:
 @verbose_option
 def down(keep: bool) -> None:
     """End the pool that "gpupool up" started, and remove it."""
-    from gpupool.cli.server.background_pool import BackgroundPool
+    from gpupool.cli.lib.background_pool import BackgroundPool
 
     pool = BackgroundPool(playground_dir())
     if pool.record is None:

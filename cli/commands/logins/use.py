@@ -3,7 +3,8 @@
 import click
 
 from gpupool.cli.lib.common_options import json_option
-from gpupool.cli.lib.output import print_json, say
+from gpupool.cli.lib.output import print_json
+from gpupool.remoting.local.terminal import say
 
 
 @click.command()
@@ -14,7 +15,7 @@ def command(name: str | None, as_json: bool) -> None:
 
     "--pool NAME" and GPUPOOL_POOL use another one for a single command or shell.
     """
-    from gpupool.cli.lib.logins import find_login, logins, use_login
+    from gpupool.remoting.local.logins import find_login, logins, use_login
 
     if name is not None:
         login = find_login(name)

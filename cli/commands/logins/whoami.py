@@ -5,9 +5,10 @@ from datetime import UTC, datetime
 import click
 
 from gpupool.cli.lib.common_options import json_option, pool_options
-from gpupool.cli.lib.connect import connected, credentials_file, run_async
+from gpupool.cli.lib.connect import run_async
 from gpupool.cli.lib.output import print_json
-from gpupool.cli.lib.values import duration_text
+from gpupool.pool.values import duration_text
+from gpupool.remoting.local.connecting import connected, credentials_file
 
 
 @click.command()

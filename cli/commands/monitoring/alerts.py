@@ -5,9 +5,9 @@ from pathlib import Path
 
 import click
 
-from gpupool.cli.lib.output import say
-from gpupool.cli.lib.paths import state_dir
 from gpupool.pool.errors import ExitCode, UsageError
+from gpupool.remoting.local.paths import state_dir
+from gpupool.remoting.local.terminal import say
 
 
 @click.group()

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from gpupool.cli.lib.common_options import json_option
-from gpupool.cli.lib.output import print_json, say, stdout_console
-from gpupool.cli.lib.values import DURATION, SIZE_TYPE, duration_text
+from gpupool.cli.lib.option_types import DURATION, SIZE_TYPE
+from gpupool.cli.lib.output import print_json, stdout_console
 from gpupool.pool.errors import UsageError
+from gpupool.pool.values import duration_text
+from gpupool.remoting.local.terminal import say
 
 if TYPE_CHECKING:
     from gpupool.monitoring.analysis.sizing import Goal, Size
@@ -248,11 +250,11 @@ def report_(
     """
     from pathlib import Path
 
-    from gpupool.cli.lib.files import write_private
     from gpupool.monitoring.analysis.cores import on_all_cores
     from gpupool.monitoring.analysis.report_figures import report_of
     from gpupool.monitoring.analysis.report_page import page_of
     from gpupool.monitoring.analysis.trace_files import read_traces
+    from gpupool.remoting.local.files import write_private
 
     modes = cast("tuple[str, ...]", given.pop("modes"))
     goal, tell = _goal(given, strict=False), _Progress().tell

@@ -9,14 +9,17 @@ import click
 
 from gpupool.cli.commands.monitoring.health_history import history
 from gpupool.cli.lib.common_options import json_option, pool_options
-from gpupool.cli.lib.connect import connected, operate, run_async
+from gpupool.cli.lib.connect import operate, run_async
 from gpupool.cli.lib.listing import fetch_snapshot, reach_all
-from gpupool.cli.lib.output import invocation, print_json, say
-from gpupool.cli.lib.values import DURATION, duration_text
+from gpupool.cli.lib.option_types import DURATION
+from gpupool.cli.lib.output import invocation, print_json
 from gpupool.pool.errors import ExitCode, GpupoolError, UnknownNameError, UsageError
 from gpupool.pool.model.silences import silence_scope
 from gpupool.pool.telemetry import Health
+from gpupool.pool.values import duration_text
 from gpupool.pool.view import PoolView, visible
+from gpupool.remoting.local.connecting import connected
+from gpupool.remoting.local.terminal import say
 
 if TYPE_CHECKING:
     from gpupool.monitoring.health.pool_health import PoolHealth

@@ -12,14 +12,16 @@ from click.core import ParameterSource
 
 from gpupool import __version__
 from gpupool.cli.lib.common_options import json_option, pool_options
-from gpupool.cli.lib.connect import connected, run_async
-from gpupool.cli.lib.output import print_json, say
+from gpupool.cli.lib.connect import run_async
+from gpupool.cli.lib.output import print_json
 from gpupool.cli.lib.terminal_chart import Frame, chart
 from gpupool.cli.lib.time_spans import check_span, span_options
 from gpupool.pool.errors import ExitCode, UnknownNameError, UsageError
 from gpupool.pool.history_query import HistoryQuery
 from gpupool.pool.model.ids import Milliseconds, ServerId
 from gpupool.pool.view import PoolView, visible
+from gpupool.remoting.local.connecting import connected
+from gpupool.remoting.local.terminal import say
 
 if TYPE_CHECKING:
     from gpupool.monitoring.history.history_report import Places, Subject

@@ -1,4 +1,4 @@
-"""What programs of a lease call as ``nvidia-smi`` (``cli/run/tools/nvidia-smi``).
+"""What programs of a lease call as ``nvidia-smi`` (``remoting/program/tools/nvidia-smi``).
 
 Its forms, words and exit codes are nvidia-smi's (driver 580), because scripts read them; ``gpupool
 smi`` is for people, and shows a pool as well.
@@ -33,7 +33,7 @@ class Refusal(Exception):
 
 def options_known(command: str) -> dict[str, tuple[str, str]]:
     """Return the long name and the kind of each option, by its names, as a sub-command has them."""
-    from gpupool.cli.run.smi_query import words_of
+    from gpupool.remoting.program.smi_query import words_of
 
     found: dict[str, tuple[str, str]] = {}
     for line in words_of("options.txt").splitlines():
@@ -98,7 +98,7 @@ class Answer:
     """
 
     def __init__(self, options: dict[str, str], fields: dict[str, object], *, first: bool) -> None:
-        from gpupool.cli.run.smi_query import chosen
+        from gpupool.remoting.program.smi_query import chosen
 
         self._options = options
         self._fields = fields
@@ -147,7 +147,7 @@ class Answer:
 
     def _simple(self) -> list[str]:
         from gpupool.cli.commands.smi import smi_lines
-        from gpupool.cli.run import smi_query
+        from gpupool.remoting.program import smi_query
 
         options = self._options
         form = options.get("--format", "csv") + ("" if self._first else ",noheader")

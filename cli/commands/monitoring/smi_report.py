@@ -1,13 +1,14 @@
 """``nvidia-smi -q``, ``dmon``, ``pmon`` and ``topo -m`` of a lease, as nvidia-smi writes them.
 
-The files of ``cli/run/smi/`` have its words; what no server reports is N/A, as of a GPU without it.
+The files of ``remoting/program/smi/`` have its words; what no server reports is N/A, as of a GPU
+without it.
 """
 
 import time
 from collections.abc import Mapping, Sequence
 from functools import cache
 
-from gpupool.cli.run.smi_query import MEASURED, NOT_MEASURED, process_name, words_of
+from gpupool.remoting.program.smi_query import MEASURED, NOT_MEASURED, process_name, words_of
 
 Device = Mapping[str, object]
 

@@ -12,16 +12,19 @@ from click.core import ParameterSource
 
 from gpupool import __version__
 from gpupool.cli.lib.common_options import json_option, pool_options
-from gpupool.cli.lib.connect import connected, operate, run_async
-from gpupool.cli.lib.output import print_json, say
+from gpupool.cli.lib.connect import operate, run_async
+from gpupool.cli.lib.option_types import NAME_TYPE, Parsed
+from gpupool.cli.lib.output import print_json
 from gpupool.cli.lib.time_spans import check_span, parse_since, span_options
 from gpupool.cli.lib.usage_asking import FoundUsage, ask_costs, ask_usage
-from gpupool.cli.lib.values import NAME_TYPE, Parsed, parse_lease
 from gpupool.pool.errors import ExitCode, StorageError, UnknownNameError, UsageError
 from gpupool.pool.history_query import SampleSum
 from gpupool.pool.model.ids import LeaseId, Milliseconds
 from gpupool.pool.record_query import FAR, KEYS, RecordQuery
+from gpupool.pool.values import parse_lease
 from gpupool.pool.view import visible
+from gpupool.remoting.local.connecting import connected
+from gpupool.remoting.local.terminal import say
 
 if TYPE_CHECKING:
     from gpupool.monitoring.usage_report import Report

@@ -5,12 +5,14 @@ from typing import TYPE_CHECKING
 import click
 
 from gpupool import __version__
-from gpupool.cli.lib.connect import connected, run_async
-from gpupool.cli.lib.output import print_json, say
+from gpupool.cli.lib.connect import run_async
+from gpupool.cli.lib.output import print_json
 from gpupool.pool.errors import ExitCode, UsageError
 from gpupool.pool.history_query import HistoryQuery
 from gpupool.pool.model.ids import Milliseconds
 from gpupool.pool.view import PoolView, visible
+from gpupool.remoting.local.connecting import connected
+from gpupool.remoting.local.terminal import say
 
 if TYPE_CHECKING:
     from gpupool.monitoring.costs import Timeline

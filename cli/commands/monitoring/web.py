@@ -12,11 +12,12 @@ from pathlib import Path
 
 import click
 
-from gpupool.cli.lib.abandoned_folders import lent_folder
 from gpupool.cli.lib.common_options import pool_options
-from gpupool.cli.lib.connect import connected, run_async
-from gpupool.cli.lib.output import say
+from gpupool.cli.lib.connect import run_async
 from gpupool.pool.errors import UnreachableError, UsageError
+from gpupool.remoting.local.abandoned_folders import lent_folder
+from gpupool.remoting.local.connecting import connected
+from gpupool.remoting.local.terminal import say
 
 DEFAULT_PORT = 7471
 FIRST_S = 10.0

@@ -22,7 +22,6 @@ from tests.monitoring.samples import ME, START_MS, table
 from tests.monitoring.test_metrics import everything
 from tests.monitoring.test_observer import LOG, running
 
-from gpupool.cli.server.records.lease_file import monitoring_folder
 from gpupool.monitoring.http.http_frames import WebSetup
 from gpupool.monitoring.http.web_link import WebLink
 from gpupool.monitoring.metric_names import METRICS
@@ -30,6 +29,7 @@ from gpupool.monitoring.observer_link import ObserverLink
 from gpupool.pool.errors import AuthenticationError, RemoteProtocolError
 from gpupool.pool.model.ids import Milliseconds, TokenId
 from gpupool.pool.model.state import Token, TokenKind
+from gpupool.remoting.daemon.records.lease_file import monitoring_folder
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.protocol.token_text import TokenText, format_token
 from gpupool.remoting.transport.authority.web_signing import sign_web

@@ -6,7 +6,6 @@ import trio.testing
 from tests.remoting.control.control_cluster import GIB, Cluster, request
 from tests.remoting.control.control_kit import until
 
-from gpupool.cli.run.program_run import lease_text
 from gpupool.pool.errors import (
     DeniedError,
     LeaseLostError,
@@ -23,6 +22,7 @@ from gpupool.pool.scheduling.filters import parse_filter
 from gpupool.remoting.client.lease_handle import LeaseHandle
 from gpupool.remoting.client.server_connections import ServerConnection
 from gpupool.remoting.client.session_answer import OpenedSession
+from gpupool.remoting.program.program_run import lease_text
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.server.reconciler import LaterStartError
 

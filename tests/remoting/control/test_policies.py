@@ -10,12 +10,12 @@ import trio.testing
 from tests.pool import policy_kit
 from tests.remoting.control.control_cluster import Cluster, request
 
-from gpupool.cli.lib.logs import JsonFormatter
 from gpupool.pool.errors import DeniedError, NeverFitsError, UsageError
 from gpupool.pool.model.ids import RequestId
 from gpupool.pool.model.state import Request
 from gpupool.pool.transitions.policy_versions import pack_text
 from gpupool.remoting.client.pool_client import Pool
+from gpupool.remoting.local.logs import JsonFormatter
 from gpupool.remoting.server import policy_service, service_context
 from gpupool.remoting.server.client_checks import check_request
 

@@ -25,8 +25,6 @@ from fake_cuda.build import build as build_driver
 from fake_cuda.control import Control, process_environment
 from tests import objects
 
-from gpupool.cli.run.agent import parse_request
-from gpupool.cli.run.program_lease import SessionRequest
 from gpupool.remoting.driver_api import build
 from gpupool.remoting.driver_api.executor.serve import ANSWER, NOTICE, Session
 from gpupool.remoting.driver_api.schema import table
@@ -34,6 +32,8 @@ from gpupool.remoting.driver_api.schema.calls import ALIASES, CALLS
 from gpupool.remoting.driver_api.schema.forwards import FORWARDS
 from gpupool.remoting.driver_api.schema.generate import by_hand
 from gpupool.remoting.driver_api.schema.records import NUMBERS
+from gpupool.remoting.program.agent import parse_request
+from gpupool.remoting.program.program_lease import SessionRequest
 from gpupool.remoting.protocol import handshake
 from gpupool.remoting.protocol.driver_variables import ALLOWED, LIBRARIES, VALUE_LENGTH_MAX
 from gpupool.remoting.transport.tally import Tally

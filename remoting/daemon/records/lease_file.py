@@ -1,0 +1,103 @@
+"""A server's own file of ended leases, from which its observer makes the accounts."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import trio
+
+from gpupool.monitoring.record_lines import FILE_NAME, line_of, record_of
+from gpupool.pool.model.forgetting import Forgotten
+from gpupool.pool.model.state import LeaseRecord
+from gpupool.pool.transitions.accounts import under_pseudonym
+from gpupool.remoting.daemon.records.numbered_log import FILE_SIZE_MAX, NumberedLog
+
+LOG = logging.getLogger("gpupool.records")
+FORGOTTEN_NAME = "leases.forgotten"
+FOLDER = "monitoring"
+"""In the state directory: all that the observer may read and write."""
+
+
+class Observer(Protocol):
+    """What is told of new records, and knows whom to forget."""
+
+    def records_written(self) -> None:
+        """Take note that the file has new lines."""
+        ...
+
+    def forgotten(self) -> tuple[Forgotten, ...]:
+        """Return the users whom the pool has forgotten."""
+        ...
+
+
+class LeaseLog(NumberedLog[LeaseRecord]):
+    """Appends the records that ``record`` is given to the file, in ``run``.
+
+    A gap in the numbers is what was dropped before this server saw it.
+    """
+
+    def __init__(
+        self, state_dir: Path, log: logging.Logger, observer: Observer | None = None
+    ) -> None:
+        """Find the last record in the file of ``state_dir``, of which ``observer`` is told.
+
+        Raises:
+            StorageError: when the file cannot be read or cut.
+        """
+        super().__init__(
+            monitoring_folder(state_dir) / FILE_NAME,
+            log,
+            what="records of leases",
+            lines_of=_lines,
+            number_of=lambda line: record_of(line).number,
+            size_max=FILE_SIZE_MAX,
+            written=observer.records_written if observer is not None else lambda: None,
+        )
+        self._observer = observer
+        self._note = monitoring_folder(state_dir) / FORGOTTEN_NAME
+        self._forgot: tuple[Forgotten, ...] = ()
+
+    async def tidy(self) -> None:
+        """Have the files forget the users whom the pool has forgotten."""
+        forgotten = self._observer.forgotten() if self._observer is not None else ()
+        if forgotten == self._forgot:
+            return
+        self._forgot = forgotten  # a disk that refuses is tried again after the next start
+        try:
+            await trio.to_thread.run_sync(self.forget, forgotten)
+        except OSError as error:
+            LOG.error("a forgotten user's name is still in the records of leases: %s", error)
+
+    def forget(self, forgotten: tuple[Forgotten, ...]) -> None:
+        """Replace names in all files, once for each order; a file beside them says so.
+
+        Raises:
+            OSError: when a file cannot be written.
+        """
+        done = self._note.read_text("ascii").split() if self._note.exists() else []
+        orders = tuple(each for each in forgotten if each.salt.hex() not in done)
+        if not orders:
+            return
+
+        def change(line: bytes) -> bytes:
+            try:
+                record = record_of(line.decode())
+            except ValueError:
+                return line
+            renamed = under_pseudonym(record, orders)
+            return line if renamed is record else line_of(renamed).encode()
+
+        self.rewrite(change)
+        self._note.write_text("\n".join(each.salt.hex() for each in forgotten), "ascii")
+
+
+def _lines(records: Sequence[LeaseRecord], _last: int) -> list[str]:
+    return [line_of(record) for record in records]
+
+
+def monitoring_folder(state_dir: Path) -> Path:
+    """Return the observer's folder, made if it is missing."""
+    folder = state_dir / FOLDER
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder

@@ -1,0 +1,13 @@
+"""Lines of ours on stderr: stdout belongs to results and programs."""
+
+import sys
+from contextvars import ContextVar
+
+QUIET: ContextVar[bool] = ContextVar("QUIET", default=False)
+"""Whether the command that runs says nothing of its own but errors."""
+
+
+def say(text: str) -> None:
+    """Print one line."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()

@@ -1,0 +1,438 @@
+"""The agent: the Unix socket on which the program's processes ask ``gpupool run`` for sessions.
+
+One JSON object per line each way. A connection lives as long as the process that made it; news of
+the lease is pushed on it.
+"""
+
+import json
+import math
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import trio
+
+from gpupool.pool.errors import GpupoolError
+from gpupool.pool.model.policy import DataEncryption
+from gpupool.remoting.client.session_answer import (
+    OpenedSession,
+    SessionAnswer,
+    has_emulated,
+    to_plain,
+)
+from gpupool.remoting.local.abandoned_folders import make_folder
+from gpupool.remoting.local.paths import runtime_dir
+from gpupool.remoting.program.lease_followers import (
+    AskToGoOn,
+    Followers,
+    FollowLease,
+    FollowRequest,
+    MoveDone,
+    parse_follow_request,
+)
+from gpupool.remoting.program.program_lease import SessionRequest
+from gpupool.remoting.program.tls_relay import offer_relay
+from gpupool.remoting.protocol.driver_variables import allowed_environment
+
+LINE_LENGTH_MAX = 64 * 1024
+CONNECTION_COUNT_MAX = 1024
+SOCKET_PATH_LENGTH_MAX = 100
+"""The system's limit is 104 on macOS and 108 on Linux, its closing zero included."""
+
+PUSH_TIMEOUT_S = 2.0
+OPEN_TIMEOUT_S = 30.0
+TEXT_LENGTH_MAX = 300
+
+OpenSession = Callable[[SessionRequest], Awaitable[list[SessionAnswer]]]
+Describe = Callable[[], Awaitable[dict[str, object]]]
+Check = Callable[[], Awaitable[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class DevicesWanted:
+    """NVML's library, or ``gpupool smi``, asks for the devices of the lease."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionBroken:
+    """A process of the program reports that its session is broken."""
+
+    what: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckLease:
+    """A process of the program has lost a worker, and asks whether the lease is lost with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """A ``gpupool run --lease`` asks for the lease's record, and for notices from now on."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseLease:
+    """A ``gpupool release`` wants the lease given back."""
+
+
+_SIMPLE: dict[str, type[DevicesWanted | CheckLease | Watch | ReleaseLease]] = {
+    "nvml": DevicesWanted,
+    "check": CheckLease,
+    "watch": Watch,
+    "release": ReleaseLease,
+}
+AgentRequest = (
+    SessionRequest
+    | SessionBroken
+    | DevicesWanted
+    | CheckLease
+    | Watch
+    | ReleaseLease
+    | FollowRequest
+)
+
+
+# --- lines, without any socket --------------------------------------------------------------------
+
+
+def parse_request(line: bytes) -> AgentRequest:
+    """Return what one line asks for.
+
+    Raises:
+        ValueError: with a sentence, when it is not a request of ours.
+    """
+    try:
+        body: object = json.loads(line)
+    except (ValueError, RecursionError):
+        raise ValueError("the request is not JSON") from None
+    if not isinstance(body, dict):
+        raise ValueError("the request is not a JSON object")
+    fields = cast("dict[str, object]", body)
+    pid, what = fields.get("pid", 0), fields.get("what")
+    if fields.get("op") == "broken" and isinstance(what, str) and type(pid) is int:
+        return SessionBroken(what[:TEXT_LENGTH_MAX], pid)
+    if (simple := _SIMPLE.get(str(fields.get("op")))) is not None:
+        return simple()
+    if (follows := parse_follow_request(fields)) is not None:
+        return follows
+    if fields.get("op") != "session":
+        raise ValueError(f"unknown request {str(fields.get('op'))[:40]!r}")
+    door, program = fields.get("door"), fields.get("program", "")
+    visible, settings = fields.get("visible"), fields.get("settings", {})
+    if not isinstance(door, str) or not isinstance(program, str) or type(pid) is not int:
+        raise ValueError("a field of the request has the wrong type")
+    if not isinstance(visible, str | None) or not isinstance(settings, dict):
+        raise ValueError("a field of the request has the wrong type")
+    passed_on = allowed_environment(cast("dict[str, object]", settings))
+    return SessionRequest(door[:40], program[:TEXT_LENGTH_MAX], pid, visible, passed_on)
+
+
+def success_line(lease: str, sessions: list[SessionAnswer], notices: list[str]) -> bytes:
+    """Return the answer that carries the sessions."""
+    plain = [to_plain(each) for each in sessions]
+    return _line({"ok": True, "lease": lease, "notices": notices, "sessions": plain})
+
+
+def failure_line(error: GpupoolError) -> bytes:
+    """Return the answer that says why there is no session."""
+    return _line(
+        {"ok": False, "code": error.code, "what": error.what, "why": error.why, "hint": error.hint}
+    )
+
+
+def lost_line(what: str) -> bytes:
+    """Return the push that says that the lease is gone."""
+    return _line({"op": "lost", "what": what})
+
+
+def notice_line(text: str) -> bytes:
+    """Return a push with something that the user should know."""
+    return _line({"op": "notice", "text": text})
+
+
+def _line(body: dict[str, object]) -> bytes:
+    return json.dumps(body, separators=(",", ":")).encode() + b"\n"
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return pid > 0
+
+
+# --- the socket -----------------------------------------------------------------------------------
+
+
+FOLDER_PREFIX = "gpupool-run-"
+
+
+@contextmanager
+def private_dir() -> Generator[Path]:
+    """Make a folder that only this user can enter, short enough for a socket; remove it after."""
+    base = runtime_dir()
+    if base is not None:
+        base = base / "gpupool"
+        try:
+            base.mkdir(mode=0o700, exist_ok=True)
+        except OSError:
+            base = None
+    if base is None or len(os.fsencode(base)) > SOCKET_PATH_LENGTH_MAX - 30:
+        base = Path(tempfile.gettempdir())
+    if len(os.fsencode(base)) > SOCKET_PATH_LENGTH_MAX - 30:
+        base = Path("/tmp")  # noqa: S108  mkdtemp below makes a folder of our own in it
+    folder, held = make_folder(base, FOLDER_PREFIX)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(held)
+
+
+@dataclass(frozen=True, slots=True)
+class HolderActions:
+    """Further requests that the agent of a held lease answers, for other ``gpupool`` commands."""
+
+    #: Returns the record of the lease.
+    describe: Callable[[], dict[str, object]]
+    #: Gives the lease back, and returns once that is confirmed.
+    release: Callable[[], Awaitable[None]]
+
+
+class Agent:
+    """Answers the program's processes from one lease."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        lease: str,
+        open_session: OpenSession,
+        open_timeout_s: float = OPEN_TIMEOUT_S,
+        held: HolderActions | None = None,
+        describe: Describe | None = None,
+        check: Check | None = None,
+    ) -> None:
+        """Make an agent that does not listen yet.
+
+        Args:
+            folder: for its socket and its relays.
+            lease: the lease's name, for the program.
+            open_session: has a session opened on the servers of the lease; see ``ProgramLease``.
+            open_timeout_s: how long that may take; infinite where it waits for free GPUs.
+            held: set when the lease outlives programs, and ``gpupool run --lease`` asks.
+            describe: returns the devices of the lease, for NVML and ``gpupool smi``.
+            check: asks the servers of the lease for a word, and returns why the lease is lost;
+                empty while it is held.
+        """
+        self._folder = folder
+        self.path = folder / f"agent-{secrets.token_hex(4)}.sock"
+        self._open_timeout_s = open_timeout_s
+        self._held = held
+        self._watchers: set[trio.SocketStream] = set()
+        self._opening: set[trio.SocketStream] = set()  # that wait for a session
+        self._lease = lease
+        self._open_session = open_session
+        self._describe = describe
+        self._check = check
+        self._pids: set[int] = set()  # of processes that opened a session
+        self._lost = ""
+        self._clients: set[trio.SocketStream] = set()
+        self._sending: dict[trio.SocketStream, trio.Lock] = {}
+        self.followers = Followers(self._send)
+        self.opened = 0
+        self.broken = ""
+        """What the first process said whose session broke, though the lease goes on."""
+        self.notices: list[str] = []
+        self.log: Callable[[str], None] = lambda _: None
+        self.on_emulated: Callable[[], None] = lambda: None
+        """Called when a program asks for emulated GPUs by the CUDA door, which cannot have them."""
+
+    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Listen until cancelled."""
+        listener = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM)
+        with listener:
+            await listener.bind(str(self.path))
+            os.chmod(self.path, 0o600)
+            listener.listen(128)
+            async with trio.open_nursery() as nursery:
+                task_status.started()
+                await trio.serve_listeners(
+                    self._serve_client, [trio.SocketListener(listener)], handler_nursery=nursery
+                )
+
+    async def lost(self, what: str, *, final: bool = True) -> None:
+        """Tell every process of the program that the lease is gone.
+
+        Further sessions are refused, unless that is not ``final``: then they may get a new lease.
+        """
+        self._lost = what if final else ""
+        await self._push_all(self._clients, lost_line(what))
+
+    def found(self, lease: str) -> None:
+        """Take note of a lease that ``open_session`` got at its first use."""
+        self._lease = lease
+
+    async def notify(self, text: str) -> None:
+        """Tell everybody who watches the lease what its users should know."""
+        await self._push_all(self._watchers, notice_line(text))
+
+    async def tell_waiting(self, text: str) -> None:
+        """Tell the processes that wait for a session what it is that they wait for."""
+        await self._push_all(self._opening, notice_line(text))
+
+    def watcher_count(self) -> int:
+        """Return how many ``gpupool run --lease`` there are now."""
+        return len(self._watchers)
+
+    async def drained(self) -> None:
+        """Wait until nobody is connected any more."""
+        while self._clients:  # noqa: ASYNC110 - the caller sets a deadline of a second
+            await trio.sleep(0.01)
+
+    async def _push_all(self, streams: set[trio.SocketStream], line: bytes) -> None:
+        async with trio.open_nursery() as nursery:
+            for stream in list(streams):
+                nursery.start_soon(self._push, stream, line)
+
+    async def _push(self, stream: trio.SocketStream, line: bytes) -> None:
+        # A process that reads nothing must not hold the news back from the others.
+        with trio.move_on_after(PUSH_TIMEOUT_S):
+            await self._send(stream, line)
+
+    async def _send(self, stream: trio.SocketStream, line: bytes) -> None:
+        lock = self._sending.get(stream)
+        if lock is None:
+            return
+        async with lock:
+            try:
+                await stream.send_all(line)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                return  # the process is gone, and its reader notices
+
+    async def _serve_client(self, stream: trio.SocketStream) -> None:
+        async with stream:
+            if len(self._clients) >= CONNECTION_COUNT_MAX:
+                return
+            self._clients.add(stream)
+            self._sending[stream] = trio.Lock()
+            try:
+                await self._read_lines(stream)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                return
+            finally:
+                self._clients.discard(stream)
+                self._watchers.discard(stream)
+                self._opening.discard(stream)
+                self.followers.left(stream)
+                del self._sending[stream]
+
+    async def _read_lines(self, stream: trio.SocketStream) -> None:
+        buffer = bytearray()
+        async for chunk in stream:
+            buffer += chunk
+            while (end := buffer.find(b"\n")) >= 0:
+                line = bytes(buffer[:end])
+                del buffer[: end + 1]
+                answer = await self.answer(line, stream)
+                self._opening.discard(stream)
+                await self._send(stream, answer)
+            if len(buffer) > LINE_LENGTH_MAX:
+                too_long = GpupoolError("the request is too long", why="more than 64 KiB")
+                await self._send(stream, failure_line(too_long))
+                return
+
+    async def answer(self, line: bytes, stream: trio.SocketStream | None = None) -> bytes:
+        """Return the answer to one line; never raises for what is wrong with it."""
+        try:
+            request = parse_request(line)
+        except ValueError as error:
+            return failure_line(GpupoolError("the program's library sent nonsense", why=str(error)))
+        if isinstance(request, SessionBroken):
+            self.log(f"the session of process {request.pid} broke: {request.what}")
+            self.broken = self.broken or request.what
+            return _line({"ok": True})
+        if isinstance(request, Watch | ReleaseLease):
+            return await self._answer_holder(request, stream)
+        if isinstance(request, FollowLease | AskToGoOn | MoveDone):
+            return _line(await self.followers.answer(request, stream))
+        if isinstance(request, DevicesWanted):
+            return await self._answer_devices()
+        if isinstance(request, CheckLease):
+            check = self._check
+            lost = self._lost or (await check() if check is not None else "")
+            return _line({"ok": True, "lost": lost})
+        if self._lost:
+            failure = GpupoolError(self._lost)
+            failure.code = "lease-lost"
+            return failure_line(failure)
+        self.log(f"process {request.pid} opens a session for the {request.door} door")
+        if stream is not None:
+            self._opening.add(stream)
+        try:
+            with trio.fail_after(self._open_timeout_s):
+                sessions = await self._open_session(request)
+        except GpupoolError as error:
+            return failure_line(error)
+        except trio.TooSlowError:
+            late = GpupoolError(
+                "the server opened no session", why=f"no answer for {math.ceil(OPEN_TIMEOUT_S)} s"
+            )
+            return failure_line(late)
+        # Of a held lease, it is ``gpupool run --lease`` that asks, which makes its own relay.
+        if request.door == "cuda" and self._held is None:
+            if any(has_emulated(session) for session in sessions):
+                self.on_emulated()
+                return success_line(self._lease, [], self.notices)  # CUDA finds no device
+            try:
+                sessions = [
+                    self._with_relay(session) if isinstance(session, OpenedSession) else session
+                    for session in sessions
+                ]
+            except OSError as error:
+                return failure_line(GpupoolError("no relay can be made", why=str(error)))
+        self.opened += 1
+        self._pids.add(request.pid)
+        return success_line(self._lease, sessions, self.notices)
+
+    async def _answer_holder(
+        self, request: Watch | ReleaseLease, stream: trio.SocketStream | None
+    ) -> bytes:
+        if self._held is None:
+            return failure_line(GpupoolError("this lease ends with its program"))
+        if isinstance(request, Watch):
+            if stream is not None:
+                self._watchers.add(stream)
+            return _line({"ok": True, "lost": self._lost} | self._held.describe())
+        users = self.watcher_count()
+        await self._held.release()
+        return _line({"ok": True, "users": users})
+
+    async def _answer_devices(self) -> bytes:
+        if self._describe is None:
+            return failure_line(GpupoolError("this run does not describe its devices"))
+        try:
+            with trio.fail_after(OPEN_TIMEOUT_S):
+                fields = await self._describe()
+        except GpupoolError as error:
+            return failure_line(error)
+        except trio.TooSlowError:
+            return failure_line(GpupoolError("no server describes the devices"))
+        alive = sorted(filter(_is_alive, self._pids))
+        return _line({"ok": True, "lease": self._lease, "processes": alive} | fields)
+
+    def _with_relay(self, session: OpenedSession) -> OpenedSession:
+        """Offer to encrypt for a library that may not be able to."""
+        if session.encryption == DataEncryption.OFF:
+            return session
+        return offer_relay(session, self._folder, self.log)
