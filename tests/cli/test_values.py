@@ -2,6 +2,7 @@
 
 import pytest
 
+from gpupool.pool.errors import UsageError
 from gpupool.pool.model.policy import Zone
 from gpupool.pool.policy.policy_document import parse_policy
 from gpupool.pool.values import (
@@ -111,7 +112,7 @@ def test_listen_addresses() -> None:
 
 @pytest.mark.parametrize("text", ["", "host:port", "host:99999", "[::1", "a b:1"])
 def test_listen_addresses_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="not an address"):
+    with pytest.raises(UsageError, match="not an address"):
         parse_listen(text)
 
 
