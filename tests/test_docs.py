@@ -298,7 +298,7 @@ def test_the_navigation_of_the_site_has_each_page() -> None:
     named = set(re.findall(r"(?m)^ +- ([\w/.-]+\.md)$", text))
     docs = ROOT / "docs"
     pages = {str(path.relative_to(docs)) for path in docs.rglob("*.md")}
-    apart = {page for page in pages if page.startswith("adr/") and page != "adr/README.md"}
+    apart = {page for page in pages if page.startswith(("adr/", "results/"))} - {"adr/README.md"}
     assert {page for page in named if not page.startswith("project/")} == pages - apart
 
 
@@ -320,8 +320,6 @@ def test_the_index_of_decisions_lists_each_with_its_title() -> None:
         assert path.name in index, f"{path.name} is missing from docs/adr/README.md"
     for path in (ROOT / "docs" / "adr" / "smaller").iterdir():
         assert f"(smaller/{path.name})" in index
-        dates = re.findall(r"(?m)^## (\S+)", path.read_text(encoding="utf-8"))
-        assert dates == sorted(dates, reverse=True), f"{path.name} is not newest first"
 
 
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)

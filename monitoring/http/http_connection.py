@@ -1,7 +1,7 @@
 """One HTTP connection: h11 on trio, which calls an ASGI application for each request.
 
 Written instead of taken from Hypercorn, whose server of one connection is no documented API, and
-lets a stranger turn any connection into HTTP/2 (ADR 0048). Limits: 16 KiB of headers, 64 KiB of
+lets a stranger turn any connection into HTTP/2. Limits: 16 KiB of headers, 64 KiB of
 body, 10 s for a request to come, 30 s for its answer to be taken. A request's body is read before
 the application is called.
 """

@@ -26,12 +26,9 @@ PROJECT = {
     "README.md": "README.md",  # docs/README.md is the site's first page, and says more
 }
 """Files at the root that are pages of the site, each with its place there."""
-INTERNALS = (
-    *("gpu-results.md", "consensus-results.md", "simulation-results.md", "mutations.md"),
-    *("scale.md", "analyze.md"),
-)
-"""Pages of figures, which answer no question of a user; their place in the menu stays."""
-REFERENCE = ("cli.md", "errors.md", "metrics.md", "glossary.md", "array-door.md", "cuda-door.md")
+APART = ("adr", "results", "project")
+"""Folders for developers and auditors, which answer no question of a user."""
+REFERENCE = ("cli.md", "errors.md", "metrics.md", "glossary.md", "analyze.md")
 FETCHING = {"script": "src", "img": "src", "iframe": "src", "source": "src"}
 FETCHED_LINKS = {"stylesheet", "preconnect", "preload", "icon", "modulepreload", "dns-prefetch"}
 
@@ -74,7 +71,7 @@ def place_of(path: Path) -> Path:
 
 def search_front_matter(place: Path) -> str:
     """Return front matter by which Material's search shows guides first, and no internals."""
-    if place.parts[0] in ("adr", "results", "project") or place.name in INTERNALS:
+    if place.parts[0] in APART:
         return "---\nsearch:\n  exclude: true\n---\n\n"
     if place.name in REFERENCE:
         return "---\nsearch:\n  boost: 0.5\n---\n\n"

@@ -19,7 +19,7 @@ ERRORS = ROOT / "docs" / "errors.md"
 """It is made of the program's error sentences, which have rules of their own besides."""
 ERROR_LENGTH_MAX = 24
 """Words of what happened, or why, or of a hint: it is read between other output."""
-RECORDS = {"adr", "results", "gpu-results.md", "simulation-results.md", "consensus-results.md"}
+RECORDS = {"adr", "results"}
 """What was decided or seen at a time is not rewritten."""
 WORDS = {
     r"who(?:m)?ever": "say who",

@@ -6,7 +6,7 @@ keys in the order in which they were first set. Equality is that of dicts, too.
 
 Keys and values stand in chunks of up to ``CHUNK_SIZE``, each a dict; an index of 32 times 32 small
 dicts says which chunk has a key. A change copies one chunk, one part of the index, and the list of
-chunks. A small map is one chunk and has no index. See docs/adr for what else was measured.
+chunks. A small map is one chunk and has no index.
 """
 
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView

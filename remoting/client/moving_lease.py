@@ -1,4 +1,4 @@
-"""The client's side of a lease that goes to another server of the pool; see docs/adr/0075.
+"""The client's side of a lease that goes to another server of the pool.
 
 The client holds the lease by a connection to the new server as well, has a session opened there,
 and lets the program bring all that it has. Then it asks the old server whether the program may go

@@ -4,7 +4,7 @@
 
 They have the same GPUs, which do not exist: NVML is a library of this program's. The processes on
 them are those of this machine. So the driver's own work is not among the figures; on a real machine
-that is what NVML's calls take (docs/gpu-results.md).
+that is what NVML's calls take (docs/results/gpu.md).
 """
 
 import argparse

@@ -469,5 +469,5 @@ def test_no_bit_flips_where_the_flipped_table_alone_is_a_majority() -> None:
     ],
 )
 def test_worlds_that_were_wrong(seed: int) -> None:
-    """No bug of the pool each: the first table of docs/simulation-results.md has them."""
+    """No bug of the pool each: the simulator was at fault."""
     assert run(options_of("swarm", seed)).failure is None

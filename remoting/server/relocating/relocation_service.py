@@ -1,6 +1,6 @@
 """The call and the pushes of leases that go to another server, and what the host hears of them.
 
-The course of one order, as its servers and its client have it (docs/adr/0075)::
+The course of one order, as its servers and its client have it::
 
     old server                     client                        new server
     host.depart(lease, new)

@@ -1,4 +1,4 @@
-"""The exchange of the pool's CA, as one server carries it out; ADR 0038 has the whole.
+"""The exchange of the pool's CA, as one server carries it out.
 
 The server that takes the order makes the next CA and gives its key to every voter: ``make``. Only
 then is it proposed. Every server follows what the table trusts: ``follow``. While two are trusted

@@ -5,7 +5,7 @@ signs its own; another one asks the voters over their links, one after the other
 checked, kept on the disk whole or not at all, and used for every connection from then on. The key
 is new each time, so that a stolen one ends with its certificate.
 
-It is due at once when the CA that signs is another one than the certificate's (ADR 0038).
+It is due at once when the CA that signs is another one than the certificate's.
 
 ``CertificateTime`` is the rule, without I/O; ``Renewal`` carries it out::
 
