@@ -1,7 +1,7 @@
 """The checks of a client: its token, its version, the rights of its calls, the form of a request.
 
 Handlers run after them, so that no handler needs a check that another one has as well. The table
-of all rights stands in docs/security.md.
+of all rights stands in docs/results/security.md.
 """
 
 import hmac

@@ -1,4 +1,4 @@
-"""Who may make which call: the table of docs/security.md, tried out call by call."""
+"""Who may make which call: the table of docs/results/security.md, tried out call by call."""
 
 import re
 from pathlib import Path
@@ -109,7 +109,7 @@ def test_every_call_declares_its_rights() -> None:
 
 
 def test_the_page_says_the_same() -> None:
-    page = Path(__file__).resolve().parents[3] / "docs" / "security.md"
+    page = Path(__file__).resolve().parents[3] / "docs" / "results" / "security.md"
     section = page.read_text().partition("## Which call takes which token")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| ([a-z, ]+) \|", section, re.M)
     said = {name: who for names, who in rows for name in re.findall(r"\w+", names)}
