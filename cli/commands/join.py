@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 @click.option(
     "--emulate-faults",
     type=click.Path(dir_okay=False, exists=True),
-    help="A script (TOML) of readings and errors of the emulated GPUs; see docs/monitoring.md.",
+    help="A script (TOML) of readings and errors of the emulated GPUs; see docs/telemetry.md.",
 )
 @click.option(
     "--gpus",

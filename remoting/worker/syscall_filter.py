@@ -151,7 +151,7 @@ def _checks(name: str, of_socket: list[Instruction], *, few: bool) -> list[Instr
         return [load, is_process, second, (JUMP_IF_EQUAL, 1, 0, 0), forbid, allow]
     if name == "clone":
         # A child with a copy of the memory is fork's: thousands of copies of copies wait for each
-        # other in the kernel, for minutes, and slow down the whole machine (docs/results/security.md).
+        # other in the kernel, for minutes, and slow down the whole machine.
         return [
             load,
             (JUMP_IF_ANY_BIT, 3, 0, _CLONE_NEW),

@@ -271,7 +271,7 @@ def test_one_server_killed_and_one_observer_killed() -> None:
         took_s = time.monotonic() - began
         assert found["total"]["gpu_hours"] == gpu_hours(records)
         assert (list(found["silent"]), found["missing"]) == ([victim], [])
-        assert took_s < 10.0  # the dead one is not waited for; docs/monitoring.md has the figure
+        assert took_s < 10.0  # the dead one is not waited for; docs/results/monitoring.md has it
         strict = pool.run("usage", "--strict")
         assert strict.returncode == 3
         assert f"server {victim} did not answer" in strict.stderr

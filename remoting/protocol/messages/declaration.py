@@ -5,7 +5,7 @@ All of the declaration stands at the class of the message, in one decorator::
     @message(33, answered_by=TelemetryNow, rights=Rights.USER)
     class GetTelemetry(Call): ...
 
-The tables of numbers, the server's check of rights and the table of docs/results/security.md follow it.
+The tables of numbers, the server's check of rights and the auditors' table of rights follow it.
 A frame's body is the CBOR array ``[call number, fields]``.
 """
 
@@ -73,7 +73,7 @@ Outgoing = Message | Encoded
 
 
 class Rights(Enum):
-    """The token that a call takes, in the words of docs/results/security.md."""
+    """The token that a call takes, in the words of the auditors' table."""
 
     VIEWER = "every user, a viewer"
     USER = "every user"
