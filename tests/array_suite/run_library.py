@@ -11,7 +11,7 @@ of the door. A test that takes longer than `--test-seconds` has failed where pyt
 installed. After `--seconds` the run is cut, and the row says so. What this program does not know
 are arguments of pytest.
 
-The rows are those of the table of known libraries in docs/array-door.md.
+The rows are those of the table of known libraries in docs/results/array-door.md.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What is shown of a lease's traffic, against the network itself; bar 2 of docs/results/monitoring.md.
+"""What is shown of a lease's traffic, against the network itself; bar 2 of its page of results.
 
     unshare -rn python tests/benchmarks/session_traffic.py [--csv FILE]
 

@@ -1,8 +1,7 @@
 // The lookup of functions by name, and the runtime's undocumented tables.
 //
 // The tables exist for interoperability: every CUDA runtime asks the driver for them and does not
-// start without them. See NOTICE. They were found by observation; docs/cuda-door.md describes them
-// and names the sources.
+// start without them. See NOTICE. They were found by observation.
 #define _GNU_SOURCE
 #include "compiled.h"
 #include "core.h"
