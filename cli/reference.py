@@ -1,6 +1,7 @@
 """docs/cli.md, made of the help texts: ``python -m gpupool.cli.reference > docs/cli.md``."""
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 
 import click
@@ -35,28 +36,41 @@ CODES = {
 }
 
 
+SHARED_FROM = 4
+"""Commands that have an option with the same words; from so many on, the page has it once."""
+SHARED = """\
+## Options of many commands
+
+Every command has `-h`; each command below names its others.
+"""
+
+Record = tuple[str, str]
+"""Names of an option, and its text."""
+
+
 def reference() -> str:
     """Return docs/cli.md as it must be."""
     rows = [f"| {int(code)} | {text} |" for code, text in CODES.items()]
     rows.append("| 128 + n | ended by signal n, such as 130 for Ctrl-C |")
-    parts = [HEAD + "\n".join(rows) + "\n"]
     root = _context(cli, "gpupool", None)
-    parts.append(_section("gpupool", root))
-    for name in COMMANDS:
-        command = cli.get_command(root, name)
-        assert command is not None
-        parts.extend(_sections(command, name, root))
+    commands = list(_commands(root))
+    counts = Counter(record for context in commands for record in _records(context))
+    shared = [record for record, count in counts.items() if count >= SHARED_FROM]
+    parts = [HEAD + "\n".join(rows) + "\n", _section(root, []), SHARED + _listed(shared)]
+    parts += [_section(context, shared) for context in commands]
     return "\n".join(parts)
 
 
-def _sections(command: click.Command, name: str, parent: click.Context) -> Iterator[str]:
-    context = _context(command, name, parent)
-    yield _section(context.command_path, context)
-    if isinstance(command, click.Group):
-        for child in command.list_commands(context):
-            nested = command.get_command(context, child)
-            assert nested is not None
-            yield from _sections(nested, child, context)
+def _commands(above: click.Context) -> Iterator[click.Context]:
+    """Yield a context for each command below another one, in the order of the help texts."""
+    group = above.command
+    if isinstance(group, click.Group):
+        for name in COMMANDS if above.parent is None else group.list_commands(above):
+            command = group.get_command(above, name)
+            assert command is not None
+            context = _context(command, name, above)
+            yield context
+            yield from _commands(context)
 
 
 def _context(command: click.Command, name: str, parent: click.Context | None) -> click.Context:
@@ -70,9 +84,50 @@ def _context(command: click.Command, name: str, parent: click.Context | None) ->
     )
 
 
-def _section(title: str, context: click.Context) -> str:
-    text = "\n".join(line.rstrip() for line in context.get_help().splitlines())
-    return f"## {title}\n\n```\n{text}\n```\n"
+def _records(context: click.Context) -> Iterator[Record]:
+    """Yield the options of a command that its help shows."""
+    for parameter in context.command.get_params(context):
+        record = parameter.get_help_record(context)
+        if record and isinstance(parameter, click.Option):
+            yield record
+
+
+def _listed(shared: list[Record]) -> str:
+    formatter = click.HelpFormatter(width=WIDTH, max_width=WIDTH)
+    with formatter.indentation():
+        formatter.write_dl(shared)
+    return f"\n```\n{_trimmed(formatter.getvalue())}\n```\n"
+
+
+def _section(context: click.Context, shared: list[Record]) -> str:
+    """Return the help of a command; what the page says elsewhere is named and not repeated."""
+    has = [record for record in _records(context) if record in shared]
+    text = _trimmed(_help_without(context, has))
+    if context.parent is not None:  # its commands follow
+        text = text.partition("\n\nCommands:\n")[0]
+    names = [f"`{names.split()[0].rstrip(',')}`" for names, _ in has if "--help" not in names]
+    also = f"\nAlso: {', '.join(names)}.\n" if names else ""
+    return f"## {context.command_path}\n\n```\n{text}\n```\n{also}"
+
+
+def _help_without(context: click.Context, records: list[Record]) -> str:
+    """Return a help text without some options, which are shown again afterwards."""
+    parameters = [
+        each
+        for each in context.command.get_params(context)
+        if isinstance(each, click.Option) and each.get_help_record(context) in records
+    ]
+    for each in parameters:
+        each.hidden = True
+    try:
+        return context.get_help()
+    finally:
+        for each in parameters:
+            each.hidden = False
+
+
+def _trimmed(text: str) -> str:
+    return "\n".join(line.rstrip() for line in text.splitlines())
 
 
 if __name__ == "__main__":

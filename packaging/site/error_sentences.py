@@ -19,9 +19,9 @@ HEAD = """\
 # Error sentences
 
 This file is generated from the source (`make docs`), and `make lint` compares it. It lists each
-sentence that gpupool can fail with, by kind. A word in capitals stands for a name, a number or a
-reason of the moment, and `…` for a longer text. [Troubleshooting](troubleshooting.md) explains the
-common ones.
+error that has a hint, by kind, and the hint in italics. A word in capitals stands for a name, a
+number or a reason of the moment, and `…` for a longer text.
+[Troubleshooting](troubleshooting.md) explains the common ones.
 
 The command line prints the sentence on stderr, its reason below it, and then the hint. With
 `--json` it prints `{"error": {"code", "message", "hint"}}`, where `code` is the word in the
@@ -54,27 +54,41 @@ def main() -> None:
         )
 
 
-def page() -> str:
-    """Return docs/errors.md as it must be."""
+def kinds_with_sentences() -> dict[str, Kind]:
+    """Return all kinds of errors, each with its sentences and their hints."""
     trees = dict(sources())
     kinds = kinds_of(trees.values())
     for tree in trees.values():
         for name, sentence, hint in sentences_of(tree, kinds):
             kinds[name].sentences.add((sentence, hint))
+    return kinds
+
+
+def all_rows() -> list[tuple[str, str]]:
+    """Return each sentence with its hint, those that no page has too."""
+    return sorted({row for kind in kinds_with_sentences().values() for row in kind.sentences})
+
+
+def page() -> str:
+    """Return docs/errors.md as it must be.
+
+    A sentence without a hint is left out: it tells a reader of the page nothing that it did not
+    tell on the terminal.
+    """
+    kinds = kinds_with_sentences()
     codes = exit_codes()
     sections: dict[str, list[Kind]] = {}
     for kind in kinds.values():
-        if kind.sentences:
+        if any(hint for _, hint in kind.sentences):
             sections.setdefault(inherited(kind, kinds, "code"), []).append(kind)
     parts = [HEAD]
     for code, members in sorted(sections.items(), key=lambda each: (each[0] == INTERNAL, each[0])):
         exits = {codes[inherited(kind, kinds, "exit_code")] for kind in members}
         listed = " or ".join(map(str, sorted(exits)))
         first = next((kind for kind in members if kind.code), members[0])
-        rows = sorted({row for kind in members for row in kind.sentences})
+        rows = sorted({row for kind in members for row in kind.sentences if row[1]})
         parts.append(f"## {code}: exit code {listed}\n\n{first.meaning}\n")
-        parts.append("| sentence | hint |\n| --- | --- |")
-        parts.extend(f"| {escaped(sentence)} | {escaped(hint)} |" for sentence, hint in rows)
+        parts.extend(f"- {escaped(sentence)} *{escaped(hint)}*" for sentence, hint in rows)
         parts.append("")
     return "\n".join(parts)
 
@@ -150,12 +164,13 @@ def sentences_of(tree: ast.Module, kinds: dict[str, Kind]) -> Iterator[tuple[str
             if "what" not in given:
                 continue  # a class that makes its own sentence
             whys = texts(given["why"], known) if "why" in given else [""]
-            hints = texts(given["hint"], known) if "hint" in given else [""]
+            hints = texts(given["hint"], known) if "hint" in given else []
+            said = " / ".join(hint for hint in hints if hint not in ("", "…"))
             for what in texts(given["what"], known):
                 if what == "…":
                     continue  # another error's, passed on
                 for why in whys:
-                    yield named(call.func), f"{what}: {why}" if why else what, " / ".join(hints)
+                    yield named(call.func), f"{what}: {why}" if why else what, said
 
 
 def assigned(nodes: Iterable[ast.AST]) -> dict[str, list[ast.expr]]:

@@ -10,13 +10,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from error_sentences import all_rows
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 LENGTH_MAX = 30
 """Words in a sentence; a reader of another language loses the thread beyond."""
 ENUMERATION_WORDS = 4
 """A sentence with fewer words between its commas is a list, which is read word by word."""
 ERRORS = ROOT / "docs" / "errors.md"
-"""It is made of the program's error sentences, which have rules of their own besides."""
+"""It has the error sentences with a hint; all of them are read from the source instead."""
 ERROR_LENGTH_MAX = 24
 """Words of what happened, or why, or of a hint: it is read between other output."""
 RECORDS = {"adr", "results"}
@@ -58,6 +60,8 @@ def main() -> None:
     """Print each finding of the files, or of all pages, and fail if there is one."""
     files = [Path(name).resolve() for name in sys.argv[1:]] or list(pages())
     found = [finding for path in files for finding in findings(path)]
+    if not sys.argv[1:]:
+        found += [f"{row[0]!r}: {each}" for row in all_rows() for each in error_problems(*row)]
     sys.stdout.writelines(f"{finding}\n" for finding in found)
     if found:
         sys.exit(f"{len(found)} findings about style in {len(files)} files")
@@ -68,7 +72,7 @@ def pages() -> Iterator[Path]:
     yield from sorted(path for path in ROOT.glob("*.md"))
     for path in sorted((ROOT / "docs").rglob("*.md")):
         parts = set(path.relative_to(ROOT / "docs").parts)
-        if not parts & RECORDS:
+        if not parts & RECORDS and path != ERRORS:
             yield path
 
 
@@ -79,13 +83,6 @@ def findings(path: Path) -> Iterator[str]:
     for paragraph in paragraphs(text, helps=path.name == "cli.md"):
         for problem in problems(paragraph.text):
             yield f"{name}:{paragraph.line}: {problem}"
-    if path == ERRORS or path.name == ERRORS.name:
-        for number, line in enumerate(text.splitlines(), 1):
-            cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip())[1:-1]]
-            if len(cells) == 2 and cells[0] not in ("sentence", "---"):
-                said = [re.sub(r"\\(.)", r"\1", cell) for cell in cells]
-                for problem in error_problems(*said):
-                    yield f"{name}:{number}: {problem}"
 
 
 def problems(text: str) -> Iterator[str]:
@@ -103,6 +100,8 @@ def problems(text: str) -> Iterator[str]:
 
 def error_problems(sentence: str, hint: str) -> Iterator[str]:
     """Yield what an error has against the rules: a clause, why behind a colon, and a hint."""
+    for text in (sentence, hint):
+        yield from problems(plain(text))
     if re.search(r"(?<!\.\.)\.$", sentence) or re.search(r"(?<!\.\.)\.$", hint):
         yield f"an error ends without a full stop: {sentence!r} {hint!r}"
     if re.match(r"(?!CuPy|NumPy|Python|Prometheus|Field )[A-Z][a-z]", sentence):

@@ -1,4 +1,4 @@
-"""Alibaba's openb trace of 2023, replayed on pools of several sizes: the tables of docs/analyze.md.
+"""Alibaba's openb trace of 2023, replayed on pools of several sizes: the laboratory has its tables.
 
 The trace is not a part of the project. Name the folder of its ``openb_pod_list_default.csv``; run
 it from the root of the repository::

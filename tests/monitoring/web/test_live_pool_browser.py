@@ -16,7 +16,7 @@ from tests.cli.conftest import LivePool, running
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or "/usr/bin/chromium"
 SEEN_DEAD_S = 6.0
-"""Within which a page shows that a server is dead: docs/web.md."""
+"""Within which a page shows that a server is dead."""
 
 OPENS_MS = 15_000
 MARK, LEFT_AGAIN = "\N{RIGHT-TO-LEFT OVERRIDE}", "\N{POP DIRECTIONAL FORMATTING}"
