@@ -43,6 +43,7 @@ help:
 	@echo "make lint   only the budget of lines, ruff, pyright, the import rules, and the documents' style"
 	@echo "make docs   write docs/cli.md, docs/metrics.md and docs/errors.md anew from the program"
 	@echo "make site   build the documentation site in build/site, and check all of its links"
+	@echo "make test-site   build it, and ask its search"
 	@echo "make clean  remove $(VENV) and what tools left behind"
 
 $(BIN)/python:
@@ -291,6 +292,11 @@ $(VENV)/site/installed: $(BIN)/python requirements/docs.txt
 # In build/site; open index.html there, no web server is needed. URL is as for wheels-release.
 site: $(VENV)/site/installed
 	$(VENV)/site/bin/python packaging/site/build_site.py --url "$(URL)"
+
+.PHONY: test-site
+# The search of the site answers the words of users with a guide; Node.js comes with pyright.
+test-site: $(VENV)/installed-dev
+	$(BIN)/pytest -q -m slow tests/test_site.py
 
 clean:
 	rm -rf $(VENV) build dist gpupool.egg-info .coverage-data coverage.xml .pytest_cache .ruff_cache .hypothesis

@@ -145,7 +145,10 @@ def test_examples_keep_their_lines() -> None:
 
 GUIDES = [
     path
-    for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")
+    for name in (
+        *("ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"),
+        "docs/reading.md",
+    )
     if (path := ROOT / name).exists()
 ]
 PATH = re.compile(r"(?:\.?[\w-]+/)+[\w.*-]*|[\w-]+\.(?:md|toml|py)|\.[a-z-]+(?:\.yaml)?")
@@ -303,20 +306,44 @@ def test_the_navigation_of_the_site_has_each_page() -> None:
     assert {page for page in named if not page.startswith("project/")} == pages - apart
 
 
-UNWRITTEN = {"ARCHITECTURE.md", "../ARCHITECTURE.md"} if len(GUIDES) < 4 else set[str]()
+UNWRITTEN = {"ARCHITECTURE.md", "../ARCHITECTURE.md"} if len(GUIDES) < 5 else set[str]()
 
 
 def test_the_index_of_documents_lists_each() -> None:
-    docs = ROOT / "docs"
-    text = (docs / "README.md").read_text(encoding="utf-8")
-    for path in docs.glob("*.md"):
-        assert path.name == "README.md" or f"({path.name})" in text, path.name
+    for folder in (ROOT / "docs", ROOT / "docs" / "results"):
+        text = (folder / "README.md").read_text(encoding="utf-8")
+        for path in folder.glob("*.md"):
+            assert path.name == "README.md" or f"({path.name})" in text, path
+
+
+WORDS_MAX = 55_000
+"""Of all pages outside of the laboratory, as ``wc -w`` counts. It only goes down."""
+
+
+def test_the_pages_outside_of_the_laboratory_stay_short() -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    counts = {
+        str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").split())
+        for path in pages
+        if "results" not in path.parts
+    }
+    longest = sorted(counts.items(), key=lambda each: -each[1])[:10]
+    assert sum(counts.values()) <= WORDS_MAX, longest
+
+
+def test_the_laboratory_stands_apart() -> None:
+    """Neither the menu nor a page that the program makes leads to it; the site builds it."""
+    config = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    menu = config.partition("\nnav:")[2]
+    assert "results/" not in menu
+    assert "\n  /results/\n" in config.partition("\nnav:")[0]
 
 
 def test_the_index_of_decisions_lists_each_with_its_title() -> None:
     index = (ROOT / "docs" / "adr" / "README.md").read_text(encoding="utf-8")
     numbers = [path.name[:4] for path in RECORDS]
     assert len(set(numbers)) == len(numbers), "a number is given once"
+    assert len(numbers) == 15, "docs/adr/README.md and docs/reading.md say so"
     for path in RECORDS:
         assert path.name in index, f"{path.name} is missing from docs/adr/README.md"
     for path in (ROOT / "docs" / "adr" / "smaller").iterdir():

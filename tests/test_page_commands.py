@@ -1,7 +1,9 @@
 """Commands and messages that the pages show are those of the program."""
 
+import importlib
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -127,9 +129,11 @@ def test_commands_of_the_charts_notes_exist() -> None:
 
 def test_messages_of_the_troubleshooting_page_are_those_of_the_program() -> None:
     page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
-    errors = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
     others = [(ROOT / path).read_text(encoding="utf-8") for path in SAY_MORE]
-    known = "\n".join([re.sub(r"\\(.)", r"\1", errors), *others])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [str(ROOT / "packaging" / "site"), *sys.path])
+        rows = importlib.import_module("error_sentences").all_rows()
+    known = "\n".join([*(f"{sentence} {hint}" for sentence, hint in rows), *others])
     shown = [row.partition(" | ")[0] for row in re.findall(r"(?m)^\| (`.*)$", page)]
     messages = [each for row in shown for each in re.findall(r"`([^`]+)`", row) if " " in each]
     assert len(messages) > 20

@@ -37,10 +37,28 @@ WORDS = {
     r"aforementioned|the latter": "repeat the name",
     r"and/or": "write: or",
 }
-PATTERNS = {
-    re.compile(rf"\b(?:{words})\b", re.IGNORECASE): advice for words, advice in WORDS.items()
+STAND_INS = {
+    r"(?:of|by|to|than|for|with|from|in|has|have|as|on|but|all) what(?! (?:to|you)\b)": "name it",
+    r"what (?:is|are|was|were|it|they|he|others?|the|a|an|its|their)": "name it",
+    r"(?:shows?|says?|knows?|sees?|names?|tells?|lists?) (?:who|which|whose)": "name it",
+    r"ha(?:ve|s|d) (?:X|the|all|its|their|it|them|others|(?:program|lease|server|worker|stream)s?)"
+    r"(?: (?!that|to|and|which)\w+)? (?:go|let|run|do|wait|show|make|take|give|send|ask|stop|close"
+    r"|end|use|move|test|measure|know|freed|sent)": "say who does it: suspend, move, let",
+    r"of (?:its|their|one's) own": "write: separate, its",
 }
+"""Of pages alone: a pronoun in a noun's place, and a verb that hides who acts."""
+GENERATED = {"cli.md", "metrics.md"}
+"""Pages whose words stand in the code."""
 
+
+def compiled(words: dict[str, str]) -> dict[re.Pattern[str], str]:
+    """Return patterns of whole words, whatever their case, with the advice of each."""
+    return {re.compile(rf"\b(?:{each})\b", re.IGNORECASE): words[each] for each in words}
+
+
+PATTERNS, PAGE_PATTERNS = compiled(WORDS), compiled(STAND_INS)
+STARTS = re.compile(r"(?:What|Who|Which|Whose)\b(?!.*\?$)")
+"""A sentence that begins so, and is no question, has a pronoun for its subject."""
 
 ALONE = re.compile(r"\s*(?:$|#|\||[-*] |\d+\. )")
 """A line that does not go on with the paragraph above."""
@@ -81,7 +99,8 @@ def findings(path: Path) -> Iterator[str]:
     text = path.read_text(encoding="utf-8")
     name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path.name
     for paragraph in paragraphs(text, helps=path.name == "cli.md"):
-        for problem in problems(paragraph.text):
+        of_page = () if path.name in GENERATED else stand_ins(paragraph.text)
+        for problem in (*problems(paragraph.text), *of_page):
             yield f"{name}:{paragraph.line}: {problem}"
 
 
@@ -89,13 +108,26 @@ def problems(text: str) -> Iterator[str]:
     """Yield what a paragraph has against the rules."""
     if found := re.search(r"\S  +[^\s\[]", text):  # "  [default: 1]" is click's
         yield f"two spaces: {text[max(0, found.start() - 20) : found.end() + 20]!r}"
-    for pattern, advice in PATTERNS.items():
-        for found in pattern.finditer(text):
-            yield f"{found[0]!r}: {advice}: {text[max(0, found.start() - 40) : found.end() + 30]!r}"
+    yield from words_of(text, PATTERNS)
     for sentence in sentences(text):
         count = length(sentence)
         if count > LENGTH_MAX:
             yield f"a sentence of {count} words: {sentence[:70]!r}"
+
+
+def stand_ins(text: str) -> Iterator[str]:
+    """Yield pronouns of a page that stand where a noun would say more."""
+    yield from words_of(text, PAGE_PATTERNS)
+    for sentence in sentences(text):
+        if STARTS.match(sentence):
+            yield f"{sentence.split()[0]!r}: begin with the noun: {sentence[:70]!r}"
+
+
+def words_of(text: str, patterns: dict[re.Pattern[str], str]) -> Iterator[str]:
+    """Yield each place at which one of some patterns fits, with its advice."""
+    for pattern, advice in patterns.items():
+        for found in pattern.finditer(text):
+            yield f"{found[0]!r}: {advice}: {text[max(0, found.start() - 40) : found.end() + 30]!r}"
 
 
 def error_problems(sentence: str, hint: str) -> Iterator[str]:

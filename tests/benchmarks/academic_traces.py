@@ -1,6 +1,6 @@
 """Importers of published traces: Alibaba's openb, PAI and DLRM, Philly, and Helios.
 
-The figures of docs/results/analyze.md are made of them. ``gpupool analyze import`` does not know them.
+docs/results has figures of them. ``gpupool analyze import`` does not know them.
 """
 
 import json
