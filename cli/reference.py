@@ -42,6 +42,7 @@ SHARED = """\
 ## Options of many commands
 
 Every command has `-h`; each command below names its others.
+
 """
 
 Record = tuple[str, str]
@@ -56,9 +57,11 @@ def reference() -> str:
     commands = list(_commands(root))
     counts = Counter(record for context in commands for record in _records(context))
     shared = [record for record, count in counts.items() if count >= SHARED_FROM]
-    parts = [HEAD + "\n".join(rows) + "\n", _section(root, []), SHARED + _listed(shared)]
-    parts += [_section(context, shared) for context in commands]
-    return "\n".join(parts)
+    listed = root.make_formatter()
+    with listed.indentation():
+        listed.write_dl(shared)
+    parts = [HEAD + "\n".join(rows) + "\n", _section(root, []), SHARED + _block(listed)]
+    return "\n".join((*parts, *(_section(context, shared) for context in commands)))
 
 
 def _commands(above: click.Context) -> Iterator[click.Context]:
@@ -92,42 +95,28 @@ def _records(context: click.Context) -> Iterator[Record]:
             yield record
 
 
-def _listed(shared: list[Record]) -> str:
-    formatter = click.HelpFormatter(width=WIDTH, max_width=WIDTH)
-    with formatter.indentation():
-        formatter.write_dl(shared)
-    return f"\n```\n{_trimmed(formatter.getvalue())}\n```\n"
-
-
 def _section(context: click.Context, shared: list[Record]) -> str:
-    """Return the help of a command; what the page says elsewhere is named and not repeated."""
-    has = [record for record in _records(context) if record in shared]
-    text = _trimmed(_help_without(context, has))
-    if context.parent is not None:  # its commands follow
-        text = text.partition("\n\nCommands:\n")[0]
-    names = [f"`{names.split()[0].rstrip(',')}`" for names, _ in has if "--help" not in names]
-    also = f"\nAlso: {', '.join(names)}.\n" if names else ""
-    return f"## {context.command_path}\n\n```\n{text}\n```\n{also}"
+    """Return the help of a command; options that the page has above are named alone."""
+    command, formatter = context.command, context.make_formatter()
+    command.format_usage(context, formatter)
+    command.format_help_text(context, formatter)
+    records = list(_records(context))
+    if own := [record for record in records if record not in shared]:
+        with formatter.section("Options"):
+            formatter.write_dl(own)
+    if isinstance(command, click.Group) and context.parent is None:  # those of others follow
+        command.format_commands(context, formatter)
+    command.format_epilog(context, formatter)
+    others = [names for names, text in records if (names, text) in shared and "--help" not in names]
+    also = ", ".join(f"`{names.split()[0].rstrip(',')}`" for names in others)
+    return f"## {context.command_path}\n\n{_block(formatter)}" + (
+        f"\nAlso: {also}.\n" if also else ""
+    )
 
 
-def _help_without(context: click.Context, records: list[Record]) -> str:
-    """Return a help text without some options, which are shown again afterwards."""
-    parameters = [
-        each
-        for each in context.command.get_params(context)
-        if isinstance(each, click.Option) and each.get_help_record(context) in records
-    ]
-    for each in parameters:
-        each.hidden = True
-    try:
-        return context.get_help()
-    finally:
-        for each in parameters:
-            each.hidden = False
-
-
-def _trimmed(text: str) -> str:
-    return "\n".join(line.rstrip() for line in text.splitlines())
+def _block(formatter: click.HelpFormatter) -> str:
+    lines = (line.rstrip() for line in formatter.getvalue().rstrip().splitlines())
+    return "```\n" + "\n".join(lines) + "\n```\n"
 
 
 if __name__ == "__main__":
