@@ -27,22 +27,12 @@ def test_cli_reference_is_what_help_says() -> None:
     assert written.rstrip("\n") == made.rstrip("\n"), "write it anew with: make docs"
 
 
-def test_every_command_of_the_readme_exists() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    code = "\n".join(re.findall(r"```.*?```|`[^`]+`", text, re.DOTALL))
-    named = set(re.findall(r"\bgpupool ([a-z]+)\b", code))
-    assert {"join", "run", "demo", "token", "login"} <= named
-    assert named <= {*COMMANDS, "token"}, named - set(COMMANDS)
-
-
-def test_readme_names_the_two_commands_and_files_that_exist() -> None:
+def test_readme_names_the_two_targets() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in ("demo", "test"):
         assert f"make {target}" in text
         assert f"\n{target}:" in makefile
-    for path in re.findall(r"\]\(([^)#:]+)\)", text):
-        assert (ROOT / path).exists(), f"README links to {path}"
 
 
 @pytest.mark.parametrize(
@@ -144,12 +134,8 @@ def test_examples_keep_their_lines() -> None:
 # --- what contributors read -----------------------------------------------------------------------
 
 GUIDES = [
-    path
-    for name in (
-        *("ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"),
-        "docs/reading.md",
-    )
-    if (path := ROOT / name).exists()
+    *(ROOT / f"{name}.md" for name in ("ARCHITECTURE", "CONTRIBUTING", "SECURITY", "CHANGELOG")),
+    ROOT / "docs" / "reading.md",
 ]
 PATH = re.compile(r"(?:\.?[\w-]+/)+[\w.*-]*|[\w-]+\.(?:md|toml|py)|\.[a-z-]+(?:\.yaml)?")
 """A slash within it, or the name of a file that stands at the root."""
@@ -159,7 +145,7 @@ OUTSIDE = {"/dev/shm", "/proc/self", "generated_records.h", "src/gpupool/..."}
 """Of the system, or a plan that the record itself says was changed."""
 RECORDS = sorted((ROOT / "docs" / "adr").glob("[0-9]*.md"))
 NAMING = [*GUIDES, *RECORDS]
-PROSE = [*GUIDES, *sorted((ROOT / "docs").rglob("*.md"))]
+PROSE = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 ROOMS = ("cli", "consensus", "monitoring", "pool", "remoting", "simulations", "tests", "docs")
@@ -272,7 +258,7 @@ def test_links_of_documents_lead_somewhere(document: Path) -> None:
     text = re.sub(r"```.*?```", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
     links = {link for link in re.findall(r"\]\(([^)\s]+)\)", text) if ":" not in link}
     lost = {link for link in links if not leads_somewhere(document, link)}
-    assert lost - UNWRITTEN == set()
+    assert lost == set()
 
 
 def leads_somewhere(document: Path, link: str) -> bool:
@@ -295,18 +281,6 @@ def test_a_link_needs_its_heading() -> None:
     assert leads_somewhere(page, "operations.md#the-cas-key-leaked-what-now")
     assert not leads_somewhere(page, "operations.md#the-ca-key-leaked")
     assert not leads_somewhere(page, "operation.md")
-
-
-def test_the_navigation_of_the_site_has_each_page() -> None:
-    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    named = set(re.findall(r"(?m)^ +- ([\w/.-]+\.md)$", text))
-    docs = ROOT / "docs"
-    pages = {str(path.relative_to(docs)) for path in docs.rglob("*.md")}
-    apart = {page for page in pages if page.startswith(("adr/", "results/"))} - {"adr/README.md"}
-    assert {page for page in named if not page.startswith("project/")} == pages - apart
-
-
-UNWRITTEN = {"ARCHITECTURE.md", "../ARCHITECTURE.md"} if len(GUIDES) < 5 else set[str]()
 
 
 def test_the_index_of_documents_lists_each() -> None:

@@ -27,8 +27,6 @@ The command line prints the sentence on stderr, its reason below it, and then th
 `--json` it prints `{"error": {"code", "message", "hint"}}`, where `code` is the word in the
 heading. `gpupool run` and `gpupool shell` exit with 125 instead of 1 and 3.
 """
-INTERNAL = "protocol"
-"""The code of errors between two ends; a user sees them as the reason of another error."""
 
 
 @dataclass(slots=True)
@@ -82,7 +80,7 @@ def page() -> str:
         if any(hint for _, hint in kind.sentences):
             sections.setdefault(inherited(kind, kinds, "code"), []).append(kind)
     parts = [HEAD]
-    for code, members in sorted(sections.items(), key=lambda each: (each[0] == INTERNAL, each[0])):
+    for code, members in sorted(sections.items()):
         exits = {codes[inherited(kind, kinds, "exit_code")] for kind in members}
         listed = " or ".join(map(str, sorted(exits)))
         first = next((kind for kind in members if kind.code), members[0])
