@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 
 from gpupool.pool.model.bounds import GpuKey, Int, LeaseNumber, Line, Name, Time
 from gpupool.pool.model.ids import GpuId, Milliseconds, ServerId
-from gpupool.pool.model.state import Gpu, Lease, PartStatus, PoolState, Server
+from gpupool.pool.model.state import Gpu, PoolState, Server
 from gpupool.pool.policy.rulebook import rulebook
 from gpupool.pool.ports import RaftHealth
 from gpupool.pool.telemetry import Telemetry
 from gpupool.pool.view import RaftView, gpu_state
-from gpupool.pool.view_building import raft_view, server_state
+from gpupool.pool.view_building import leases_by_gpu, leases_on, raft_view, server_state
 
 MILLION = 1_000_000
 SERVERS_A_SECOND = 100
@@ -216,9 +216,7 @@ def _counted(words: Iterable[str]) -> dict[str, int]:
 
 
 def _gpu_books(state: PoolState, server: Server) -> tuple[GpuBooks, ...]:
-    leases = Counter[GpuId]()
-    for lease in _leases_on(state, server.id):
-        leases.update({part.gpu for part in lease.partitions if part.server == server.id})
+    leases = leases_by_gpu(state, server.id)
     return tuple(
         GpuBooks(
             gpu=gpu.id,
@@ -228,7 +226,7 @@ def _gpu_books(state: PoolState, server: Server) -> tuple[GpuBooks, ...]:
             capacity=gpu.capacity,
             granted=gpu.memory_granted,
             foreign=gpu.memory_foreign,
-            leases=leases[gpu.id],
+            leases=len(leases.get(gpu.id, ())),
             state=_state_of(server, gpu),
             pci_bus_id=gpu.pci_bus_id,
             parent=gpu.parent or "",
@@ -239,17 +237,9 @@ def _gpu_books(state: PoolState, server: Server) -> tuple[GpuBooks, ...]:
     )
 
 
-def _leases_on(state: PoolState, server: ServerId) -> list[Lease]:
-    return [
-        lease
-        for lease in state.leases.at(server).values()
-        if lease.parts[server] is not PartStatus.FREED
-    ]
-
-
 def _lease_books(state: PoolState, server: ServerId) -> tuple[LeaseBooks, ...]:
     books: list[LeaseBooks] = []
-    for lease in _leases_on(state, server):
+    for lease in leases_on(state, server):
         granted: dict[GpuId, int] = {}
         for part in lease.partitions:
             if part.server == server and not lease.is_away:

@@ -32,6 +32,7 @@ from gpupool.pool.transitions.accounts import stay_since
 from gpupool.pool.transitions.authorities import fingerprint_of, not_moved
 from gpupool.pool.transitions.silencing import silences_now
 from gpupool.pool.view import (
+    FULL_SHARE,
     MAJORITY_FRESH_S,
     SCHEMA,
     AuthorityView,
@@ -191,19 +192,30 @@ def server_state(server: Server) -> str:
         return "drain"
     if all(gpu.memory_granted == 0 for gpu in server.gpus.values()):
         return "idle"
-    full = all(gpu.memory_free < gpu.capacity // 20 for gpu in server.gpus.values())
+    full = all(gpu.memory_free < gpu.capacity // FULL_SHARE for gpu in server.gpus.values())
     return "full" if full else "mix"
+
+
+def leases_on(state: PoolState, server: ServerId) -> list[Lease]:
+    """Return the leases with a part on a server that is not freed."""
+    leases = state.leases.at(server).values()
+    return [lease for lease in leases if lease.parts[server] is not PartStatus.FREED]
+
+
+def leases_by_gpu(state: PoolState, server: ServerId) -> dict[GpuId, list[LeaseId]]:
+    """Return who has a part of each GPU of a server."""
+    found: dict[GpuId, list[LeaseId]] = {}
+    for lease in leases_on(state, server):
+        for gpu in dict.fromkeys(p.gpu for p in lease.partitions if p.server == server):
+            found.setdefault(gpu, []).append(lease.id)
+    return found
 
 
 def _server_view(
     server: Server, state: PoolState, health: RaftHealth, knows_keys: bool
 ) -> ServerView:
     unreachable = server.status is ServerStatus.UNREACHABLE
-    by_gpu: dict[GpuId, list[LeaseId]] = {}
-    for lease in state.leases.at(server.id).values():
-        for part in lease.partitions:
-            if part.server == server.id:
-                by_gpu.setdefault(part.gpu, []).append(lease.id)
+    by_gpu = leases_by_gpu(state, server.id)
     gpus = tuple(
         GpuView(
             id=gpu.id,

@@ -74,6 +74,17 @@ def with_server(state: PoolState, server: ServerId = A, **changes: Any) -> PoolS
 # --- fields ---------------------------------------------------------------------------------------
 
 
+def test_a_part_that_is_freed_is_no_lease_of_its_gpu() -> None:
+    """Its memory is free again, so a lease there would be counted twice by who expects a start."""
+    pool = Moving()
+    lease = pool.hold((gpu(0), 40), (gpu(1, B), 40))
+    assert pool.do(c.EndLease(lease, "its client disconnected")).ok
+    assert pool.do(c.FreeLease(lease, B, ONE)).ok
+    first, second = view_of(pool.state).servers
+    assert (first.lease_count, first.gpus[0].leases) == (1, (lease,))
+    assert (second.lease_count, second.gpus[1].leases) == (0, ())
+
+
 def test_what_a_server_does_not_say_of_a_lease_is_nothing() -> None:
     lease = LeaseView(LeaseId(7), "0007", "eve", "", "", "held", "", (), Milliseconds(1), 9.0)
     assert (lease.requested_at, lease.ends_at, lease.kept_bytes) == (0, 0, 0)
