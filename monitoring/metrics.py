@@ -183,9 +183,8 @@ def _read_raft(found: Found, sample: Sample) -> None:
     found.add("raft_peers", len(others) - connected, "away")
     if raft.majority_age_s < float("inf"):
         found.add("raft_majority_age_seconds", raft.majority_age_s)
-    alive = connected + (me in raft.voters)
     if raft.voters:
-        found.add("raft_quorum_margin", alive - (len(raft.voters) // 2 + 1))
+        found.add("raft_quorum_margin", raft.reached(me) - (len(raft.voters) // 2 + 1))
     consensus = sample.telemetry.consensus
     if consensus is not None:
         found.add("raft_journal_bytes", consensus.journal_bytes)

@@ -179,6 +179,10 @@ class RaftView:
     majority_age_s: float
     elections: Int
 
+    def reached(self, by: ServerId) -> int:
+        """Return how many voters are in touch with the one that answered, itself included."""
+        return len({*self.voters} & {by, *self.connected})
+
 
 @dataclass(frozen=True, slots=True)
 class AuthorityView:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from tests import fake_kept
 
-from gpupool.monitoring.web.pool_source import Snapshot
+from gpupool.monitoring.web.pool_source import PoolSource
 from gpupool.pool.errors import DeniedError
 from gpupool.pool.history_query import Episode, HistoryPage, HistoryQuery, HistorySeries
 from gpupool.pool.model.ids import (
@@ -19,6 +19,8 @@ from gpupool.pool.model.ids import (
 )
 from gpupool.pool.model.policy import UNIT
 from gpupool.pool.model.state import Act, Event, LeaseRecord, Partition, RecordedGpu
+from gpupool.pool.read_model.pool_snapshot import PoolSnapshot
+from gpupool.pool.read_model.pool_watch import PoolUpdate
 from gpupool.pool.record_query import GroupSum, RecordPage, RecordQuery
 from gpupool.pool.telemetry import (
     Finding,
@@ -52,13 +54,14 @@ POLICIES = (
     m.PolicyIs(4, "ada", Milliseconds(START_MS - 8_640_000), b""),
     m.PolicyIs(3, "ada", Milliseconds(START_MS - 864_000_000), b""),
 )
+LOST = "Xid 79: the GPU has fallen off the bus"
 LONG = f"\N{HEBREW LETTER ALEF}\N{ARABIC LETTER BEH}\N{RIGHT-TO-LEFT MARK} {'W' * 120}"
 HOSTILE = f"<img src=x onerror=alert(1)>\"'</script><script>alert(2)</script> {LONG}"
 """HTML, words from right to left, and a word that is longer than any column."""
 
 
 @dataclass(eq=False)
-class FakePool:
+class FakePool(PoolSource):
     """Servers with GPUs, some leases on them; ``time_s`` is what the clock says."""
 
     servers: int = 12
@@ -78,17 +81,20 @@ class FakePool:
     orders: list[m.Order] = field(default_factory=list[m.Order])
     _died_at: dict[int, float] = field(default_factory=dict[int, float])
 
+    def __post_init__(self) -> None:
+        """Make what every source has."""
+        super().__init__()
+
     def now(self) -> float:
         """Return the clock."""
         return self.time_s
 
-    def latest(self) -> Snapshot | None:
+    def latest(self) -> PoolSnapshot:
         """Return the pool as it is now; dead servers keep what they last said."""
         at_ms = START_MS + int(self.time_s) * 1000
         leases = tuple(self._lease(n) for n in range(self.leases) if n not in self.ended)
         ids = [self._server_id(n) for n in range(self.servers)]
         telemetry: dict[ServerId, Telemetry] = {}
-        heard: dict[ServerId, float] = {}
         for n, server in enumerate(ids):
             moment = float(int(self.time_s))
             if n in self.dead:
@@ -96,10 +102,12 @@ class FakePool:
             else:
                 self._died_at.pop(n, None)
             telemetry[server] = self._telemetry(n, moment, leases)
-            heard[server] = moment
         view = self._view(at_ms, ids, leases)
-        connected = frozenset(each for n, each in enumerate(ids) if n not in self.dead)
-        return Snapshot(view, self.time_s, telemetry, heard, connected)
+        connected = tuple(each for n, each in enumerate(ids) if n not in self.dead)
+        self._watch.take(PoolUpdate(view, telemetry, 0.0, connected), self.time_s)
+        known = self._watch.snapshot(self.time_s)
+        assert known is not None
+        return known
 
     def _server_id(self, n: int) -> ServerId:
         return ServerId(f"{(n * 2654435761) % (1 << 48):012x}")
@@ -154,7 +162,7 @@ class FakePool:
                 capacity,
                 sum(p.memory for each in on for p in each.partitions if p.gpu == f"GPU-{n}-{g}"),
             )
-            fault = "Xid 79: the GPU has fallen off the bus" if (n, g) == (4, 2) else ""
+            fault = LOST if (n, g) == (4, 2) else ""
             gpus.append(
                 GpuView(
                     id=GpuId(f"GPU-{n}-{g}"),
@@ -238,21 +246,12 @@ class FakePool:
                     ecc_errors=0,
                 )
             )
-        findings = (
-            ()
-            if n != 2
-            else (
-                Finding(
-                    "disk",
-                    "/var/lib/gpupool",
-                    Health.WARN,
-                    Milliseconds(START_MS - 4_000_000),
-                    "8 % of the disk is free",
-                    "make room: gpupool doctor shows what takes it",
-                ),
-                Finding("clock", "", Health.OK, Milliseconds(START_MS), "0.3 ms from the leader"),
-            )
-        )
+        since = Milliseconds(START_MS - 4_000_000)
+        text, hint = "8 % of the disk is free", "make room: gpupool doctor shows what takes it"
+        disk = Finding("disk", "/var/lib/gpupool", Health.WARN, since, text, hint)
+        clock = Finding("clock", "", Health.OK, since, "0.3 ms from the leader")
+        lost = Finding("gpu-fault", "GPU-4-2", Health.FAIL, since, f"GPU 2: {LOST}")
+        findings = {2: (disk, clock), 4: (lost,) if self.gpus > 2 else ()}.get(n, ())
         host = HostTelemetry(
             cpu_busy=0.2 + 0.01 * (n % 30),
             memory_total=512 * GIB,

@@ -1,8 +1,8 @@
 """A made-up pool of any size, for measuring what draws and merges views."""
 
-from gpupool.cli.lib.rows import PoolSnapshot
 from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, Milliseconds, ServerId
 from gpupool.pool.model.state import Partition
+from gpupool.pool.read_model.pool_snapshot import PoolSnapshot
 from gpupool.pool.telemetry import GpuTelemetry, SessionTelemetry, Telemetry
 from gpupool.pool.view import GpuView, LeaseView, PoolView, RaftView, ServerView
 

@@ -18,9 +18,9 @@ from tests.fake_web_pool import START_MS, FakePool
 
 from gpupool.monitoring.web.gate import LocalGate
 from gpupool.monitoring.web.page_app import make_app
-from gpupool.monitoring.web.pool_source import Snapshot
 from gpupool.monitoring.web.serving import loopback_socket, serve_page
 from gpupool.pool.model.ids import Milliseconds
+from gpupool.pool.read_model.pool_snapshot import PoolSnapshot
 
 MANY, FEW = 100, 12
 
@@ -28,38 +28,38 @@ MANY, FEW = 100, 12
 class MovingPool(FakePool):
     """A pool whose clock is trio's, or faster; a snapshot is made once a second of it."""
 
-    _made: tuple[int, Snapshot | None] = (-1, None)
+    _made: tuple[int, PoolSnapshot | None] = (-1, None)
 
     def __init__(self, speed: float = 1.0, **given: Any) -> None:
         super().__init__(**given)
-        self._few: list[Snapshot] = []
+        self._few: list[PoolSnapshot] = []
         self.speed = speed
         self.began = trio.current_time() - 100.0 / speed
         if self.servers > MANY:
             self.latest()
 
-    def latest(self) -> Snapshot | None:
+    def latest(self) -> PoolSnapshot:
         """Return the snapshot of this second."""
         self.time_s = self.speed * (trio.current_time() - self.began)
         if self.servers > MANY:
             return self._one_of_a_few()
-        if self._made[0] != int(self.time_s):
-            self._made = (int(self.time_s), super().latest())
-        return self._made[1]
+        second, made = self._made
+        if made is None or second != int(self.time_s):
+            made = super().latest()
+            self._made = int(self.time_s), made
+        return made
 
-    def _one_of_a_few(self) -> Snapshot:
+    def _one_of_a_few(self) -> PoolSnapshot:
         """Return a snapshot that was made before: to make one anew takes longer than to tell it."""
         if not self._few:
             for second in range(100, 100 + FEW):
                 self.time_s = second
-                made = super().latest()
-                assert made is not None
-                self._few.append(made)
+                self._few.append(super().latest())
         now = self.speed * (trio.current_time() - self.began)
         found = self._few[int(now) % FEW]
         at = START_MS + int(now) * 1000
         view = replace(found.view, now=Milliseconds(at))
-        return replace(found, view=view, view_at=now, heard_at=dict.fromkeys(found.heard_at, now))
+        return replace(found, view=view)
 
     began = 0.0
 

@@ -54,6 +54,7 @@ RULES: tuple[Floors | Apart, ...] = (
             ("invariants", "scheduling"),
             ("transitions",),
             (".",),
+            ("read_model",),
         ),
     ),
     Floors("consensus", (("protocol",), ("storage",), ("core",), (".",))),

@@ -348,9 +348,7 @@ def older_finding(view: "PoolView") -> Finding | None:
 
 
 def _quorum(view: "PoolView") -> Finding:
-    from gpupool.cli.tui.screen import quorum_counts
-
-    reached, voters = quorum_counts(view)
+    reached, voters = view.raft.reached(view.answered_by), len(view.raft.voters)
     if view.raft.quorum:
         return Finding("quorum", GOOD, f"{reached} of {voters} voters, leader {view.raft.leader}")
     text = f"{reached} of {voters} voters: nothing can be granted"

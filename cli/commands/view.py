@@ -2,6 +2,7 @@
 
 import os
 import sys
+from dataclasses import replace
 
 import click
 
@@ -9,22 +10,12 @@ from gpupool.cli.lib.columns import GPU_COLUMNS, LEASE_COLUMNS, SERVER_COLUMNS, 
 from gpupool.cli.lib.listing import fetch_snapshot, print_table, view_options
 from gpupool.cli.lib.option_types import DURATION, FILTER
 from gpupool.cli.lib.output import print_json, stdout_console
-from gpupool.cli.lib.rows import (
-    PoolSnapshot,
-    all_lease_rows,
-    gpu_counts,
-    gpu_rows,
-    lease_shares,
-    leases_as_hosts_say,
-    server_rows,
-)
-from gpupool.cli.tui.screen import quorum_counts
 from gpupool.pool.errors import ExitCode, StorageError, UsageError
-from gpupool.pool.expected_start import starts_by_s
 from gpupool.pool.model.state import Filter
+from gpupool.pool.read_model.pool_snapshot import PoolSnapshot
 from gpupool.pool.scheduling.filters import filter_text, first_mismatch
 from gpupool.pool.values import size_text
-from gpupool.pool.view import ALARM, PoolView
+from gpupool.pool.view import ALARM
 from gpupool.remoting.local.terminal import say
 
 INTERVAL_MIN_S = 0.1
@@ -35,12 +26,12 @@ def problems(snapshot: PoolSnapshot) -> list[str]:
     """Return the problems of the pool; empty when it is healthy."""
     found: list[str] = []
     if not snapshot.view.raft.quorum:
-        found.append(f"server {answering_name(snapshot.view)} is not in touch with a majority")
+        found.append(f"server {snapshot.answered_by} is not in touch with a majority")
     found += [w.removeprefix(ALARM) for w in snapshot.view.warnings if w.startswith(ALARM)]
-    for row in server_rows(snapshot):
+    for row in snapshot.servers:
         if row.server.state == "down":
             found.append(f"server {row.server.name} is down: {row.reason}")
-        elif row.stale:
+        elif row.unreachable:
             why = f": {row.other_version}" if row.other_version else ""
             found.append(f"server {row.server.name} does not answer{why}")
     if snapshot.view.clock is not None:
@@ -52,11 +43,6 @@ def _glyphs(in_ascii: bool) -> Glyphs:
     """Return the characters that are asked for, and that standard output can write."""
     utf = (getattr(sys.stdout, "encoding", "") or "").lower().startswith("utf")
     return Glyphs(ascii=in_ascii or not utf, blocks=os.environ.get("TERM") == "linux")
-
-
-def answering_name(view: PoolView) -> str:
-    """Return the name of the server that has answered; its id when it knows of none."""
-    return next((s.name for s in view.servers if s.id == view.answered_by), view.answered_by)
 
 
 @click.command()
@@ -75,8 +61,8 @@ def status(credentials: str | None, wide: bool, in_ascii: bool, as_json: bool) -
         return code
     glyphs = _glyphs(in_ascii)
     _print_summary(snapshot)
-    print_table(SERVER_COLUMNS, server_rows(snapshot), wide=wide, glyphs=glyphs)
-    leases = all_lease_rows(snapshot)
+    print_table(SERVER_COLUMNS, snapshot.servers, wide=wide, glyphs=glyphs)
+    leases = snapshot.all_leases
     if leases:
         stdout_console().print()
         print_table(LEASE_COLUMNS, leases, wide=wide, glyphs=glyphs)
@@ -86,22 +72,20 @@ def status(credentials: str | None, wide: bool, in_ascii: bool, as_json: bool) -
 def _print_summary(snapshot: PoolSnapshot) -> None:
     from rich.text import Text
 
-    view = snapshot.view
+    view, sums = snapshot.view, snapshot.sums
     console = stdout_console()
-    reached, voters = quorum_counts(view)
-    gpus = [gpu for server in view.servers for gpu in server.gpus]
-    granted, capacity = sum(g.memory_granted for g in gpus), sum(g.capacity for g in gpus)
+    reached, voters = view.raft.reached(view.answered_by), len(view.raft.voters)
     first = Text.assemble(
         (f"pool {view.name}", "bold"),
         f", leader {view.raft.leader or 'none'}, term {view.raft.term}, ",
         (f"quorum {reached}/{voters}", "" if view.raft.quorum else "bold red"),
         f", policy v{view.policy_version}" if view.policy_version else "",
-        f", as seen by {answering_name(view)}",
+        f", as seen by {snapshot.answered_by}",
     )
     console.print(first)
     console.print(
-        f"GPUs {gpu_counts(snapshot).text()}; "
-        f"memory {size_text(granted)} of {size_text(capacity)} granted; "
+        f"GPUs {sums.counts_text()}; "
+        f"memory {size_text(sums.granted)} of {size_text(sums.capacity)} granted; "
         f"leases {len(view.leases)}, waiting {len(view.waiting)}"
     )
     for warning in view.warnings:
@@ -139,9 +123,7 @@ def gpus(
     rdma (yes, no). Operators: = != < <= > >=. Text may have * and ?; = and != take lists.
     """
     snapshot = fetch_snapshot(credentials)
-    rows = [
-        r for r in gpu_rows(snapshot) if first_mismatch(filters, r.server.server, r.gpu) is None
-    ]
+    rows = [r for r in snapshot.gpus if first_mismatch(filters, r.server.server, r.gpu) is None]
     if as_json:
         gpus = [
             {
@@ -170,13 +152,25 @@ def leases(
     """List leases, then requests that wait, in the order of service."""
     snapshot = fetch_snapshot(credentials)
     if as_json:
-        held = () if only_waiting else leases_as_hosts_say(snapshot)
-        shares = {} if only_waiting else lease_shares(snapshot)
-        starts = starts_by_s(snapshot.view)
-        print_json(leases=held, waiting=snapshot.view.waiting, shares=shares, free_in_s=starts)
+        print_json(**leases_body(snapshot, held=not only_waiting))
         return
-    rows = all_lease_rows(snapshot, held=not only_waiting)
+    rows = snapshot.requests if only_waiting else snapshot.all_leases
     print_table(LEASE_COLUMNS, rows, wide=wide, glyphs=_glyphs(in_ascii))
+
+
+def leases_body(snapshot: PoolSnapshot, *, held: bool = True) -> dict[str, object]:
+    """Return the body of ``leases --json``; the rows are those of the view and of its servers."""
+    rows = snapshot.leases if held else []
+    return {
+        "leases": [replace(row.source, not_suspendable=row.not_suspendable) for row in rows],
+        "waiting": snapshot.view.waiting,
+        "shares": {
+            row.id: {"due": row.figures.share_due, "got": row.figures.share_got}
+            for row in rows
+            if row.figures.share_due is not None
+        },
+        "free_in_s": snapshot.starts_by_s,
+    }
 
 
 @click.command()
@@ -228,8 +222,8 @@ def top(
         return None
     if once or not live:
         snapshot = fetch_snapshot(credentials)
-        print_table(SERVER_COLUMNS, server_rows(snapshot), wide=wide, glyphs=glyphs, live=True)
-        leases = all_lease_rows(snapshot)
+        print_table(SERVER_COLUMNS, snapshot.servers, wide=wide, glyphs=glyphs, live=True)
+        leases = snapshot.all_leases
         if leases:
             click.echo()
             print_table(LEASE_COLUMNS, leases, wide=wide, glyphs=glyphs, live=False)

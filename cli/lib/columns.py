@@ -4,12 +4,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from gpupool.cli.lib.rows import GpuRow, LeaseRow, ServerRow
+from gpupool.pool.read_model.pool_snapshot import GpuRow, LeaseRow, RequestRow, ServerRow
 from gpupool.pool.scheduling.filters import short_model
 from gpupool.pool.telemetry import GpuTelemetry
 from gpupool.pool.values import duration_text, size_text
 from gpupool.pool.view import GpuView, ServerView
 
+AnyLease = LeaseRow | RequestRow
 R = TypeVar("R")
 
 UTILIZATION_THRESHOLDS = (0.10, 0.75)
@@ -126,31 +127,14 @@ def _known(title: str, read: Callable[[R], str], *, wide: bool = False) -> Colum
     return Column(title, lambda row, _: Cell(read(row) or NOT_KNOWN), read, wide=wide)
 
 
-def _server_memory(row: ServerRow) -> tuple[int, int]:
-    granted = sum(gpu.memory_granted for gpu in row.server.gpus)
-    return granted, sum(gpu.capacity for gpu in row.server.gpus)
-
-
 def _memory_cell(granted: int, capacity: int, glyphs: Glyphs) -> Cell:
     ratio = granted / capacity if capacity else 0.0
     text = f"{bar(ratio, 8, glyphs)} {size_text(granted):>5}/{size_text(capacity):<5}"
     return Cell(text, load_style(ratio, MEMORY_THRESHOLDS))
 
 
-def _power(row: ServerRow) -> float | None:
-    values = [g.power_w for g in row.telemetry.gpus] if row.telemetry is not None else []
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
-
-
-def _temperature(row: ServerRow) -> float | None:
-    values = [g.temperature_c for g in row.telemetry.gpus] if row.telemetry is not None else []
-    return max((value for value in values if value is not None), default=None)
-
-
 def _mini_cells(row: ServerRow, glyphs: Glyphs) -> Cell:
-    measured = {g.gpu: g for g in row.telemetry.gpus} if row.telemetry is not None else {}
-    text = "".join(mini_cell(gpu, measured.get(gpu.id), glyphs) for gpu in row.server.gpus)
+    text = "".join(mini_cell(each.gpu, each.telemetry, glyphs) for each in row.gpus)
     return Cell(text or ("witness" if row.server.witness else NOT_KNOWN))
 
 
@@ -158,15 +142,20 @@ def _state_cell(state: str) -> Cell:
     return Cell(state, STATE_STYLES.get(state.rstrip("*"), ""))
 
 
+def _server_state(row: ServerRow, _glyphs: Glyphs) -> Cell:
+    """Return its state, with sinfo's ``*`` where it does not answer and no word says so."""
+    return _state_cell(row.state + ("*" if row.unreachable and row.state != "away" else ""))
+
+
 def _server_reason(row: ServerRow) -> str:
     if row.reason:
         return row.reason
-    if row.stale and row.telemetry is not None:
+    if row.unreachable and row.telemetry is not None:
         return f"measured {duration_text(row.age_s)} ago"
     gpus = row.server.gpus
     wrong = [f"GPU {gpu.index}: {gpu.fault}" for gpu in gpus if gpu.fault]
     wrong += [f"GPU {gpu.index} drained: {gpu.drain}" for gpu in gpus if gpu.drain]
-    return "; ".join(wrong) or ("does not answer" if row.stale else "")
+    return "; ".join(wrong) or ("does not answer" if row.unreachable else "")
 
 
 def _link_text(server: ServerView) -> str:
@@ -181,7 +170,7 @@ def _labels(row: ServerRow) -> str:
 
 
 SERVER_COLUMNS: tuple[Column[ServerRow], ...] = (
-    Column("STATE", lambda r, _: _state_cell(r.state), lambda r: r.server.state),
+    Column("STATE", _server_state, lambda r: r.state),
     Column(
         "SERVER",
         lambda r, _: Cell(r.server.name + (" (leader)" if r.server.leader else ""), "bold"),
@@ -190,12 +179,12 @@ SERVER_COLUMNS: tuple[Column[ServerRow], ...] = (
     Column("GPUS", _mini_cells, lambda r: -len(r.server.gpus)),
     Column(
         "MEMORY GRANTED",
-        lambda r, glyphs: _memory_cell(*_server_memory(r), glyphs),
-        lambda r: -_server_memory(r)[0],
+        lambda r, glyphs: _memory_cell(r.granted, r.capacity, glyphs),
+        lambda r: -r.granted,
     ),
     _number("LEASES", lambda r: r.server.lease_count, live=False),
-    _number("POWER", _power, "W"),
-    _number("TEMP", _temperature, "C"),
+    _number("POWER", lambda r: r.power_w, "W"),
+    _number("TEMP", lambda r: r.temperature_c, "C"),
     Column(
         "PING",
         lambda r, _: Cell(_optional(None if r.ping_s is None else r.ping_s * 1000, "ms", 1)),
@@ -265,8 +254,8 @@ GPU_COLUMNS: tuple[Column[GpuRow], ...] = (
     ),
     Column(
         "FREE",
-        lambda r, _: Cell(size_text(r.gpu.memory_free) if r.may_be_had else NOT_KNOWN),
-        lambda r: -r.gpu.memory_free if r.may_be_had else 0,
+        lambda r, _: Cell(NOT_KNOWN if r.free is None else size_text(r.free)),
+        lambda r: -(r.free or 0),
         right=True,
     ),
     Column(
@@ -288,10 +277,8 @@ GPU_COLUMNS: tuple[Column[GpuRow], ...] = (
     _known("OWNER", _owners),
     Column(
         "AGE",
-        lambda r, _: Cell(
-            duration_text(max(lease.age_s for lease in r.leases)) if r.leases else NOT_KNOWN
-        ),
-        lambda r: -max((lease.age_s for lease in r.leases), default=0.0),
+        lambda r, _: Cell(_duration(r.held_s)),
+        lambda r: -(r.held_s or 0.0),
         right=True,
     ),
     Column("FAULT", lambda r, _: _trouble_cell(r.gpu), lambda r: r.gpu.fault or r.gpu.drain),
@@ -302,10 +289,10 @@ LATENCY_BOUND_S = 0.2
 """A client that waits for the wire so much of each second is slow for that reason."""
 
 
-def _measured_size(title: str, read: Callable[[LeaseRow], float | None]) -> Column[LeaseRow]:
+def _measured_size(title: str, read: Callable[[AnyLease], float | None]) -> Column[AnyLease]:
     """Return a column of bytes that may not be known."""
 
-    def cell(row: LeaseRow, _glyphs: Glyphs) -> Cell:
+    def cell(row: AnyLease, _glyphs: Glyphs) -> Cell:
         value = read(row)
         return Cell(NOT_KNOWN if value is None else size_text(int(value)))
 
@@ -320,18 +307,30 @@ def _duration(seconds: float | None) -> str:
     return NOT_KNOWN if seconds is None else duration_text(seconds)
 
 
-def _wire(row: LeaseRow) -> float | None:
+def gpus_text(row: AnyLease) -> str:
+    """Return how many GPUs of which model on which servers, or how much is asked for."""
+    if isinstance(row, LeaseRow):
+        places = row.places.items()
+        return ", ".join(f"{count} x {model} on {name}" for (model, name), count in places)
+    wish = row.source
+    if wish.memory or wish.fraction < 1:
+        part = size_text(wish.memory) if wish.memory else f"{wish.fraction:.0%}"
+        return f"{wish.count} x {part}"
+    return "1 whole GPU" if wish.count == 1 else f"{wish.count} whole GPUs"
+
+
+def _wire(row: AnyLease) -> float | None:
     return row.rate.wire_s if row.rate is not None else None
 
 
-def _wire_cell(row: LeaseRow, _glyphs: Glyphs) -> Cell:
+def _wire_cell(row: AnyLease, _glyphs: Glyphs) -> Cell:
     wire_s = _wire(row)
     if wire_s is not None and wire_s > LATENCY_BOUND_S:
         return Cell(f"{wire_s:.2f} latency", "bold yellow")
     return Cell(_optional(wire_s, digits=2))
 
 
-def _share_cell(row: LeaseRow, _glyphs: Glyphs) -> Cell:
+def _share_cell(row: AnyLease, _glyphs: Glyphs) -> Cell:
     """Say what part of its GPUs' time a lease got of what it is due; nothing where it is alone.
 
     What it got counts only while others want theirs.
@@ -342,16 +341,18 @@ def _share_cell(row: LeaseRow, _glyphs: Glyphs) -> Cell:
     return Cell(f"{_optional(got, digits=2)} of {due:.2f}")
 
 
-def _busy_cell(row: LeaseRow, _glyphs: Glyphs) -> Cell:
+def _busy_cell(row: AnyLease, _glyphs: Glyphs) -> Cell:
     estimated = "~" if row.figures.busy_estimated and row.figures.busy is not None else ""
     return Cell(estimated + _optional(row.figures.busy, digits=2))
 
 
-LEASE_COLUMNS: tuple[Column[LeaseRow], ...] = (
+LEASE_COLUMNS: tuple[Column[AnyLease], ...] = (
     Column("STATE", lambda r, _: _state_cell(r.state), lambda r: r.state),
     Column("LEASE", lambda r, _: Cell(r.id, "bold"), lambda r: r.id),
-    Column("USER", lambda r, _: Cell(r.user), lambda r: r.user),
-    Column("CLASS", lambda r, _: Cell(r.user_class), lambda r: r.user_class, seldom=True),
+    Column("USER", lambda r, _: Cell(r.source.user), lambda r: r.source.user),
+    Column(
+        "CLASS", lambda r, _: Cell(r.source.user_class), lambda r: r.source.user_class, seldom=True
+    ),
     Column(
         "PRIORITY",
         lambda r, _: Cell("" if r.priority is None else str(r.priority)),
@@ -359,7 +360,7 @@ LEASE_COLUMNS: tuple[Column[LeaseRow], ...] = (
         right=True,
         seldom=True,
     ),
-    Column("GPUS", lambda r, _: Cell(r.gpus), lambda r: r.gpus),
+    Column("GPUS", lambda r, _: Cell(gpus_text(r)), gpus_text),
     Column(
         "MEMORY",
         lambda r, _: Cell(size_text(r.memory) if r.memory else NOT_KNOWN),
@@ -380,7 +381,7 @@ LEASE_COLUMNS: tuple[Column[LeaseRow], ...] = (
     _measured_size("DOWN/S", lambda r: r.rate.down_per_s if r.rate else None),
     _number("CALLS/S", lambda r: r.rate.calls_per_s if r.rate else None),
     _number("WAITS/S", lambda r: r.rate.waits_per_s if r.rate else None),
-    _number("RTT", lambda r: _times(r.figures.rtt_s, 1000), "ms", digits=2),
+    _number("RTT", lambda r: _times(r.figures.rtt_us, 0.001), "ms", digits=2),
     Column("WIRE", _wire_cell, lambda r: -(_wire(r) or 0.0), live=True),
     Column("BUSY", _busy_cell, lambda r: -(r.figures.busy or 0.0), right=True, live=True),
     Column(
@@ -390,8 +391,8 @@ LEASE_COLUMNS: tuple[Column[LeaseRow], ...] = (
         right=True,
         live=True,
     ),
-    Column("CLIENT", lambda r, _: Cell(r.client), lambda r: r.client, wide=True),
-    Column("PROGRAM", lambda r, _: Cell(r.program), lambda r: r.program),
+    Column("CLIENT", lambda r, _: Cell(r.source.client), lambda r: r.source.client, wide=True),
+    Column("PROGRAM", lambda r, _: Cell(r.source.program), lambda r: r.source.program),
     Column("REASON", lambda r, _: Cell(r.reason), lambda r: r.reason),
 )
 

@@ -10,8 +10,8 @@ from gpupool.cli.lib.common_options import json_option, pool_options
 from gpupool.cli.lib.completion_names import remember_servers
 from gpupool.cli.lib.connect import run_async
 from gpupool.cli.lib.output import stdout_console
-from gpupool.cli.lib.rows import PoolSnapshot
 from gpupool.pool.model.ids import ServerId
+from gpupool.pool.read_model.pool_snapshot import PoolSnapshot
 from gpupool.remoting.local.connecting import connected
 
 if TYPE_CHECKING:

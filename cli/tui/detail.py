@@ -4,14 +4,13 @@ from collections.abc import Callable, Sequence
 
 from rich.text import Text
 
-from gpupool.cli.lib.columns import GPU_COLUMNS, LEASE_COLUMNS, NOT_KNOWN, STATE_STYLES, Glyphs
-from gpupool.cli.lib.rows import (
-    LeaseRow,
-    PoolSnapshot,
-    all_lease_rows,
-    gpu_rows,
-    server_rows,
-    sessions_of,
+from gpupool.cli.lib.columns import (
+    GPU_COLUMNS,
+    LEASE_COLUMNS,
+    NOT_KNOWN,
+    STATE_STYLES,
+    Glyphs,
+    gpus_text,
 )
 from gpupool.cli.lib.terminal_chart import Frame, chart
 from gpupool.cli.tui.answers import Answers
@@ -19,7 +18,8 @@ from gpupool.cli.tui.health_panel import finding_lines, health_of
 from gpupool.cli.tui.keys import DAY_S, UiState
 from gpupool.cli.tui.table_lines import live_table
 from gpupool.cli.tui.tree import session_words
-from gpupool.pool.model.ids import GpuId, LeaseId
+from gpupool.pool.model.ids import GpuId
+from gpupool.pool.read_model.pool_snapshot import LeaseRow, PoolSnapshot
 from gpupool.pool.values import duration_text, free_text, size_text
 from gpupool.pool.view import LeaseView, visible
 
@@ -67,14 +67,14 @@ def _head(text: str) -> Text:
 def _server(
     name: str, snapshot: PoolSnapshot, answers: Answers, width: int, glyphs: Glyphs
 ) -> Parts:
-    row = next((each for each in server_rows(snapshot) if each.server.id == name), None)
+    row = next((each for each in snapshot.servers if each.server.id == name), None)
     if row is None:
         return [_title("Server", name, "removed")], []
     server = row.server
     words = [server.address, "leader" if server.leader else "", server.reason]
     words += [f"driver {server.driver_version}" if server.driver_version else ""]
     words += [f"ping {row.ping_s * 1000:.1f} ms" if row.ping_s is not None else ""]
-    gpus = live_table(GPU_COLUMNS, gpu_rows(snapshot, server.id), width, glyphs)
+    gpus = live_table(GPU_COLUMNS, row.gpus, width, glyphs)
     here = _held(snapshot, lambda lease: any(p.server == server.id for p in lease.partitions))
     below = [_head(f"GPUs ({len(server.gpus)})"), *gpus]
     below += _leases(here, width, glyphs)
@@ -85,9 +85,7 @@ def _server(
 
 
 def _gpu(name: str, snapshot: PoolSnapshot, answers: Answers, width: int, glyphs: Glyphs) -> Parts:
-    where = next((s for s in snapshot.view.servers if any(g.id == name for g in s.gpus)), None)
-    rows = gpu_rows(snapshot, where.id) if where is not None else ()
-    found = next((each for each in rows if each.gpu.id == name), None)
+    found = next((g for row in snapshot.servers for g in row.gpus if g.gpu.id == name), None)
     if found is None:
         return [_title("GPU", name, "removed")], []
     server, gpu = found.server.server, found.gpu
@@ -112,31 +110,27 @@ def _lease(
         below.append(Text(f" {answers.pending}", "dim"))
     else:
         below += [Text(f" {_shown(each, glyphs)}") for each in told]
-    if row is None or not isinstance(lease := row.source, LeaseView):
+    if row is None:
         return [_title("Lease", f"{int(name):x}", "ended")], below
+    lease = row.source
     words = [lease.user, lease.client, lease.program, lease.reason]
     above = [_title("Lease", lease.name, row.state, *words)]
     above += live_table(LEASE_COLUMNS, [row], width, glyphs)
-    above += _sessions(lease, snapshot)
-    gpus = [
-        each
-        for server in dict.fromkeys(part.server for part in lease.partitions)
-        for each in gpu_rows(snapshot, server)
-        if any(part.gpu == each.gpu.id for part in lease.partitions)
-    ]
+    above += _sessions(row)
+    places = {(part.server, part.gpu) for part in lease.partitions}
+    gpus = [each for each in snapshot.gpus if (each.server.server.id, each.gpu.id) in places]
     return above, [_head("Its GPUs"), *live_table(GPU_COLUMNS, gpus, width, glyphs), *below]
 
 
 def _waiting(
     name: str, snapshot: PoolSnapshot, answers: Answers, width: int, glyphs: Glyphs
 ) -> Parts:
-    queue = snapshot.view.waiting
-    at = next((n for n, each in enumerate(queue) if each.request == name), None)
+    queue = snapshot.requests
+    at = next((n for n, each in enumerate(queue) if each.source.request == name), None)
     if at is None:
         return [_title("Request", name[:4] + "?", "granted or gone")], []
-    row = all_lease_rows(snapshot)[len(snapshot.view.leases) + at]
-    source = queue[at]
-    wants = f"{row.gpus} for {duration_text(source.waited_s)}"
+    row, source = queue[at], queue[at].source
+    wants = f"{gpus_text(row)} for {duration_text(row.age_s)}"
     words = [source.user, source.client, source.program]
     return [_title("Request", row.id, "waiting", *words)], [
         Text(f" wants {wants}; {at} before it in the order of service"),
@@ -144,12 +138,8 @@ def _waiting(
         *([] if row.free_in_s is None else [Text(f" {free_text(row.free_in_s)}")]),
         *(Text(f" only where {visible(each)}") for each in source.filters),
         _head("Before it"),
-        *live_table(LEASE_COLUMNS, [_row_of(snapshot, n) for n in range(at)], width, glyphs),
+        *live_table(LEASE_COLUMNS, queue[:at], width, glyphs),
     ]
-
-
-def _row_of(snapshot: PoolSnapshot, place: int) -> LeaseRow:
-    return all_lease_rows(snapshot)[len(snapshot.view.leases) + place]
 
 
 _KINDS: dict[str, Callable[[str, PoolSnapshot, Answers, int, Glyphs], Parts]] = {
@@ -161,9 +151,7 @@ _KINDS: dict[str, Callable[[str, PoolSnapshot, Answers, int, Glyphs], Parts]] = 
 
 
 def _held(snapshot: PoolSnapshot, fits: Callable[[LeaseView], bool]) -> list[LeaseRow]:
-    """Return the rows of some leases alone: a pool may have thousands."""
-    rows = all_lease_rows(snapshot)
-    return [rows[at] for at, lease in enumerate(snapshot.view.leases) if fits(lease)]
+    return [LeaseRow(snapshot, lease) for lease in snapshot.view.leases if fits(lease)]
 
 
 def _leases(rows: Sequence[LeaseRow], width: int, glyphs: Glyphs) -> list[Text]:
@@ -171,15 +159,11 @@ def _leases(rows: Sequence[LeaseRow], width: int, glyphs: Glyphs) -> list[Text]:
     return [_head(f"Leases ({len(rows)})"), *lines]
 
 
-def _sessions(lease: LeaseView, snapshot: PoolSnapshot) -> list[Text]:
-    names = {server.id: server.name for server in snapshot.view.servers}
-    told = sessions_of(snapshot).get(LeaseId(lease.id), {})
+def _sessions(row: LeaseRow) -> list[Text]:
+    names = row.snapshot.names
     lines = [
-        Text(
-            f" on {names.get(server, server)}: "
-            + ", ".join(session_words(lease.id, server, session, snapshot))
-        )
-        for server, session in told.items()
+        Text(f" on {names.get(server, server)}: {', '.join(session_words(row, server))}")
+        for server in row.sessions
     ]
     return lines or [Text(" no session of it is known now", "dim")]
 

@@ -59,7 +59,7 @@ async def fill(screen: LiveView, pool: Pool) -> None:
     looked_at: UiState | None = None
     await screen.viewed.wait()
     while True:
-        view, ui, now = screen.collector.view, screen.ui, trio.current_time()
+        view, ui, now = screen.collector.watch.view, screen.ui, trio.current_time()
         assert view is not None  # once there is one, there always is
         due = min(asked.values(), default=now - FILL_EVERY_S) + FILL_EVERY_S
         if ui is looked_at and due > now:
@@ -100,7 +100,7 @@ async def fill_pool(screen: LiveView, pool: Pool) -> None:
     """Fetch the last hour of the pool; where it is large, only what one server knows."""
     await screen.viewed.wait()
     while True:
-        view = screen.collector.view
+        view = screen.collector.watch.view
         assert view is not None
         with suppress(GpupoolError):
             await _fill_pool_once(screen, pool, view)
@@ -141,7 +141,7 @@ async def keep_answers(screen: LiveView, pool: Pool) -> None:
     """Ask for what is open, again and again, and give up what has been left."""
     while True:
         shown = _open(screen.ui)
-        if screen.collector.view is None or shown[0] not in (Mode.DETAIL, Mode.USAGE):
+        if screen.collector.watch.view is None or shown[0] not in (Mode.DETAIL, Mode.USAGE):
             await screen.pressed.wait()
             continue
         async with trio.open_nursery() as nursery:
@@ -166,7 +166,7 @@ async def _ask_for(screen: LiveView, pool: Pool, shown: Open) -> None:
 
 
 async def _charts(screen: LiveView, pool: Pool, detail: Chosen, span_s: int) -> None:
-    view = screen.collector.view
+    view = screen.collector.watch.view
     if view is None:
         return
     kind, name = detail
@@ -233,7 +233,7 @@ async def _lease(screen: LiveView, pool: Pool, name: str) -> None:
 async def _usage(screen: LiveView, pool: Pool) -> None:
     from gpupool.monitoring.usage_report import aligned, table, waste_table
 
-    view = screen.collector.view
+    view = screen.collector.watch.view
     if view is None:
         return
     since = Milliseconds(view.now - 1000 * USAGE_SPAN_S)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from gpupool.cli.lib.columns import Glyphs
-from gpupool.cli.lib.rows import STALE_AFTER_S, PoolSnapshot
+from gpupool.pool.read_model.pool_snapshot import PoolSnapshot
 from gpupool.pool.telemetry import Health
 from gpupool.pool.values import duration_text
 from gpupool.pool.view import visible
@@ -21,13 +21,7 @@ def health_of(snapshot: PoolSnapshot) -> "PoolHealth":
     """Return the merged findings; what a server said that does not answer now is left out."""
     from gpupool.monitoring.health.pool_health import merged  # only where it is shown
 
-    fresh = {
-        server: telemetry
-        for server, telemetry in snapshot.telemetry.items()
-        if server not in snapshot.silent
-        and snapshot.telemetry_age_s.get(server, 0.0) <= STALE_AFTER_S
-    }
-    return merged(snapshot.view, fresh)
+    return merged(snapshot.view, snapshot.heard, snapshot.awaited)
 
 
 def health_lines(snapshot: PoolSnapshot, glyphs: Glyphs) -> list[Text]:

@@ -6,12 +6,12 @@ import trio
 from rich.text import Text
 
 from gpupool.cli.lib.columns import Glyphs
-from gpupool.cli.lib.rows import PoolSnapshot
 from gpupool.cli.tui.answers import Answers
 from gpupool.cli.tui.collector import Collector
 from gpupool.cli.tui.keys import Extent, UiState
 from gpupool.cli.tui.panels import extent
 from gpupool.cli.tui.screen import render, row_at
+from gpupool.pool.read_model.pool_snapshot import PoolSnapshot
 
 
 class LiveView:
@@ -20,7 +20,7 @@ class LiveView:
     def __init__(self, glyphs: Glyphs, ui: UiState) -> None:
         self.glyphs = glyphs
         self.ui = ui
-        self.collector = Collector()
+        self.collector = Collector(ui.interval_s)
         self.answers = Answers()
         self.frozen: PoolSnapshot | None = None  # what a paused view keeps showing
         self.viewed = trio.Event()

@@ -20,7 +20,6 @@ from rich.text import Text
 
 from gpupool.cli.lib.columns import Glyphs
 from gpupool.cli.lib.connect import run_async
-from gpupool.cli.lib.rows import PoolSnapshot
 from gpupool.cli.tui.fetching import fill, fill_pool, keep_answers, ping
 from gpupool.cli.tui.keys import INTERVALS_S, Action, UiState, press
 from gpupool.cli.tui.live_state import LiveView
@@ -28,6 +27,7 @@ from gpupool.cli.tui.panels import chosen_server
 from gpupool.cli.tui.screen import render
 from gpupool.cli.tui.terminal_keys import MOUSE_OFF, MOUSE_ON, decode_keys
 from gpupool.pool.errors import GpupoolError
+from gpupool.pool.read_model.pool_snapshot import PoolSnapshot
 from gpupool.remoting.client.pool_client import Pool
 from gpupool.remoting.local.connecting import connected
 from gpupool.remoting.local.exits import die_of
@@ -144,7 +144,7 @@ def cbreak(descriptor: int) -> Generator[Callable[[], None]]:
 async def _collect(screen: LiveView, pool: Pool) -> None:
     """Take the updates of one subscription for the whole screen."""
     while True:
-        interval_s = screen.ui.interval_s
+        interval_s = screen.collector.watch.interval_s = screen.ui.interval_s
         async with pool.subscribe(interval_s) as updates:
             async for update in updates:
                 now = trio.current_time()

@@ -1,7 +1,7 @@
 """The three lists of the live view, sorted and filtered; what is chosen in them. Pure."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -9,29 +9,26 @@ from gpupool.cli.lib.columns import (
     GPU_COLUMNS,
     LEASE_COLUMNS,
     SERVER_COLUMNS,
+    AnyLease,
     Column,
     Glyphs,
     cells_of,
     chosen_columns,
     matches,
 )
-from gpupool.cli.lib.rows import (
-    GpuRow,
-    LazyRows,
-    LeaseRow,
-    PoolSnapshot,
-    ServerRow,
-    all_lease_rows,
-    gpu_rows,
-    server_rows,
-)
 from gpupool.cli.tui.keys import PANELS, Chosen, Extent, UiState
 from gpupool.cli.tui.trends import TREND_WIDTH_MIN, trend_column
 from gpupool.pool.model.plain import to_plain
-from gpupool.pool.view import LeaseView
+from gpupool.pool.read_model.pool_snapshot import (
+    GpuRow,
+    LeaseRow,
+    PoolSnapshot,
+    RequestRow,
+    ServerRow,
+)
 
-R = TypeVar("R", ServerRow, GpuRow, LeaseRow)
-AnyRow = ServerRow | GpuRow | LeaseRow
+R = TypeVar("R", ServerRow, GpuRow, AnyLease)
+AnyRow = ServerRow | GpuRow | AnyLease
 
 TITLES = {"servers": "1 Servers", "gpus": "2 GPUs", "leases": "3 Leases"}
 
@@ -53,16 +50,15 @@ def panels(
     snapshot: PoolSnapshot, ui: UiState, glyphs: Glyphs, trend_width: int = TREND_WIDTH_MIN
 ) -> tuple[Panel, Panel, Panel]:
     """Return the three lists in the order of their keys."""
-    servers = _panel(0, server_rows(snapshot), SERVER_COLUMNS, ui, glyphs)
+    servers = _panel(0, snapshot.servers, SERVER_COLUMNS, ui, glyphs)
     classes = any(lease.user_class for lease in (*snapshot.view.leases, *snapshot.view.waiting))
-    told = (session for each in snapshot.telemetry.values() for session in each.sessions)
+    told = (session for each in snapshot.heard.values() for session in each.sessions)
     shares = any(session.share_due for session in told)
-    leases = all_lease_rows(snapshot)
-    starts = bool(leases) and bool(leases[0].context.free_in_s)
+    starts = bool(snapshot.starts_by_s)
     known = {"CLASS": classes, "PRIORITY": classes, "SHARE": shares, "FREE IN": starts}
     chosen = _chosen_server(servers, ui)
     everywhere = ui.all_servers or chosen is None
-    gpus = gpu_rows(snapshot, None if everywhere or chosen is None else chosen.server.id)
+    gpus = snapshot.gpus if everywhere or chosen is None else chosen.gpus
     where = "" if everywhere or chosen is None else f" of {chosen.server.name}"
     trend = trend_column(snapshot, ui.figure, trend_width)
     gpu_columns = [trend if column.title == "UTIL" else column for column in GPU_COLUMNS]
@@ -71,7 +67,7 @@ def panels(
         _panel(1, gpus, gpu_columns, ui, glyphs, where),
         _panel(
             2,
-            leases,
+            snapshot.all_leases,
             [c for c in LEASE_COLUMNS if known.get(c.title, True)],
             ui,
             glyphs,
@@ -95,7 +91,7 @@ def _panel(
     sort = ui.sort[index] if ui.sort[index] < len(shown) else -1
     reverse = ui.reverse and PANELS[index] == ui.panel
     if sort >= 0:
-        rows = _sorted(rows, shown[sort].key, reverse=reverse)
+        rows = sorted(rows, key=shown[sort].key, reverse=reverse)
     elif reverse:
         rows = list(reversed(rows))
     if ui.filter and PANELS[index] == ui.panel:
@@ -114,17 +110,15 @@ def _panel(
     )
 
 
-def _sorted(rows: Sequence[R], key: Callable[[R], Any], *, reverse: bool) -> Sequence[R]:
-    """Return the rows in another order; one is not kept for having been compared."""
-    order = sorted(range(len(rows)), key=lambda at: key(rows[at]), reverse=reverse)
-    return LazyRows(len(rows), lambda at: rows[order[at]])
-
-
 def is_stale(row: AnyRow) -> bool:
     """Return whether what a row says is old."""
-    if isinstance(row, LeaseRow):
-        return row.state == "unreachable"
-    return row.stale if isinstance(row, ServerRow) else row.server.stale
+    match row:
+        case ServerRow():
+            return row.unreachable
+        case GpuRow():
+            return row.server.unreachable
+        case _:
+            return row.state == "unreachable"
 
 
 def _chosen_server(servers: Panel, ui: UiState) -> ServerRow | None:
@@ -153,10 +147,9 @@ def subject_of(row: AnyRow) -> Chosen:
         case GpuRow():
             return "gpu", row.gpu.id
         case LeaseRow():
-            source = row.source
-            if isinstance(source, LeaseView):
-                return "lease", str(source.id)
-            return "waiting", source.request
+            return "lease", str(row.source.id)
+        case RequestRow():
+            return "waiting", row.source.request
 
 
 def row_json(row: AnyRow) -> str:
@@ -166,7 +159,7 @@ def row_json(row: AnyRow) -> str:
             body: dict[str, Any] = {"server": row.server, "telemetry": row.telemetry}
         case GpuRow():
             body = {"server": row.server.server.name, "gpu": row.gpu, "telemetry": row.telemetry}
-        case LeaseRow():
+        case LeaseRow() | RequestRow():
             body = {"lease": row.source, "rate": row.rate, "figures": row.figures}
     return json.dumps(to_plain(body), indent=2)
 

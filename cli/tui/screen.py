@@ -13,7 +13,6 @@ from gpupool.cli.lib.columns import (
     cells_of,
     load_style,
 )
-from gpupool.cli.lib.rows import PoolSnapshot, gpu_counts
 from gpupool.cli.tui.answers import Answers
 from gpupool.cli.tui.detail import detail_lines
 from gpupool.cli.tui.health_panel import health_lines
@@ -22,11 +21,9 @@ from gpupool.cli.tui.panels import Panel, chosen_row, is_stale, panels, row_json
 from gpupool.cli.tui.table_lines import table_lines
 from gpupool.cli.tui.tree import tree_lines
 from gpupool.cli.tui.trends import pool_line, trend_width
+from gpupool.pool.read_model.pool_snapshot import PoolSnapshot
 from gpupool.pool.values import duration_text, size_text
 from gpupool.pool.view import ALARM, PoolView, visible
-
-VIEW_STALE_AFTER_S = 5.0
-"""A view older than this is dimmed as a whole: old numbers must not look new."""
 
 PANEL_HEIGHT_MIN = 3  # title, header, one row
 POOL_LINE_HEIGHT_MIN = 20
@@ -53,7 +50,7 @@ def render(
         body = _scrolled(_overlay(snapshot, ui, answers, width, glyphs), ui.scroll, body_height)
     else:
         body = _body(snapshot, ui, glyphs, width, body_height)
-    if _stale(snapshot):
+    if snapshot.is_old:
         for line in body:
             line.stylize("dim")
     return _frame([*banner, *body[:body_height]], ui, width, height, glyphs)
@@ -91,10 +88,6 @@ def _scrolled(lines: Sequence[Text], scroll: int, height: int) -> list[Text]:
     return list(lines[first : first + height])
 
 
-def _stale(snapshot: PoolSnapshot) -> bool:
-    return snapshot.view_age_s > VIEW_STALE_AFTER_S or not snapshot.view.raft.quorum
-
-
 def _frame(lines: list[Text], ui: UiState, width: int, height: int, glyphs: Glyphs) -> Text:
     lines = lines[: max(0, height - 1)]
     lines += [Text("") for _ in range(height - 1 - len(lines))]
@@ -106,18 +99,11 @@ def _frame(lines: list[Text], ui: UiState, width: int, height: int, glyphs: Glyp
     return frame
 
 
-def quorum_counts(view: PoolView) -> tuple[int, int]:
-    """Return how many voters the answering server is in touch with, itself included, of all."""
-    voters = set(view.raft.voters)
-    reached = voters & {view.answered_by, *view.raft.connected}
-    return len(reached), len(voters)
-
-
 def _banner(
     snapshot: PoolSnapshot, ui: UiState, width: int, height: int, glyphs: Glyphs
 ) -> list[Text]:
     view = snapshot.view
-    reached, voters = quorum_counts(view)
+    reached, voters = view.raft.reached(view.answered_by), len(view.raft.voters)
     age = snapshot.view_age_s
     age_word = "now" if age < 1.0 else f"{duration_text(age)} ago"
     first = Text.assemble(
@@ -126,11 +112,13 @@ def _banner(
         (view.raft.leader or "none", "bold" if view.raft.leader else "bold red"),
         f"  term {view.raft.term}  quorum ",
         (f"{reached}/{voters}", "" if view.raft.quorum else "bold red"),
-        f"   GPUs {gpu_counts(snapshot).text()}   ",
-        (f"as of {age_word}", "bold red" if age > VIEW_STALE_AFTER_S else ""),
+        f"   GPUs {snapshot.sums.counts_text()}   ",
+        (f"as of {age_word}", "bold red" if age > snapshot.stale_after_s else ""),
         ("   PAUSED" if ui.paused else "", "bold yellow"),
     )
-    sentence = snapshot.trouble or next(iter(view.warnings), "") if _stale(snapshot) else ""
+    sentence = next(iter(view.warnings), "") if snapshot.is_old else ""
+    if snapshot.is_old and snapshot.nobody_answers:
+        sentence = "no server answers; trying again"
     if sentence:
         return [first, Text(f" {sentence}", "bold white on red")]
     lines = [first, _memory_line(snapshot, glyphs)]
@@ -140,14 +128,12 @@ def _banner(
 
 
 def _memory_line(snapshot: PoolSnapshot, glyphs: Glyphs) -> Text:
-    view = snapshot.view
-    gpus = [gpu for server in view.servers for gpu in server.gpus]
-    granted, capacity = sum(g.memory_granted for g in gpus), sum(g.capacity for g in gpus)
-    ratio = granted / capacity if capacity else 0.0
+    view, sums = snapshot.view, snapshot.sums
+    ratio = sums.granted / sums.capacity if sums.capacity else 0.0
     line = Text.assemble(
         " memory ",
         (bar(ratio, 20, glyphs), load_style(ratio, MEMORY_THRESHOLDS)),
-        f" {size_text(granted)} of {size_text(capacity)} granted"
+        f" {size_text(sums.granted)} of {size_text(sums.capacity)} granted"
         f"   leases {len(view.leases)}   waiting {len(view.waiting)}   data {view.data_encryption}",
         f"   policy v{view.policy_version}" if view.policy_version else "",
     )

@@ -4,17 +4,18 @@ Pure. A client is what a program's machine calls itself, as USER@HOST.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from collections.abc import Sequence
+from functools import cache, reduce
 from itertools import accumulate
 
 from rich.text import Text
 
-from gpupool.cli.lib.columns import NOT_KNOWN, STATE_STYLES, Glyphs
-from gpupool.cli.lib.rows import LazyRows, LeaseRow, PoolSnapshot, Rate, lease_context
+from gpupool.cli.lib.columns import NOT_KNOWN, STATE_STYLES, AnyLease, Glyphs, gpus_text
 from gpupool.cli.tui.keys import TREES
-from gpupool.pool.model.ids import LeaseId, ServerId
-from gpupool.pool.telemetry import SessionTelemetry
+from gpupool.pool.model.ids import ServerId
+from gpupool.pool.read_model.figures import Rate
+from gpupool.pool.read_model.lazy_rows import LazyRows
+from gpupool.pool.read_model.pool_snapshot import LeaseRow, PoolSnapshot
 from gpupool.pool.values import duration_text, size_text
 from gpupool.pool.view import LeaseView, visible
 
@@ -26,29 +27,26 @@ def tree_lines(snapshot: PoolSnapshot, glyphs: Glyphs, by: str = TREES[0]) -> Se
 
     Lines are made when they are looked at: a pool may have thousands of leases.
     """
-    context = lease_context(snapshot)
     by_client = by != TREES[0]
-    sources = [*snapshot.view.leases, *snapshot.view.waiting]
+    rows, waiting = snapshot.all_leases, snapshot.view.waiting
     groups: dict[str, list[int]] = {}
     held: dict[str, int] = {}
-    for at, source in enumerate(sources):
+    for at, source in enumerate((*snapshot.view.leases, *waiting)):
         name = source.client if by_client else source.user
         groups.setdefault(name, []).append(at)
         if isinstance(source, LeaseView):
             held[name] = held.get(name, 0) + source.memory
     order = sorted(groups, key=lambda each: (-held.get(each, 0), each))
-
-    def sessions_at(at: int) -> Mapping[ServerId, SessionTelemetry]:
-        source = sources[at]
-        return context.sessions.get(source.id, {}) if isinstance(source, LeaseView) else {}
+    counts = [len(snapshot.sessions.get(lease.id, ())) for lease in snapshot.view.leases]
+    counts += [0 for _ in waiting]
 
     @cache
     def starts_in(name: str) -> list[int]:
         """Return the line of each lease, from the group's own one on."""
-        return list(accumulate((1 + len(sessions_at(at)) for at in groups[name]), initial=1))
+        return list(accumulate((1 + counts[at] for at in groups[name]), initial=1))
 
     def lines_of(name: str) -> int:
-        return 1 + len(groups[name]) + sum(len(sessions_at(at)) for at in groups[name])
+        return 1 + len(groups[name]) + sum(counts[at] for at in groups[name])
 
     starts = list(accumulate(map(lines_of, order), initial=0))
 
@@ -57,14 +55,13 @@ def tree_lines(snapshot: PoolSnapshot, glyphs: Glyphs, by: str = TREES[0]) -> Se
         name, line = order[group], line - starts[group]
         mine = groups[name]
         if not line:
-            return _group_line(name, [LeaseRow(sources[at], context) for at in mine])
+            return _group_line(name, [rows[at] for at in mine])
         number = bisect_right(starts_in(name), line) - 1
-        at, last = mine[number], number == len(mine) - 1
-        row = LeaseRow(sources[at], context)
+        row, last = rows[mine[number]], number == len(mine) - 1
         session = line - starts_in(name)[number] - 1
-        if session < 0:
+        if session < 0 or not isinstance(row, LeaseRow):
             return _lease_line(row, glyphs, last=last, named=by_client)
-        return _session_line(row, list(sessions_at(at)), session, glyphs, last=last)
+        return _session_line(row, session, glyphs, last=last)
 
     what, other = ("Clients", "user") if by_client else ("Users", "client")
     head = [
@@ -78,17 +75,14 @@ def tree_lines(snapshot: PoolSnapshot, glyphs: Glyphs, by: str = TREES[0]) -> Se
     )
 
 
-def _group_line(name: str, rows: Sequence[LeaseRow]) -> Text:
+def _group_line(name: str, rows: Sequence[AnyLease]) -> Text:
     return Text.assemble(" ", (visible(name) or UNNAMED, "bold"), f"  {_sum(rows)}")
 
 
-def _held(rows: Iterable[LeaseRow]) -> int:
-    return sum(row.memory for row in rows if isinstance(row.source, LeaseView))
-
-
-def _sum(rows: Sequence[LeaseRow]) -> str:
-    held = [row for row in rows if isinstance(row.source, LeaseView)]
-    words = [f"{len(held)} lease{'' if len(held) == 1 else 's'}", f"{size_text(_held(held))} held"]
+def _sum(rows: Sequence[AnyLease]) -> str:
+    held = [row for row in rows if isinstance(row, LeaseRow)]
+    memory = size_text(sum(row.memory for row in held))
+    words = [f"{len(held)} lease{'' if len(held) == 1 else 's'}", f"{memory} held"]
     if waiting := len(rows) - len(held):
         words.append(f"{waiting} waiting")
     busy = [row.figures.busy for row in held]
@@ -97,15 +91,13 @@ def _sum(rows: Sequence[LeaseRow]) -> str:
         least = "" if len(known) == len(busy) else "at least "
         words.append(f"{least}{sum(known):.2f} GPUs busy")
     if rates := [row.rate for row in held if row.rate is not None]:
-        total = rates[0]
-        for each in rates[1:]:
-            total = total.plus(each)
+        total = reduce(Rate.plus, rates)
         words.append(_rate(total))
         if total.wire_s is not None:
             words.append(f"{total.wire_s:.2f} s/s on the wire")
-    rtts = [row.figures.rtt_s for row in held]
+    rtts = [row.figures.rtt_us for row in held]
     if farthest := max((each for each in rtts if each is not None), default=None):
-        words.append(f"RTT {1000 * farthest:.2f} ms")
+        words.append(f"RTT {farthest / 1000:.2f} ms")
     return ", ".join(words)
 
 
@@ -115,10 +107,10 @@ def _branch(glyphs: Glyphs, *, last: bool) -> str:
     return "└─" if last else "├─"
 
 
-def _lease_line(row: LeaseRow, glyphs: Glyphs, *, last: bool, named: bool) -> Text:
+def _lease_line(row: AnyLease, glyphs: Glyphs, *, last: bool, named: bool) -> Text:
     words = [
-        row.user if named else "",
-        row.gpus,
+        row.source.user if named else "",
+        gpus_text(row),
         f"{size_text(row.memory)}" if row.memory else "",
         duration_text(row.age_s),
     ]
@@ -126,7 +118,7 @@ def _lease_line(row: LeaseRow, glyphs: Glyphs, *, last: bool, named: bool) -> Te
         words.append(f"{row.figures.busy:.2f} GPUs busy")
     if row.rate is not None:
         words.append(_rate(row.rate))
-    words += [row.program, row.reason]
+    words += [row.source.program, row.reason]
     return Text.assemble(
         f"   {_branch(glyphs, last=last)} ",
         (row.id, "bold"),
@@ -136,25 +128,20 @@ def _lease_line(row: LeaseRow, glyphs: Glyphs, *, last: bool, named: bool) -> Te
     )
 
 
-def _session_line(
-    row: LeaseRow, servers: Sequence[ServerId], at: int, glyphs: Glyphs, *, last: bool
-) -> Text:
+def _session_line(row: LeaseRow, at: int, glyphs: Glyphs, *, last: bool) -> Text:
     stem = " " if last else "|" if glyphs.ascii else "│"
-    branch, server, context = _branch(glyphs, last=at == len(servers) - 1), servers[at], row.context
-    assert isinstance(row.source, LeaseView)  # a request has no sessions
-    told = context.sessions[row.source.id][server]
-    words = session_words(row.source.id, server, told, context.snapshot)
-    return Text(f"   {stem}  {branch} {context.names.get(server, server)}  {', '.join(words)}")
+    server, branch = [*row.sessions][at], _branch(glyphs, last=at == len(row.sessions) - 1)
+    words = ", ".join(session_words(row, server))
+    return Text(f"   {stem}  {branch} {row.snapshot.names.get(server, server)}  {words}")
 
 
-def session_words(
-    lease: LeaseId, server: ServerId, session: SessionTelemetry, snapshot: PoolSnapshot
-) -> list[str]:
+def session_words(row: LeaseRow, server: ServerId) -> list[str]:
     """Return what one server says of a lease's sessions there."""
+    session = row.sessions[server]
     kind = " over ".join(word for word in (session.door, session.transport) if word)
     number = f"{session.workers} session{'' if session.workers == 1 else 's'}"
     words = [f"{number} {kind}".rstrip()]
-    rate = snapshot.session_rates.get((server, lease))
+    rate = row.rate_on(server)
     if rate is not None:
         words.append(_rate(rate))
     if session.rtt_us is not None:
@@ -170,7 +157,6 @@ def session_words(
 
 
 def _rate(rate: Rate) -> str:
-    up = NOT_KNOWN if rate.up_per_s is None else size_text(int(rate.up_per_s))
-    down = NOT_KNOWN if rate.down_per_s is None else size_text(int(rate.down_per_s))
+    up, down = size_text(int(rate.up_per_s)), size_text(int(rate.down_per_s))
     waits = "" if rate.waits_per_s is None else f", {rate.waits_per_s:.0f} waits/s"
     return f"up {up}/s down {down}/s{waits}"

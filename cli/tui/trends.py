@@ -17,12 +17,11 @@ from gpupool.cli.lib.columns import (
     load_style,
 )
 from gpupool.cli.lib.columns import bar as bar_of
-from gpupool.cli.lib.rows import GpuRow, PoolSnapshot
 from gpupool.cli.lib.terminal_chart import Point, sparkline
 from gpupool.pool.history_query import HistoryPage
 from gpupool.pool.model.ids import GpuId, ServerId
+from gpupool.pool.read_model.pool_snapshot import GpuRow, Points, PoolSnapshot
 from gpupool.pool.telemetry import GpuTelemetry, Telemetry
-from gpupool.pool.view import PoolView
 
 SLOT_S = 10
 """The step of the history's finest tier."""
@@ -36,7 +35,6 @@ POOL_SPAN_S = 3600
 POOL_SLOTS = POOL_SPAN_S // SLOT_S
 FOLLOWED_MAX = 8
 GIB = 1 << 30
-Points = tuple[Point, ...]
 K = TypeVar("K")
 
 
@@ -163,17 +161,13 @@ class Trends:
                 if value is not None:
                     self.gpus.add((gpu.gpu, name), telemetry.at, value)
 
-    def take_pool(self, view: PoolView, said: Iterable[Telemetry]) -> None:
+    def take_pool(self, snapshot: PoolSnapshot) -> None:
         """Take what the view and all servers say together."""
-        gpus = [gpu for server in view.servers for gpu in server.gpus]
-        capacity = sum(gpu.capacity for gpu in gpus)
-        if capacity:
-            granted = sum(gpu.memory_granted for gpu in gpus)
-            self.pool.add("granted", view.now, granted / capacity)
-        busy = [gpu.utilization for each in said for gpu in each.gpus]
-        known = [each for each in busy if each is not None]
-        if known:
-            self.pool.add("busy", view.now, sum(known) / len(known))
+        sums, now = snapshot.sums, snapshot.view.now
+        if sums.capacity:
+            self.pool.add("granted", now, sums.granted / sums.capacity)
+        if sums.busy is not None:
+            self.pool.add("busy", now, sums.busy)
 
     def fill(self, server: ServerId, name: str, page: HistoryPage, scale: float) -> None:
         """Take what a server has kept; where both are known, the history's value holds.
@@ -222,8 +216,7 @@ def trend_width(width: int) -> int:
 def trend_column(snapshot: PoolSnapshot, name: str, width: int) -> Column[GpuRow]:
     """Return the column that shows how one figure of each GPU went, and its value now."""
     figure = FIGURES[name]
-    now_s = int(snapshot.view.now / 1000 + snapshot.view_age_s)
-    until = now_s // SLOT_S * SLOT_S + SLOT_S
+    until = snapshot.now_ms // 1000 // SLOT_S * SLOT_S + SLOT_S
     trends: Mapping[tuple[GpuId, str], Points] = snapshot.trends
 
     def value_of(row: GpuRow) -> float | None:
@@ -252,7 +245,7 @@ def trend_column(snapshot: PoolSnapshot, name: str, width: int) -> Column[GpuRow
 
 def pool_line(snapshot: PoolSnapshot, width: int, glyphs: Glyphs) -> str:
     """Return how busy the pool was in the last hour and how much of it was granted."""
-    until = int(snapshot.view.now / 1000 + snapshot.view_age_s) // SLOT_S * SLOT_S + SLOT_S
+    until = snapshot.now_ms // 1000 // SLOT_S * SLOT_S + SLOT_S
     across = max(8, min(TREND_WIDTH_MAX, (width - 42) // 2))
     parts: list[str] = []
     for name in ("busy", "granted"):

@@ -4,7 +4,7 @@ What servers say of the pool is said once: as the leader says it, else as the wo
 server that does not answer is itself a finding.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median_low
 
@@ -59,8 +59,13 @@ class PoolHealth:
         return sum(each.finding.status is status for each in self.loud)
 
 
-def merged(view: PoolView, telemetry: Mapping[ServerId, Telemetry]) -> PoolHealth:
-    """Return the health of the pool of a view, with what each server that answered has found."""
+def merged(
+    view: PoolView, telemetry: Mapping[ServerId, Telemetry], awaited: Collection[ServerId] = ()
+) -> PoolHealth:
+    """Return the health of the pool of a view, with what each server that answered has found.
+
+    Nothing is said of the servers that are ``awaited``: they had no time to answer.
+    """
     names = {server.id: server.name for server in view.servers}
     leader = next((server.id for server in view.servers if server.leader), None)
     rows: list[PoolFinding] = []
@@ -79,14 +84,15 @@ def merged(view: PoolView, telemetry: Mapping[ServerId, Telemetry]) -> PoolHealt
             ):
                 of_pool[key] = finding
     rows += [PoolFinding("", finding) for finding in of_pool.values()]
-    rows += _seen_from_here(view, telemetry, of_pool)
+    rows += _seen_from_here(view, {*telemetry, *awaited}, of_pool)
     rows += _slow_interfaces(view, telemetry, names)
     rows = [replace(row, silence=silence_of(row, view)) for row in rows]
-    rows.sort(key=_order)
+    rows.sort(key=worst_first)
     return PoolHealth(view.name, view.now, len(view.servers), len(telemetry), tuple(rows))
 
 
-def _order(row: PoolFinding) -> tuple[bool, int, str, str]:
+def worst_first(row: PoolFinding) -> tuple[bool, int, str, str]:
+    """Return the key by which findings are sorted: what is silenced stands last."""
     finding = row.finding
     return row.silence is not None, -finding.status, row.server, finding.check
 
@@ -106,13 +112,11 @@ def silence_words(silence: SilenceView, at_ms: int) -> str:
 
 
 def _seen_from_here(
-    view: PoolView,
-    telemetry: Mapping[ServerId, Telemetry],
-    of_pool: Mapping[tuple[str, str], Finding],
+    view: PoolView, heard: Collection[ServerId], of_pool: Mapping[tuple[str, str], Finding]
 ) -> list[PoolFinding]:
     found: list[PoolFinding] = []
     for server in view.servers:
-        if server.id not in telemetry and ("silent", server.name) not in of_pool:
+        if server.id not in heard and ("silent", server.name) not in of_pool:
             since = server.silent_since or view.now
             text = f"it does not answer from here, at {server.address}"
             hint = "gpupool doctor checks the way; is gpupool join running there?"

@@ -6,7 +6,6 @@ from gpupool.monitoring.health.health_history import merged, unknown_before
 from gpupool.monitoring.web.health_words import LEVELS
 from gpupool.monitoring.web.history_series import asked_span
 from gpupool.monitoring.web.pool_source import PoolSource
-from gpupool.pool.errors import UnreachableError
 from gpupool.pool.history_query import HistoryQuery
 from gpupool.pool.view import visible
 
@@ -16,9 +15,7 @@ ROWS_MAX = 2000
 
 async def ask_checks(source: PoolSource, asked: Mapping[str, str]) -> dict[str, object]:
     """Return the episodes of all servers' checks in a time, and which servers do not tell."""
-    snapshot = source.latest()
-    if snapshot is None:
-        raise UnreachableError("no server has answered yet")
+    snapshot = source.known()
     since, until = asked_span(asked)
     answer = await source.history(HistoryQuery("health", since=since, until=until))
     view = snapshot.view

@@ -10,7 +10,6 @@ import hmac
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from starlette.requests import Request
 
@@ -39,44 +38,10 @@ class NoEntry:
     status: int = 401
 
 
-class Gate(Protocol):
-    """Says who looks."""
-
-    entry: str
-    """What lets a browser in: "key", or "token" for a form that asks for one."""
-
-    hint: str
-    """What strangers are told to do."""
-
-    def host_is_ours(self, host: str) -> bool:
-        """Return whether a ``Host`` header is one of this server, so that no name is rebound."""
-        ...
-
-    async def enter(self, request: Request, given: Mapping[str, object]) -> Entry | NoEntry:
-        """Let a browser in for what it has given."""
-        ...
-
-    async def invite(self, request: Request) -> str | NoEntry:
-        """Return a key that is good once, for another browser of who asks."""
-        ...
-
-    def leave(self, request: Request) -> str:
-        """Let the browser's session end, and return the header that removes its cookie."""
-        ...
-
-    async def source(self, request: Request) -> PoolSource | None:
-        """Return the pool as the viewer sees it; None for a stranger."""
-        ...
-
-    def may_order(self, request: Request) -> bool:
-        """Return whether this viewer's page itself has sent an order."""
-        ...
-
-
 class LocalGate:
     """Lets in those who have a key that this process has made."""
 
-    entry = "key"
+    entry = "key"  # what lets a browser in
     hint = 'open the address that "gpupool web" prints'
 
     def __init__(self, source: PoolSource, port: int) -> None:

@@ -9,7 +9,7 @@ from gpupool.monitoring.history.gpu_marks import THROTTLED, XID
 from gpupool.monitoring.history.history_report import find_subject
 from gpupool.monitoring.web.history_series import POINTS_MAX, SUBJECT_LENGTH_MAX, asked_span
 from gpupool.monitoring.web.pool_source import PoolSource
-from gpupool.pool.errors import GpupoolError, UnreachableError, UsageError
+from gpupool.pool.errors import GpupoolError, UsageError
 from gpupool.pool.history_query import HistoryPage, HistoryQuery, HistorySeries
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.view import visible
@@ -23,9 +23,7 @@ MIB_A_GIB = 1024
 
 async def ask_gpu_history(source: PoolSource, asked: Mapping[str, str]) -> dict[str, object]:
     """Return the memory that leases of one GPU had in use, and what happened to the GPU."""
-    snapshot = source.latest()
-    if snapshot is None:
-        raise UnreachableError("no server has answered yet")
+    snapshot = source.known()
     text = asked.get("of", "")[: SUBJECT_LENGTH_MAX + 1]
     found = find_subject(text, snapshot.view)
     if found is None or found.of != "gpu":

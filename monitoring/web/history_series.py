@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from gpupool.monitoring.history.history_report import find_subject, lines_of, metrics_of
 from gpupool.monitoring.web.pool_source import PoolSource
-from gpupool.pool.errors import UnreachableError, UsageError
+from gpupool.pool.errors import UsageError
 from gpupool.pool.history_query import HistoryQuery
 from gpupool.pool.model.ids import Milliseconds, ServerId
 from gpupool.pool.view import visible
@@ -18,9 +18,7 @@ SUBJECT_LENGTH_MAX = 208
 
 async def ask_series(source: PoolSource, asked: Mapping[str, str]) -> dict[str, object]:
     """Return the series of a subject, its metrics, and which servers did not answer."""
-    snapshot = source.latest()
-    if snapshot is None:
-        raise UnreachableError("no server has answered yet")
+    snapshot = source.known()
     text = asked.get("of", "pool")
     found = find_subject(text, snapshot.view) if len(text) <= SUBJECT_LENGTH_MAX else None
     if found is None:

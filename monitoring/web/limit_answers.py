@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 
 from gpupool.monitoring.web.pool_source import PoolSource
-from gpupool.pool.errors import UnreachableError
 from gpupool.pool.model.policy import UNIT, Policy, Zone
 from gpupool.pool.policy.policy_document import PolicyTextError, parse_policy
 from gpupool.pool.policy.rulebook import Rulebook
@@ -36,9 +35,7 @@ class PolicyLimits:
 
         ``user`` is one besides, who may have nothing.
         """
-        snapshot = source.latest()
-        if snapshot is None:
-            raise UnreachableError("no server has answered yet")
+        snapshot = source.known()
         view = snapshot.view
         if view.policy_version != self._compiled.version:
             self._compiled = await _compile(source, view.policy_version, now_ms)

@@ -5,8 +5,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
-from enum import Enum
-from typing import Any, cast
+from typing import cast
 from weakref import WeakKeyDictionary
 
 from starlette.requests import Request
@@ -14,22 +13,22 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gpupool.monitoring.web.check_history import ask_checks
-from gpupool.monitoring.web.gate import Gate, NoEntry
+from gpupool.monitoring.web.gate import LocalGate, NoEntry
 from gpupool.monitoring.web.gpu_history import ask_gpu_history
 from gpupool.monitoring.web.history_series import ask_series
 from gpupool.monitoring.web.limit_answers import PolicyLimits
 from gpupool.monitoring.web.live_book import Book, Packed
-from gpupool.monitoring.web.live_documents import Memory, Moment, summary, work
+from gpupool.monitoring.web.live_documents import Memory, summary, work
 from gpupool.monitoring.web.pool_day import PoolDay
 from gpupool.monitoring.web.pool_source import PoolSource
 from gpupool.monitoring.web.recent import METRICS, Recent
+from gpupool.monitoring.web.server_gate import ServerGate
 from gpupool.monitoring.web.storage_answers import ask_storage
 from gpupool.monitoring.web.usage_answers import (
     ask_capacity,
     ask_lease,
     ask_records,
     ask_report,
-    query_of,
 )
 from gpupool.pool.errors import (
     AuthenticationError,
@@ -39,6 +38,8 @@ from gpupool.pool.errors import (
     UsageError,
 )
 from gpupool.pool.model.ids import LeaseId
+from gpupool.pool.model.plain import to_plain
+from gpupool.pool.read_model.pool_snapshot import PoolSnapshot
 from gpupool.pool.transitions.policy_versions import unpack_text
 from gpupool.pool.view import readable, visible
 from gpupool.remoting.protocol import messages as m
@@ -54,7 +55,15 @@ REASON_MAX = 140
 GPU_DIGITS_MAX = 4
 NAME_LENGTH_MAX = 256
 
+Gate = LocalGate | ServerGate
+"""Says who looks: on a client's loopback, or on a server."""
+
 Handler = Callable[[Request, PoolSource], Awaitable[Response]]
+Ask = Callable[[PoolSource, Mapping[str, str]], Awaitable[dict[str, object]]]
+"""A question to the servers, by the query of an address."""
+
+ReadOrder = Callable[[Mapping[str, object]], m.Order]
+"""An order, by the body of a request."""
 
 
 def packed_response(
@@ -69,25 +78,8 @@ def packed_response(
     return Response(small if small is not None else body.plain, headers=extra, media_type=kind)
 
 
-def plain(value: Any) -> Any:
-    """Return ``value`` as what JSON carries: dataclasses as objects, bytes as hex."""
-    if isinstance(value, Enum):
-        return plain(value.value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, dict):
-        return {str(k): plain(v) for k, v in cast(dict[Any, Any], value).items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(each) for each in cast("list[Any]", value)]
-    if isinstance(value, bytes):
-        return value.hex()
-    if isinstance(value, float) and (value != value or value in (float("inf"), -float("inf"))):
-        return None
-    return value
-
-
 def _json(request: Request, value: object, status: int = 200) -> Response:
-    text = json.dumps(plain(value), separators=(",", ":"), ensure_ascii=False)
+    text = json.dumps(to_plain(value), separators=(",", ":"), ensure_ascii=False)
     headers = {"cache-control": "no-store"}
     response = packed_response(request, Packed(text.encode(errors="replace")), JSON, headers)
     response.status_code = status
@@ -110,18 +102,18 @@ class _Live:
         self.limits = PolicyLimits()
         self._made: dict[str, float] = {}
 
-    def refresh(self, name: str, moment: Moment, viewer: Mapping[str, object]) -> None:
+    def refresh(
+        self, name: str, snapshot: PoolSnapshot, now: float, viewer: Mapping[str, object]
+    ) -> None:
         """Make a document anew when it is not of this second."""
-        if moment.now - self._made.get(name, -FRESH_S) < FRESH_S:
+        if now - self._made.get(name, -FRESH_S) < FRESH_S:
             return
-        self._made[name] = moment.now
+        self._made[name] = now
         if name == "work":
-            self.refresh("live", moment, viewer)  # it keeps the rates
-            self.books[name].put(work(moment, self.memory))
+            self.books[name].put(work(snapshot))
             return
-        document = summary(moment, self.memory, viewer)
-        self.books[name].put(document)
-        self.recent.take(document, moment.now, moment.pool_now)
+        self.books[name].put(summary(snapshot, now, self.memory, viewer))
+        self.recent.take(snapshot, now)
 
 
 class Api:
@@ -140,24 +132,10 @@ class Api:
             "/server/{server}": self._server,
             "/recent": self._recent,
             "/day": self._day,
-            "/history": self._history,
-            "/gpu-history": self._gpu_history,
             "/limits": self._limits,
-            "/storage": self._storage,
-            "/checks": self._checks,
             "/usage": self._usage,
-            "/capacity": self._capacity,
-            "/records": self._records,
             "/lease/{lease}": self._lease,
-            "/audit": self._audit,
-            "/policy": self._policy,
-        }
-        orders: dict[str, Handler] = {
-            "/end-lease": self._end_lease,
-            "/drain": self._drain,
-            "/undrain": self._undrain,
-            "/silence": self._silence,
-            "/unsilence": self._unsilence,
+            **{path: _asking(ask) for path, ask in ASKED.items()},
         }
         found = [
             Route("/login", self._login, methods=["POST"]),
@@ -165,7 +143,7 @@ class Api:
             Route("/invitation", self._invitation, methods=["POST"]),
         ]
         found += [Route(path, self._look(each), methods=["GET"]) for path, each in looks.items()]
-        found += [Route(path, self._order(each), methods=["POST"]) for path, each in orders.items()]
+        found += [Route(path, self._order(each), methods=["POST"]) for path, each in ORDERS.items()]
         return found
 
     # --- who asks --------------------------------------------------------------------------------
@@ -207,7 +185,11 @@ class Api:
 
         return look
 
-    def _order(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    def _order(self, read: ReadOrder) -> Callable[[Request], Awaitable[Response]]:
+        async def give(request: Request, source: PoolSource) -> Response:
+            order = read(await _body(request))
+            return _json(request, {"done": await source.operate(order)})
+
         async def order(request: Request) -> Response:
             try:
                 source = await self._gate.source(request)
@@ -218,7 +200,7 @@ class Api:
             if self._readonly:
                 wrong = DeniedError("this page changes nothing", why="--web-readonly is set")
                 return _refused(request, wrong, 403)
-            return await _answered(request, source, handler)
+            return await _answered(request, source, give)
 
         return order
 
@@ -229,7 +211,7 @@ class Api:
             live = self._live[source] = _Live(int(time.time()) % 10**8 * 1000)
         snapshot = source.latest()
         if snapshot is not None:
-            live.refresh(name, Moment(snapshot, source.now()), self._viewer(source))
+            live.refresh(name, snapshot, source.now(), self._viewer(source))
         return live
 
     def _viewer(self, source: PoolSource) -> dict[str, object]:
@@ -251,27 +233,23 @@ class Api:
         snapshot = source.latest()
         headers = {"cache-control": "no-store"}
         if snapshot is not None:
-            moment = Moment(snapshot, source.now())
-            headers["x-now"] = str(moment.pool_now)
-            headers["x-age"] = f"{moment.age_s:.1f}"
+            headers["x-now"] = str(snapshot.now_ms)
+            headers["x-age"] = f"{snapshot.view_age_s:.1f}"
         body = book.answer(int(since) if since.isdecimal() and len(since) < 16 else 0)
         return packed_response(request, body, JSON, headers)
 
     async def _server(self, request: Request, source: PoolSource) -> Response:
         snapshot = source.latest()
         wanted = request.path_params["server"]
-        servers = snapshot.view.servers if snapshot is not None else ()
-        for server in servers:
-            if snapshot is not None and wanted in (server.id, server.name):
-                measured = snapshot.telemetry.get(server.id)
-                stale = Moment(snapshot, source.now()).stale_since(server)
-                names = {each.id: visible(each.name) for each in servers}
+        for row in snapshot.servers if snapshot is not None else ():
+            if wanted in (row.server.id, row.server.name):
+                names, measured = row.snapshot.names, row.telemetry
                 peers = measured.consensus.link_rtt_s if measured and measured.consensus else ()
                 told = {
-                    "server": server,
+                    "server": row.server,
                     "telemetry": measured,
-                    "stale": stale,
-                    "names": {each: names[each] for each in peers if each in names},
+                    "stale": row.silent_since,
+                    "names": {each: visible(names[each]) for each in peers if each in names},
                 }
                 return _json(request, told)
         raise UnknownNameError(f"the pool has no server named {wanted}")
@@ -299,27 +277,15 @@ class Api:
     async def _day(self, request: Request, source: PoolSource) -> Response:
         return _json(request, await self.refresh(source).day.told(source))
 
-    async def _history(self, request: Request, source: PoolSource) -> Response:
-        return _json(request, await ask_series(source, request.query_params))
-
-    async def _gpu_history(self, request: Request, source: PoolSource) -> Response:
-        return _json(request, await ask_gpu_history(source, request.query_params))
-
     async def _limits(self, request: Request, source: PoolSource) -> Response:
         user = request.query_params.get("user", "")[:NAME_LENGTH_MAX]
         snapshot = source.latest()
-        now_ms = Moment(snapshot, source.now()).pool_now if snapshot is not None else 0
+        now_ms = snapshot.now_ms if snapshot is not None else 0
         return _json(request, await self.refresh(source).limits.told(source, now_ms, user))
-
-    async def _storage(self, request: Request, source: PoolSource) -> Response:
-        return _json(request, await ask_storage(source))
-
-    async def _checks(self, request: Request, source: PoolSource) -> Response:
-        return _json(request, await ask_checks(source, request.query_params))
 
     async def _usage(self, request: Request, source: PoolSource) -> Response:
         asked = request.query_params
-        answer = await ask_report(source, query_of(asked), cost=asked.get("cost") == "1")
+        answer = await ask_report(source, asked)
         if asked.get("format") == "csv":
             headers = {
                 "content-disposition": 'attachment; filename="gpupool-usage.csv"',
@@ -329,55 +295,43 @@ class Api:
             return packed_response(request, body, "text/csv; charset=utf-8", headers)
         return _json(request, {k: v for k, v in answer.items() if k != "csv"})
 
-    async def _capacity(self, request: Request, source: PoolSource) -> Response:
-        asked = request.query_params
-        answer = await ask_capacity(source, query_of(asked), cost=asked.get("cost") == "1")
-        return _json(request, answer)
-
-    async def _records(self, request: Request, source: PoolSource) -> Response:
-        return _json(request, await ask_records(source, query_of(request.query_params)))
-
     async def _lease(self, request: Request, source: PoolSource) -> Response:
         lease = _lease_id(request.path_params["lease"])
         return _json(request, await ask_lease(source, lease))
 
-    async def _audit(self, request: Request, source: PoolSource) -> Response:
-        answer = await source.audit()
-        newest_first = [*answer.former, *answer.acts][::-1]
-        acts = [dataclasses.replace(act, text=readable(act.text)) for act in newest_first]
-        return _json(request, {"acts": acts, "dropped": answer.count - len(answer.acts)})
 
-    async def _policy(self, request: Request, source: PoolSource) -> Response:
-        found = await source.policy()
-        text = unpack_text(found.packed) if found.version else ""
-        told = {"version": found.version, "by": found.by, "at": found.at, "text": text}
-        return _json(request, told)
+def _asking(ask: Ask) -> Handler:
+    async def asking(request: Request, source: PoolSource) -> Response:
+        return _json(request, await ask(source, request.query_params))
 
-    # --- orders ----------------------------------------------------------------------------------
+    return asking
 
-    async def _end_lease(self, request: Request, source: PoolSource) -> Response:
-        body = await _body(request)
-        order = m.EndLease(LeaseId(_lease_id(body.get("lease"))), _reason(body))
-        return _json(request, {"done": await source.operate(order)})
 
-    async def _drain(self, request: Request, source: PoolSource) -> Response:
-        body = await _body(request)
-        order = _drain_order(body, _reason(body))
-        return _json(request, {"done": await source.operate(order)})
+async def _ask_audit(source: PoolSource, asked: Mapping[str, str]) -> dict[str, object]:
+    del asked
+    answer = await source.audit()
+    newest_first = [*answer.former, *answer.acts][::-1]
+    acts = [dataclasses.replace(act, text=readable(act.text)) for act in newest_first]
+    return {"acts": acts, "dropped": answer.count - len(answer.acts)}
 
-    async def _undrain(self, request: Request, source: PoolSource) -> Response:
-        body = await _body(request)
-        order = _drain_order(body, None)
-        return _json(request, {"done": await source.operate(order)})
 
-    async def _silence(self, request: Request, source: PoolSource) -> Response:
-        body = await _body(request)
-        order = m.SetSilence(*_key(body), _reason(body), 3600.0 * _hours(body))
-        return _json(request, {"done": await source.operate(order)})
+async def _ask_policy(source: PoolSource, asked: Mapping[str, str]) -> dict[str, object]:
+    del asked
+    found = await source.policy()
+    text = unpack_text(found.packed) if found.version else ""
+    return {"version": found.version, "by": found.by, "at": found.at, "text": text}
 
-    async def _unsilence(self, request: Request, source: PoolSource) -> Response:
-        order = m.SetSilence(*_key(await _body(request)), None, 0.0)
-        return _json(request, {"done": await source.operate(order)})
+
+ASKED: dict[str, Ask] = {
+    "/history": ask_series,
+    "/gpu-history": ask_gpu_history,
+    "/checks": ask_checks,
+    "/storage": ask_storage,
+    "/capacity": ask_capacity,
+    "/records": ask_records,
+    "/audit": _ask_audit,
+    "/policy": _ask_policy,
+}
 
 
 async def _answered(request: Request, source: PoolSource, handler: Handler) -> Response:
@@ -459,3 +413,12 @@ def _lease_id(text: object) -> LeaseId:
     if not 0 < number < 1 << 63:
         raise UsageError("that is not the name of a lease, such as 7f3a")
     return LeaseId(number)
+
+
+ORDERS: dict[str, ReadOrder] = {
+    "/end-lease": lambda body: m.EndLease(_lease_id(body.get("lease")), _reason(body)),
+    "/drain": lambda body: _drain_order(body, _reason(body)),
+    "/undrain": lambda body: _drain_order(body, None),
+    "/silence": lambda body: m.SetSilence(*_key(body), _reason(body), 3600.0 * _hours(body)),
+    "/unsilence": lambda body: m.SetSilence(*_key(body), None, 0.0),
+}

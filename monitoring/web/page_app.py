@@ -7,8 +7,7 @@ from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gpupool.monitoring.web.assets import TYPES, Asset, load_assets
-from gpupool.monitoring.web.gate import Gate
-from gpupool.monitoring.web.page_api import Api, packed_response
+from gpupool.monitoring.web.page_api import Api, Gate, packed_response
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "

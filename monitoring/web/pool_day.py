@@ -10,10 +10,11 @@ from collections.abc import Iterable
 import trio
 
 from gpupool.monitoring.history.history_report import Line, Subject, lines_of, metrics_of
-from gpupool.monitoring.web.pool_source import PoolSource, Snapshot
-from gpupool.pool.errors import GpupoolError, UnreachableError
+from gpupool.monitoring.web.pool_source import PoolSource
+from gpupool.pool.errors import GpupoolError
 from gpupool.pool.history_query import HistoryQuery
 from gpupool.pool.model.ids import Milliseconds, ServerId
+from gpupool.pool.read_model.pool_snapshot import PoolSnapshot
 
 DAY_S = 24 * 3600
 STEP_S = 600
@@ -49,9 +50,7 @@ class PoolDay:
 
 
 async def _ask(source: PoolSource) -> dict[str, object]:
-    snapshot = source.latest()
-    if snapshot is None:
-        raise UnreachableError("no server has answered yet")
+    snapshot = source.known()
     last_s = int(snapshot.view.now) // 1000 // STEP_S * STEP_S
     first_s = last_s - DAY_S
     whole = Subject("pool", "", "pool")
@@ -66,12 +65,12 @@ async def _ask(source: PoolSource) -> dict[str, object]:
     }
 
 
-async def _busy(source: PoolSource, snapshot: Snapshot, times: range) -> list[float | None]:
+async def _busy(source: PoolSource, snapshot: PoolSnapshot, times: range) -> list[float | None]:
     """Return the mean of the GPUs of all servers that have told something of a moment."""
     busy: dict[int, float] = defaultdict(float)
     gpus: dict[int, int] = defaultdict(int)
     for server in snapshot.view.servers:
-        if server.id not in snapshot.connected:
+        if server.id in snapshot.silent:
             continue
         subject = Subject("server", "", server.name, (server.id,))
         try:
@@ -89,7 +88,7 @@ async def _busy(source: PoolSource, snapshot: Snapshot, times: range) -> list[fl
 
 
 async def _lines(
-    source: PoolSource, snapshot: Snapshot, subject: Subject, metric: str, first_s: int
+    source: PoolSource, snapshot: PoolSnapshot, subject: Subject, metric: str, first_s: int
 ) -> list[Line]:
     since, until = Milliseconds(1000 * first_s), Milliseconds(snapshot.view.now + 1)
     query = HistoryQuery(

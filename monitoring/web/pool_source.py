@@ -1,24 +1,22 @@
-"""Where the web page's data come from: a protocol, and its implementation for a client.
+"""The data of the web page: a pool through the control protocol, with the rights of one user.
 
-The application knows ``PoolSource`` alone, so that a server's observer can serve the same pages
-with what it has at hand, and tests and measurements can serve pools that do not exist.
+A server's observer connects as the person who looks (``lent_source``). Tests and measurements serve
+pools that do not exist, by a class of their own.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Sequence
 
 import trio
 
+from gpupool.pool.errors import GpupoolError, UnreachableError
 from gpupool.pool.history_query import HistoryQuery
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import TokenKind
+from gpupool.pool.read_model.pool_snapshot import PoolSnapshot
+from gpupool.pool.read_model.pool_watch import PoolWatch
 from gpupool.pool.record_query import RecordQuery
-from gpupool.pool.telemetry import Telemetry
-from gpupool.pool.view import PoolView
 from gpupool.remoting.client.history_answers import HistoryAnswer
 from gpupool.remoting.client.pool_client import Pool
-from gpupool.remoting.client.subscription import PoolUpdate
 from gpupool.remoting.client.usage_query import UsageAnswer
 from gpupool.remoting.protocol import messages as m
 
@@ -27,146 +25,98 @@ QUESTIONS_MAX = 2
 """Questions about usage and history at a time: a server refuses a third of one connection."""
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """What is known of a pool at one moment. Times of arrival are by the reader's own clock."""
-
-    view: PoolView
-    view_at: float
-    telemetry: Mapping[ServerId, Telemetry]  # the last of each member, also of silent ones
-    heard_at: Mapping[ServerId, float]
-    connected: frozenset[ServerId]
-
-
-class PoolSource(Protocol):
+class PoolSource:
     """A pool as one user sees it."""
 
-    def now(self) -> float:
-        """Return the time by which ``Snapshot`` tells when things arrived."""
-        ...
-
-    def latest(self) -> Snapshot | None:
-        """Return what is known; None before anything has arrived."""
-        ...
-
-    def user(self) -> str:
-        """Return the name of the user who looks."""
-        ...
-
-    def is_operator(self) -> bool:
-        """Return whether this user may give all orders."""
-        ...
-
-    def only_looks(self) -> bool:
-        """Return whether this user may give no order at all."""
-        ...
-
-    async def usage(self, query: RecordQuery) -> UsageAnswer:
-        """Return records of leases, of all servers that answer."""
-        ...
-
-    async def history(self, query: HistoryQuery, servers: Sequence[ServerId] = ()) -> HistoryAnswer:
-        """Return what these servers have measured, or all that answer, each for itself."""
-        ...
-
-    async def audit(self) -> m.AuditNow:
-        """Return the latest administrative acts."""
-        ...
-
-    async def policy(self, version: int = 0) -> m.PolicyIs:
-        """Return a version of the policy; 0 stands for the one in force."""
-        ...
-
-    async def policy_history(self) -> Sequence[m.PolicyIs]:
-        """Return the versions of the policy that are kept, without their texts."""
-        ...
-
-    async def operate(self, order: m.Order) -> str:
-        """Give an order, and return its outcome as a sentence."""
-        ...
-
-
-class ClientSource:
-    """A pool through the control protocol, with the credentials of one user."""
-
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool | None = None) -> None:
+        """Make one that asks through ``pool``."""
         self._pool = pool
-        self._latest: Snapshot | None = None
-        self._user, self._operator = pool.user(), pool.is_operator()
+        self._problem: GpupoolError = UnreachableError("no server has answered yet")
+        self._watch = PoolWatch(INTERVAL_S)
+        self._user = pool.user() if pool is not None else ""
+        self._operator = pool is not None and pool.is_operator()
         self._arrived = trio.Event()
         self._asking = trio.CapacityLimiter(QUESTIONS_MAX)
 
-    async def run(self) -> None:
+    async def follow(self, pool: Pool) -> None:
         """Take the updates of one subscription for all viewers, until cancelled."""
-        async with self._pool.subscribe(INTERVAL_S) as updates:
+        async with pool.subscribe(INTERVAL_S) as updates:
             async for update in updates:
-                self.take(update, trio.current_time())
+                self._watch.take(update, self.now())
+                self._arrived.set()
 
     async def first(self) -> None:
         """Wait for the first update."""
         await self._arrived.wait()
 
-    def take(self, update: PoolUpdate, now: float) -> None:
-        """Keep what arrived; a server that is silent keeps its last measurements."""
-        members = {server.id for server in update.view.servers}
-        before = self._latest
-        telemetry = {k: v for k, v in before.telemetry.items() if k in members} if before else {}
-        heard = {k: v for k, v in before.heard_at.items() if k in members} if before else {}
-        for server, measured in update.telemetry.items():
-            if server in members and measured is not telemetry.get(server):
-                telemetry[server], heard[server] = measured, now
-        connected = frozenset(members.intersection(update.connected))
-        self._latest = Snapshot(update.view, now - update.age_s, telemetry, heard, connected)
-        self._arrived.set()
-
     def now(self) -> float:
         """Return trio's time."""
         return trio.current_time()
 
-    def latest(self) -> Snapshot | None:
-        """Return the latest update."""
-        return self._latest
+    def latest(self) -> PoolSnapshot | None:
+        """Return what is known now; None before anything has arrived."""
+        return self._watch.snapshot(self.now())
+
+    def known(self) -> PoolSnapshot:
+        """Return what is known now.
+
+        Raises:
+            UnreachableError: when nothing has arrived yet.
+        """
+        found = self.latest()
+        if found is None:
+            raise UnreachableError("no server has answered yet")
+        return found
+
+    def connected(self) -> Pool:
+        """Return the pool to ask.
+
+        Raises:
+            GpupoolError: why there is no connection.
+        """
+        if self._pool is None:
+            raise self._problem
+        return self._pool
 
     def user(self) -> str:
-        """Return whose token this is, also when no server is connected any more."""
-        self._user = self._pool.user() or self._user
+        """Return the name of the user who looks, also when no server is connected any more."""
+        self._user = self.connected().user() or self._user
         return self._user
 
     def is_operator(self) -> bool:
-        """Return whether the token is an operator's, by the last server that said so."""
-        if self._pool.connections.by_server:
-            self._operator = self._pool.is_operator()
+        """Return whether this user may give all orders, by the last server that said so."""
+        pool = self.connected()
+        if pool.connections.by_server:
+            self._operator = pool.is_operator()
         return self._operator
 
     def only_looks(self) -> bool:
-        """Return whether the token is a viewer's."""
-        return any(
-            each.welcome.kind is TokenKind.VIEWER
-            for each in self._pool.connections.by_server.values()
-        )
+        """Return whether this user may give no order at all."""
+        servers = self.connected().connections.by_server.values()
+        return any(each.welcome.kind is TokenKind.VIEWER for each in servers)
 
     async def usage(self, query: RecordQuery) -> UsageAnswer:
-        """Ask all servers, after the questions that are under way."""
+        """Return records of leases, of all servers, after the questions that are under way."""
         async with self._asking:
-            return await self._pool.usage(query)
+            return await self.connected().usage(query)
 
     async def history(self, query: HistoryQuery, servers: Sequence[ServerId] = ()) -> HistoryAnswer:
-        """Ask these servers, or all, after the questions that are under way."""
+        """Return what these servers have measured, or all, after the questions under way."""
         async with self._asking:
-            return await self._pool.history(query, servers)
+            return await self.connected().history(query, servers)
 
     async def audit(self) -> m.AuditNow:
-        """Ask a server."""
-        return await self._pool.audit()
+        """Return the latest administrative acts."""
+        return await self.connected().audit()
 
     async def policy(self, version: int = 0) -> m.PolicyIs:
-        """Ask a server."""
-        return await self._pool.policy(version)
+        """Return a version of the policy; 0 stands for the one in force."""
+        return await self.connected().policy(version)
 
     async def policy_history(self) -> Sequence[m.PolicyIs]:
-        """Ask a server."""
-        return await self._pool.policy_history()
+        """Return the versions of the policy that are kept, without their texts."""
+        return await self.connected().policy_history()
 
     async def operate(self, order: m.Order) -> str:
-        """Order it as ``gpupool kill`` and ``gpupool drain`` do."""
-        return await self._pool.operate(order)
+        """Give an order as ``gpupool kill`` and ``gpupool drain`` do, and return its outcome."""
+        return await self.connected().operate(order)

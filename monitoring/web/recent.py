@@ -7,18 +7,39 @@ chart is there at once, and it begins when ``gpupool web`` begins. One step of 8
 
 from array import array
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from gpupool.monitoring.web.live_book import Document
+from gpupool.pool.read_model.pool_snapshot import GpuRow, PoolSnapshot
+from gpupool.pool.view import visible
 
 STEP_S = 5.0
 STEPS = 720
 UNKNOWN = -1
-METRICS = ("busy", "granted", "temperature", "power")
-"""Granted is in percent of the capacity."""
-
+READING_MAX = 32767
 Key = tuple[str, int]
 Point = tuple[int, float | None]
+
+
+def _busy(row: GpuRow) -> float | None:
+    share = row.telemetry.utilization if row.telemetry else None
+    return None if share is None else 100 * share
+
+
+METRICS: dict[str, Callable[[GpuRow], float | None]] = {
+    "busy": _busy,
+    "granted": lambda row: (
+        100 * row.gpu.memory_granted / row.gpu.capacity if row.gpu.capacity else None
+    ),
+    "temperature": lambda row: row.telemetry.temperature_c if row.telemetry else None,
+    "power": lambda row: row.telemetry.power_w if row.telemetry else None,
+}
+"""Busy is in percent, granted in percent of the capacity."""
+
+
+def _reading(row: GpuRow, read: Callable[[GpuRow], float | None]) -> int:
+    value = None if row.server.unreachable else read(row)
+    return UNKNOWN if value is None else min(round(value), READING_MAX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,45 +57,21 @@ class Recent:
         self._steps: deque[_Step] = deque(maxlen=STEPS)
         self._next = 0.0
 
-    def take(self, document: Document, now: float, pool_now: int) -> None:
-        """Keep a summary if a step is over since the last one."""
+    def take(self, snapshot: PoolSnapshot, now: float) -> None:
+        """Keep its readings, not those of silent servers, if a step is over since the last one."""
         if now < self._next:
             return
         self._next = now + STEP_S
-        servers, gpus = document.tables["servers"], document.tables["gpus"]
-        pool = document.values["pool"]
-        stale = servers["stale"]
-        keys = [
-            (str(servers["name"][int(str(at))]), int(str(index)))
-            for at, index in zip(gpus["server"], gpus["index"], strict=True)
-        ]
+        rows = snapshot.gpus
+        keys = [(visible(row.server.server.name), row.gpu.index) for row in rows]
         places = {key: at for at, key in enumerate(keys)}
         if self._steps and self._steps[-1].places == places:
             places = self._steps[-1].places
-        silent = [bool(stale[int(str(at))]) for at in gpus["server"]]
         readings = {
-            name: array(
-                "h",
-                (
-                    UNKNOWN if not isinstance(each, int) or dead else min(each, 32767)
-                    for each, dead in zip(gpus[name], silent, strict=True)
-                ),
-            )
-            for name in ("busy", "temperature", "power")
+            name: array("h", (_reading(row, read) for row in rows))
+            for name, read in METRICS.items()
         }
-        readings["granted"] = array(
-            "h",
-            (
-                UNKNOWN
-                if dead or not capacity
-                else round(100 * int(str(part)) / int(str(capacity)))
-                for part, capacity, dead in zip(
-                    gpus["granted"], gpus["capacity"], silent, strict=True
-                )
-            ),
-        )
-        waiting = pool["waiting"] if isinstance(pool, dict) else 0  # pyright: ignore[reportUnknownVariableType]
-        self._steps.append(_Step(pool_now, places, readings, int(str(waiting))))  # pyright: ignore[reportUnknownArgumentType]
+        self._steps.append(_Step(snapshot.now_ms, places, readings, len(snapshot.requests)))
 
     def gpu(self, key: Key, metric: str) -> list[Point]:
         """Return one GPU's readings; a gap is None."""

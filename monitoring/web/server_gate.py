@@ -65,7 +65,7 @@ class _Key:
 class ServerGate:
     """Lets in who has a token."""
 
-    entry = "token"
+    entry = "token"  # what lets a browser in, by a form that asks for one
     hint = "log in with a token"
 
     def __init__(self, judge: Judge, lend: Lend, clock: Callable[[], float]) -> None:

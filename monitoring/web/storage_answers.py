@@ -1,16 +1,16 @@
 """What the servers keep, and when their certificates end, for the page about the pool."""
 
+from collections.abc import Mapping
+
 from gpupool.monitoring.web.pool_source import PoolSource
-from gpupool.pool.errors import UnreachableError
 from gpupool.pool.history_query import HistoryQuery
 from gpupool.pool.view import visible
 
 
-async def ask_storage(source: PoolSource) -> dict[str, object]:
+async def ask_storage(source: PoolSource, asked: Mapping[str, str]) -> dict[str, object]:
     """Return a row of each server that answers, and which do not."""
-    snapshot = source.latest()
-    if snapshot is None:
-        raise UnreachableError("no server has answered yet")
+    del asked
+    snapshot = source.known()
     answer = await source.history(HistoryQuery("storage"))
     names = {each.id: visible(each.name) for each in snapshot.view.servers}
     found = {names.get(k, k): page for k, page in answer.pages.items()}

@@ -21,7 +21,7 @@ from gpupool.monitoring.usage_report import (
     pool_report,
 )
 from gpupool.monitoring.web.pool_source import PoolSource
-from gpupool.pool.errors import GpupoolError, UnreachableError, UsageError
+from gpupool.pool.errors import GpupoolError, UsageError
 from gpupool.pool.history_query import HistoryQuery, SampleSum
 from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId, lease_name
 from gpupool.pool.model.policy import UNIT
@@ -50,26 +50,26 @@ def query_of(asked: Mapping[str, str]) -> RecordQuery:
     return RecordQuery(since=Milliseconds(since), until=Milliseconds(until), by=by)
 
 
-async def ask_report(source: PoolSource, query: RecordQuery, *, cost: bool) -> dict[str, object]:
+async def ask_report(source: PoolSource, asked: Mapping[str, str]) -> dict[str, object]:
     """Return sums by a key, with what is missing, and what they cost if that is asked."""
-    view = _view(source)
+    view, query = source.known().view, query_of(asked)
     answer, measured = await _ask_both(source, view, query)
     report = pool_report(view, answer, query, _viewer(source), _sums(measured))
-    if cost:
+    if asked.get("cost") == "1":
         report = await with_costs(source, view, query, report)
     return {**as_plain(report), **_missing(view, answer, measured), "csv": as_csv(report)}
 
 
-async def ask_capacity(source: PoolSource, query: RecordQuery, *, cost: bool) -> dict[str, object]:
+async def ask_capacity(source: PoolSource, asked: Mapping[str, str]) -> dict[str, object]:
     """Return what became of all GPUs within the range of a query, by day or else by model."""
-    view = _view(source)
+    view, query = source.known().view, query_of(asked)
     within = Range(query.since, min(query.until, view.now))
     if within.since >= within.until:
         raise UsageError("the time asked for ends before it begins")
     since, until = Milliseconds(within.since), Milliseconds(within.until)
     answer = await source.history(HistoryQuery("capacity", "model", since=since, until=until))
     by = "day" if query.by == "day" else "model"
-    timeline = await price_timeline(source, within) if cost else None
+    timeline = await price_timeline(source, within) if asked.get("cost") == "1" else None
     report = capacity_report(answer.pages, by, within, timeline)
     rows = {visible(key): each for key, each in report.rows.items()}
     costs = report.costs
@@ -79,10 +79,10 @@ async def ask_capacity(source: PoolSource, query: RecordQuery, *, cost: bool) ->
     return {**told, **_missing(view, UsageAnswer(), answer)}
 
 
-async def ask_records(source: PoolSource, query: RecordQuery) -> dict[str, object]:
+async def ask_records(source: PoolSource, asked: Mapping[str, str]) -> dict[str, object]:
     """Return parts of leases that are over, the latest first."""
-    view = _view(source)
-    answer = await _ask(source, view, replace(query, by=""))
+    view = source.known().view
+    answer = await _ask(source, view, replace(query_of(asked), by=""))
     records = answer.records[::-1]
     return {
         "records": [_plain_record(each) for each in records[:RECORDS_MAX]],
@@ -93,8 +93,7 @@ async def ask_records(source: PoolSource, query: RecordQuery) -> dict[str, objec
 
 async def ask_lease(source: PoolSource, lease: LeaseId) -> dict[str, object]:
     """Return all parts of one lease, over or not."""
-    view = _view(source)
-    query = RecordQuery(lease=lease)
+    view, query = source.known().view, RecordQuery(lease=lease)
     answer, measured = await _ask_both(source, view, query)
     parts = parts_of_lease(view, answer, query, _viewer(source))
     if not parts:
@@ -113,13 +112,6 @@ async def ask_lease(source: PoolSource, lease: LeaseId) -> dict[str, object]:
 def _viewer(source: PoolSource) -> str | None:
     """Return whose leases are shown; None for everybody's."""
     return None if source.is_operator() else source.user()
-
-
-def _view(source: PoolSource) -> PoolView:
-    snapshot = source.latest()
-    if snapshot is None:
-        raise UnreachableError("no server has answered yet")
-    return snapshot.view
 
 
 async def _ask(source: PoolSource, view: PoolView, query: RecordQuery) -> UsageAnswer:

@@ -7,7 +7,6 @@ others send what they measure.
 
 import logging
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice
 
 import trio
@@ -15,6 +14,7 @@ import trio
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.ports import Clock
+from gpupool.pool.read_model.pool_watch import PoolUpdate
 from gpupool.pool.telemetry import Telemetry
 from gpupool.pool.view import PoolView
 from gpupool.remoting.client.server_connections import (
@@ -34,16 +34,6 @@ TELEMETRY_SINCE = 8
 
 FRESH_STEPS = 3
 """Intervals after which a server that has sent no view is not counted."""
-
-
-@dataclass(frozen=True, slots=True)
-class PoolUpdate:
-    """An update of a subscription: the freshest view, and the measurements of each server."""
-
-    view: PoolView
-    telemetry: dict[ServerId, Telemetry]
-    age_s: float  # since the view arrived
-    connected: tuple[ServerId, ...]
 
 
 class Subscription:

@@ -18,6 +18,7 @@ import sys
 import termios
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -45,8 +46,9 @@ def frames(count: int = 20) -> None:
     for name, ui in shown.items():
         times: list[float] = []
         for _ in range(count):
+            fresh = replace(snapshot)  # its rows are made anew, as in each frame
             begun = time.process_time()
-            render(snapshot, ui, WIDTH, HEIGHT, Glyphs(), Answers())
+            render(fresh, ui, WIDTH, HEIGHT, Glyphs(), Answers())
             times.append(1000 * (time.process_time() - begun))
         print(
             f"frame {WIDTH}x{HEIGHT}, {name}: p50 {statistics.median(times):.1f} ms, "

@@ -26,10 +26,11 @@ from tests.commands import GPUPOOL
 from tests.pools import Spawned, observers_of, view_of, wrong_with
 from tests.shared import Shared
 
-from gpupool.cli.lib.rows import PoolSnapshot, Rate
 from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, Milliseconds, ServerId
 from gpupool.pool.model.state import Event, Partition
-from gpupool.pool.telemetry import GpuTelemetry, Telemetry
+from gpupool.pool.read_model.figures import Rate
+from gpupool.pool.read_model.pool_snapshot import PoolSnapshot
+from gpupool.pool.telemetry import GpuTelemetry, SessionTelemetry, Telemetry
 from gpupool.pool.view import GpuView, LeaseView, PoolView, RaftView, ServerView, WaitingView
 from gpupool.remoting.client.credentials import load_credentials, save_credentials
 from gpupool.remoting.protocol.addresses import parse_address
@@ -145,12 +146,14 @@ def _three_servers(*, quorum: bool = True) -> PoolSnapshot:
         quorum=quorum,
     )
     measured = telemetry(view)
+    session = SessionTelemetry(LeaseId(0x7F3A), 1, 9, 8, 7, 0)
+    measured[view.answered_by] = replace(measured[view.answered_by], sessions=(session,))
     return PoolSnapshot(
         view,
         telemetry=measured,
         telemetry_age_s=dict.fromkeys(measured, 0.2),
         ping_s=dict.fromkeys(measured, 0.0004),
-        rates={LeaseId(0x7F3A): Rate(12.5e6, 31_000.0, 12.5e6, 0.0)},
+        rates={(view.servers[0].id, LeaseId(0x7F3A)): Rate(31_000.0, 12.5e6, 0.0)},
     )
 
 

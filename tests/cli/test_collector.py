@@ -1,13 +1,16 @@
 """The live view's memory: newest wins, old stays old, rates come from the servers' clocks."""
 
+from dataclasses import replace
+
 import pytest
 
-from gpupool.cli.lib.rows import PoolSnapshot, Rate, server_rows
 from gpupool.cli.tui.collector import Collector
 from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId
+from gpupool.pool.read_model.figures import Rate
+from gpupool.pool.read_model.pool_snapshot import PoolSnapshot
+from gpupool.pool.read_model.pool_watch import PoolUpdate
 from gpupool.pool.telemetry import SessionTelemetry, Telemetry
 from gpupool.pool.view import PoolView
-from gpupool.remoting.client.subscription import PoolUpdate
 
 LEASE = LeaseId(0x7F3A)
 
@@ -22,47 +25,58 @@ def update(view: PoolView, *telemetry: Telemetry, age_s: float = 0.0) -> PoolUpd
     return PoolUpdate(view, by_server, age_s, tuple(by_server))
 
 
+def rate_of(known: PoolSnapshot) -> Rate:
+    """Return the traffic of the lease, which is on the first two servers."""
+    [row] = known.leases
+    assert row.rate is not None
+    return row.rate
+
+
 def fed(view: PoolView, *telemetry: Telemetry) -> PoolSnapshot:
     """Return what is known after each of ``telemetry`` has come, a second apart."""
-    collector = Collector()
+    first, second = view.leases[0].partitions
+    apart = replace(view.leases[0], partitions=(first, replace(second, server=view.servers[1].id)))
+    view = replace(view, leases=(apart,))
+    collector = Collector(0.5)
     for at, each in enumerate(telemetry):
-        collector.take(update(view, each), float(at))
+        collector.take(PoolUpdate(view, {each.server: each}, 0.0, view.raft.voters), float(at))
     known = collector.snapshot(float(len(telemetry)))
     assert known is not None
     return known
 
 
 def test_nothing_before_the_first_view() -> None:
-    assert Collector().snapshot(5.0) is None
+    assert Collector(0.5).snapshot(5.0) is None
 
 
 def test_ages_grow(snapshot: PoolSnapshot) -> None:
-    collector = Collector()
+    collector = Collector(0.5)
     collector.take(update(snapshot.view, measured("000000000000", 1000, 0, 0), age_s=1.0), 10.0)
     known = collector.snapshot(14.0)
     assert known is not None
     assert known.view_age_s == 5.0
-    assert known.telemetry_age_s == {ServerId("000000000000"): 4.0}
+    assert known.telemetry_age_s[ServerId("000000000000")] == 4.0
 
 
 def test_the_same_measurement_again_is_not_newer(snapshot: PoolSnapshot) -> None:
-    collector = Collector()
+    collector = Collector(0.5)
     once = measured("000000000000", 1000, 0, 0)
     collector.take(update(snapshot.view, once), 10.0)
     collector.take(update(snapshot.view, once), 12.0)
-    assert collector.telemetry_at[once.server] == 10.0
+    known = collector.snapshot(12.0)
+    assert known is not None and known.telemetry_age_s[once.server] == 2.0
 
 
 def test_a_server_that_is_gone_keeps_its_last_numbers_as_old_ones(snapshot: PoolSnapshot) -> None:
-    collector = Collector()
+    collector = Collector(0.5)
     collector.take(update(snapshot.view, measured("000000000000", 1000, 0, 0)), 10.0)
     collector.take(update(snapshot.view), 11.0)
     known = collector.snapshot(11.0)
     assert known is not None
     assert ServerId("000000000000") in known.telemetry
     assert known.silent == {each.id for each in snapshot.view.servers}
-    assert "no server answers" in known.trouble
-    assert all(row.stale for row in server_rows(known))
+    assert known.nobody_answers
+    assert all(row.unreachable for row in known.servers)
 
 
 def test_rates_add_up_over_servers(snapshot: PoolSnapshot) -> None:
@@ -73,15 +87,15 @@ def test_rates_add_up_over_servers(snapshot: PoolSnapshot) -> None:
         measured("000000000000", 3000, 10_000_000, 400),
         measured("000000000001", 3000, 10_000_000, 400),
     )
-    assert known.rates[LEASE] == Rate(10_000_000.0, 400.0, 10_000_000.0, 0.0)
+    assert rate_of(known) == Rate(400.0, 10_000_000.0, 0.0)
 
 
 def test_rates_are_means_over_a_few_seconds(snapshot: PoolSnapshot) -> None:
     # Workers report once a second, and here the view looks twice as often.
     counts = (0, 0, 100, 100, 200, 200, 300, 300, 400)
     looks = [measured("000000000000", 500 * at, 0, calls) for at, calls in enumerate(counts)]
-    assert fed(snapshot.view, *looks[:-1]).rates[LEASE].calls_per_s == pytest.approx(100, rel=0.2)
-    assert fed(snapshot.view, *looks).rates[LEASE].calls_per_s == pytest.approx(100, rel=0.2)
+    assert rate_of(fed(snapshot.view, *looks[:-1])).calls_per_s == pytest.approx(100, rel=0.2)
+    assert rate_of(fed(snapshot.view, *looks)).calls_per_s == pytest.approx(100, rel=0.2)
 
 
 def test_counters_that_fall_are_no_traffic(snapshot: PoolSnapshot) -> None:
@@ -91,7 +105,7 @@ def test_counters_that_fall_are_no_traffic(snapshot: PoolSnapshot) -> None:
         measured("000000000000", 2000, 100, 10),
         measured("000000000000", 3000, 100, 10),
     )
-    assert known.rates[LEASE] == Rate(0.0, 0.0, 0.0, 0.0)
+    assert rate_of(known) == Rate(0.0, 0.0, 0.0)
 
 
 def test_ended_sessions_and_removed_servers_are_forgotten(snapshot: PoolSnapshot) -> None:
@@ -112,17 +126,16 @@ def session(at_ms: int, waits: int | None, rtt_us: int | None, server: str = "0"
 
 
 def test_time_on_the_wire_is_waits_times_the_round_trip(snapshot: PoolSnapshot) -> None:
-    rate = fed(snapshot.view, session(1000, 100, 500), session(3000, 2100, 500)).rates[LEASE]
+    rate = rate_of(fed(snapshot.view, session(1000, 100, 500), session(3000, 2100, 500)))
     assert (rate.up_per_s, rate.down_per_s) == (1_000_000.0, 250_000.0)
     assert rate.waits_per_s == 1000.0
     assert rate.wire_s == pytest.approx(0.5)
 
 
 def test_what_is_not_known_of_one_server_is_not_known(snapshot: PoolSnapshot) -> None:
-    assert fed(snapshot.view, session(1000, None, 500), session(2000, None, 500)).rates[
-        LEASE
-    ] == Rate(1_250_000.0, 0.0, 1_000_000.0, 250_000.0)
+    silent = fed(snapshot.view, session(1000, None, 500), session(2000, None, 500))
+    assert rate_of(silent) == Rate(0.0, 1_000_000.0, 250_000.0)
     near, far = [session(at, at, 500) for at in (1000, 2000)], "000000000001"
     unix = [session(at, at, None, far) for at in (1000, 2000)]
-    rate = fed(snapshot.view, near[0], unix[0], near[1], unix[1]).rates[LEASE]
+    rate = rate_of(fed(snapshot.view, near[0], unix[0], near[1], unix[1]))
     assert (rate.waits_per_s, rate.wire_s) == (2000.0, None)

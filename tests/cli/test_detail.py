@@ -6,13 +6,14 @@ from dataclasses import replace
 import pytest
 
 from gpupool.cli.lib.columns import Glyphs
-from gpupool.cli.lib.rows import PoolSnapshot, Rate
 from gpupool.cli.tui.answers import Answers, ChartData, Charts, chart_of
 from gpupool.cli.tui.keys import Chosen, Mode, UiState
 from gpupool.cli.tui.panels import extent
 from gpupool.cli.tui.screen import render, row_at
 from gpupool.pool.history_query import HistoryPage, HistorySeries
 from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds
+from gpupool.pool.read_model.figures import Rate
+from gpupool.pool.read_model.pool_snapshot import PoolSnapshot
 from gpupool.pool.telemetry import Finding, Health, SessionTelemetry
 
 NOW = 1_700_000_000
@@ -33,12 +34,11 @@ def busy_pool(snapshot: PoolSnapshot) -> PoolSnapshot:
     hot = Finding("temperature", "GPU-0-1", Health.FAIL, since, "88 C", "look at the fans")
     disk = Finding("disk", "free", Health.WARN, since, "9 % free", "")
     told = replace(snapshot.telemetry[first], sessions=(session,), findings=(hot, disk))
-    rate = Rate(12.5e6, 31_000.0, 10e6, 2.5e6, 1200.0, 0.14)
+    rate = Rate(31_000.0, 10e6, 2.5e6, 1200.0, 0.14)
     return replace(
         snapshot,
         telemetry={**snapshot.telemetry, first: told},
-        rates={lease: rate},
-        session_rates={(first, lease): rate},
+        rates={(first, lease): rate},
     )
 
 

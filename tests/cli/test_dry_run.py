@@ -8,11 +8,11 @@ from typing import Any
 import trio
 import trio.testing
 
-from gpupool.cli.lib.rows import PoolSnapshot
 from gpupool.pool.errors import ExitCode, UnreachableError
 from gpupool.pool.expected_start import NEVER, start_by_s, starts_by_s
 from gpupool.pool.model.ids import Milliseconds
 from gpupool.pool.model.state import Request
+from gpupool.pool.read_model.pool_snapshot import PoolSnapshot
 from gpupool.pool.view import PoolView
 from gpupool.remoting.program.dry_run import follow_start, silent_servers, start_text
 from gpupool.remoting.program.python_lease import wanted_of

@@ -8,10 +8,11 @@ import trio.testing
 from tests.cli.conftest import GIB, gpu, pool, server
 
 from gpupool.cli.commands.moves import arrived, target_of
-from gpupool.cli.lib.rows import PoolSnapshot, all_lease_rows, leases_as_hosts_say
+from gpupool.cli.commands.view import leases_body
 from gpupool.pool.errors import GpupoolError, LeaseLostError, NotNowError, UsageError
 from gpupool.pool.model.ids import GpuId, Milliseconds
 from gpupool.pool.model.state import Event, Partition
+from gpupool.pool.read_model.pool_snapshot import PoolSnapshot
 from gpupool.pool.telemetry import SessionTelemetry, Telemetry
 from gpupool.pool.view import LeaseView, PoolView
 
@@ -86,7 +87,7 @@ def test_a_list_of_leases_says_what_failed() -> None:
         (replace(LEASE, not_suspended="no memory"), "not suspended: no memory"),
         (replace(LEASE, not_suspended="taken", not_moved="taken"), "not moved: taken"),
     ):
-        rows = all_lease_rows(PoolSnapshot(replace(HERE, leases=(lease,), waiting=())))
+        rows = PoolSnapshot(replace(HERE, leases=(lease,), waiting=())).leases
         assert [row.reason for row in rows] == [reason]
 
 
@@ -106,9 +107,8 @@ def test_a_list_of_leases_says_what_cannot_be_suspended_before_any_attempt() -> 
         (ending, says, "it is over", "it uses NCCL"),
     ):
         snapshot = PoolSnapshot(replace(HERE, leases=(lease,), waiting=()), 0.0, telemetry)
-        assert [row.reason for row in all_lease_rows(snapshot)] == [reason]
-        (known,) = leases_as_hosts_say(snapshot)
-        assert known == replace(lease, not_suspendable=told)
+        assert [row.reason for row in snapshot.leases] == [reason]
+        assert leases_body(snapshot)["leases"] == [replace(lease, not_suspendable=told)]
 
 
 # --- to another server ----------------------------------------------------------------------------

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 from gpupool.cli.lib.columns import Glyphs
-from gpupool.cli.lib.rows import PoolSnapshot
 from gpupool.cli.tui.keys import Extent, Mode, UiState, press
 from gpupool.cli.tui.screen import render
 from gpupool.pool.model.ids import Milliseconds
+from gpupool.pool.read_model.pool_snapshot import PoolSnapshot
 from gpupool.pool.telemetry import Finding, Health
 
 SINCE = Milliseconds(1_699_999_940_000)

@@ -13,10 +13,10 @@ import pytest
 from tests.cli.test_detail import LEASE, busy_pool, charts
 
 from gpupool.cli.lib.columns import Glyphs
-from gpupool.cli.lib.rows import PoolSnapshot
 from gpupool.cli.tui.answers import Answers
 from gpupool.cli.tui.keys import Chosen, Mode, UiState
 from gpupool.cli.tui.screen import render
+from gpupool.pool.read_model.pool_snapshot import PoolSnapshot
 
 __all__ = ["busy_pool"]
 
@@ -36,7 +36,7 @@ def states(
     server: Chosen = ("server", busy.view.servers[0].id)
     yield "detail of a server", busy, UiState(mode=Mode.DETAIL, detail=server)
     yield "no majority", minority, UiState()
-    old = replace(busy, view_age_s=30.0, trouble="no server answers")
+    old = replace(busy, view_age_s=30.0, silent=frozenset(busy.telemetry))
     yield "an old view", old, UiState()
     yield "before the first answer", None, UiState()
 

@@ -6,7 +6,6 @@ import pytest
 from rich.cells import cell_len
 
 from gpupool.cli.lib.columns import Glyphs
-from gpupool.cli.lib.rows import PoolSnapshot
 from gpupool.cli.lib.terminal_chart import sparkline
 from gpupool.cli.tui.collector import Collector
 from gpupool.cli.tui.keys import FIGURES, UiState
@@ -15,8 +14,9 @@ from gpupool.cli.tui.trends import FIGURES as DRAWN
 from gpupool.cli.tui.trends import FOLLOWED_MAX, SLOT_S, SLOTS, Trends, trend_width
 from gpupool.pool.history_query import HistoryPage, HistorySeries
 from gpupool.pool.model.ids import GpuId, Milliseconds, ServerId
+from gpupool.pool.read_model.pool_snapshot import PoolSnapshot
+from gpupool.pool.read_model.pool_watch import PoolUpdate
 from gpupool.pool.telemetry import GpuTelemetry, Telemetry
-from gpupool.remoting.client.subscription import PoolUpdate
 
 SERVER, GPU = ServerId("000000000000"), GpuId("GPU-0-0")
 NOW = 1_700_000_000  # the view's, and the beginning of a slot
@@ -106,7 +106,7 @@ def test_the_pool_has_a_line_of_the_last_hour(snapshot: PoolSnapshot) -> None:
     trends.fill_pool([busy, other], HistoryPage(SLOT_S, (gib_hours,)), 560)
     assert trends.pool.points["busy"] == ((NOW - 1800, 0.3), (NOW - 1790, 0.3))
     assert trends.pool.points["granted"] == ((NOW - 20, 0.5),)
-    trends.take_pool(snapshot.view, snapshot.telemetry.values())
+    trends.take_pool(snapshot)
     assert trends.pool.points["busy"][-1] == (NOW, pytest.approx(0.42))
     assert trends.pool.points["granted"][-1] == (NOW, 0.25)
     shown = replace(snapshot, pool_trend=trends.pool.points)
@@ -162,7 +162,7 @@ def test_another_figure_takes_its_place(
 
 
 def test_the_collector_hands_the_points_on(snapshot: PoolSnapshot) -> None:
-    collector = Collector()
+    collector = Collector(0.5)
     collector.trends.follow(SERVER)
     collector.take(PoolUpdate(snapshot.view, {SERVER: reading(NOW, 0.5)}, 0.0, (SERVER,)), 1.0)
     known = collector.snapshot(1.0)

@@ -79,13 +79,13 @@ def command(
 
         from gpupool.monitoring.web.gate import LocalGate
         from gpupool.monitoring.web.page_app import make_app
-        from gpupool.monitoring.web.pool_source import ClientSource
+        from gpupool.monitoring.web.pool_source import PoolSource
         from gpupool.monitoring.web.serving import serve_page
 
         taken = listener.getsockname()[1]
         async with connected(credentials) as pool, trio.open_nursery() as nursery:
-            source = ClientSource(pool)
-            nursery.start_soon(source.run)
+            source = PoolSource(pool)
+            nursery.start_soon(source.follow, pool)
             with trio.move_on_after(FIRST_S) as waited:
                 await source.first()
             if waited.cancelled_caught:

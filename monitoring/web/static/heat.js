@@ -155,7 +155,7 @@ class Heat extends HTMLElement {
       const server = servers[at];
       ctx.font = `550 12px ${font}`;
       ctx.fillStyle = server.stale ? colours.fail : colours.name;
-      const words = server.stale ? `${server.name} · ${server.state === "down" ? "down" : "silent"}` : server.state === "drain" ? `${server.name} · drained` : server.name;
+      const words = server.stale ? `${server.name} · ${server.state}` : server.state === "drain" ? `${server.name} · drained` : server.name;
       ctx.fillText(fit(ctx, words, room), x, y - 4);
     }
     const radius = cellWidth > 20 ? 5 : cellWidth > 9 ? 2 : 1;
@@ -190,7 +190,7 @@ class Heat extends HTMLElement {
     ctx.fillStyle = step ? step.fill : colours.none;
     shape(ctx, x, y, width, height, radius);
     ctx.fill();
-    const old = server.stale || server.state === "down";
+    const old = server.stale;
     if (old || gpus.fault[i]) hatch(ctx, x, y, width, height, radius, colours, old);
     if (gpus.fault[i]) outline(ctx, x, y, width, height, radius, colours.fail, 2);
     else if (server.state === "drain" || (gpus.drain && gpus.drain[i])) outline(ctx, x, y, width, height, radius, colours.warn, width > 12 ? 2 : 1);
@@ -227,7 +227,7 @@ class Heat extends HTMLElement {
     title.textContent = `${server.name} / GPU ${gpus.index[i]}`;
     const lines = [
       ["Model", gpus.model[i]],
-      ["State", gpus.fault[i] || (server.stale ? "no contact" : gpus.state[i])],
+      ["State", gpus.fault[i] || gpus.state[i]],
       ...["busy", "granted", "memory", "temperature"].map((name) => [METRICS[name].title, METRICS[name].text(gpu)]),
       ["Leases", String(gpus.leases[i])],
     ];

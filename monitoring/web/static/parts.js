@@ -44,7 +44,7 @@ const STATES = {
   down: ["fail", "down"],
   fault: ["fail", "fault"],
   new: ["", "new"],
-  silent: ["warn", "silent"],
+  away: ["fail", "away"],
   held: ["accent", "held"],
   moving: ["warn", "moving"],
   suspending: ["warn", "suspending"],
@@ -62,10 +62,6 @@ const STATES = {
 export function state(name) {
   const [kind, word] = STATES[name] || ["", name];
   return html`<span class="state ${kind}">${word}</span>`;
-}
-
-export function serverState(row) {
-  return row.stale && row.state !== "down" ? "silent" : row.state;
 }
 
 /** A bar of parts in percent; the text beside it says the same. */

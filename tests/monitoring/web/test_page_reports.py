@@ -10,7 +10,7 @@ import trio.testing
 from tests.fake_web_pool import START_MS, FakePool
 from tests.web_visitor import Page
 
-from gpupool.monitoring.web.pool_source import ClientSource
+from gpupool.monitoring.web.pool_source import PoolSource
 from gpupool.pool.history_query import HistoryQuery
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.record_query import RecordQuery
@@ -49,7 +49,7 @@ async def test_a_page_asks_no_more_at_a_time_than_a_server_answers_of_one_connec
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     slow = SlowPool(servers=2, gpus=1, leases=1)
-    source = ClientSource(cast("Pool", slow))
+    source = PoolSource(cast("Pool", slow))
     records, samples = RecordQuery(by="user"), HistoryQuery("sums", "user")
     async with trio.open_nursery() as nursery:
         for _ in range(4):

@@ -13,10 +13,11 @@ from tests.fake_web_pool import GIB, HOSTILE, FakePool
 from tests.web_visitor import PORT, Page
 
 from gpupool.monitoring.web.assets import load_assets
-from gpupool.monitoring.web.health_words import problems_of
+from gpupool.monitoring.web.health_words import findings_of, findings_table
 from gpupool.monitoring.web.live_book import Book, Document
-from gpupool.monitoring.web.live_documents import Memory, Moment, summary, work
+from gpupool.monitoring.web.live_documents import Memory, summary, work
 from gpupool.pool.model.ids import Milliseconds
+from gpupool.pool.telemetry import Finding, Health
 from gpupool.pool.view import SilenceView
 from gpupool.remoting.protocol import messages as m
 
@@ -216,13 +217,13 @@ async def test_a_large_answer_is_compressed_where_the_browser_takes_it(page: Pag
 
 def test_a_silent_server_is_old_with_its_time_and_keeps_its_last_values(pool: FakePool) -> None:
     memory = Memory()
-    before = summary(Moment(pool.latest(), pool.now()), memory, {})  # pyright: ignore[reportArgumentType]
+    before = summary(pool.latest(), pool.now(), memory, {})
     assert before.tables["servers"]["stale"] == [0, 0, 0, 0]
     pool.dead = {2}
     pool.time_s += 1
     pool.latest()
     pool.time_s += 5
-    after = summary(Moment(pool.latest(), pool.now()), memory, {})  # pyright: ignore[reportArgumentType]
+    after = summary(pool.latest(), pool.now(), memory, {})
     stale = after.tables["servers"]["stale"]
     assert [bool(each) for each in stale] == [False, False, True, False]
     assert int(str(stale[2])) == 1_795_370_400_000 + 101_000
@@ -235,15 +236,14 @@ def test_a_silent_server_is_old_with_its_time_and_keeps_its_last_values(pool: Fa
 
 def test_a_server_with_a_connection_that_says_nothing_is_old_as_well(pool: FakePool) -> None:
     snapshot = pool.latest()
-    assert snapshot is not None
     [first, *_] = snapshot.view.servers
-    quiet = replace(snapshot, heard_at={**snapshot.heard_at, first.id: 90.0})
-    assert Moment(quiet, 100.0).stale_since(first)
-    assert not Moment(snapshot, 100.0).stale_since(first)
+    quiet = replace(snapshot, telemetry_age_s={first.id: 10.0})
+    assert quiet.servers[0].silent_since
+    assert not snapshot.servers[0].silent_since
 
 
 def test_the_sentence_of_a_pool_that_is_well_names_its_size(pool: FakePool) -> None:
-    document = summary(Moment(pool.latest(), pool.now()), Memory(), {})  # pyright: ignore[reportArgumentType]
+    document = summary(pool.latest(), pool.now(), Memory(), {})
     value = document.values["pool"]
     assert isinstance(value, dict)
     assert (value["level"], value["sentence"]) == (
@@ -256,13 +256,10 @@ def test_the_sentence_of_a_pool_that_is_well_names_its_size(pool: FakePool) -> N
 
 
 def test_rates_come_from_counters_and_are_unknown_at_first(pool: FakePool) -> None:
-    memory = Memory()
     leases: dict[str, list[object]] = {}
     for step in range(5):
         pool.time_s = 100.0 + step
-        moment = Moment(pool.latest(), pool.now())  # pyright: ignore[reportArgumentType]
-        summary(moment, memory, {})
-        leases = work(moment, memory).tables["leases"]
+        leases = work(pool.latest()).tables["leases"]
         if not step:
             assert leases["in"] == [None] * 5
     number = 0x1000
@@ -288,7 +285,7 @@ def test_who_waits_sees_when_gpus_are_free_and_it_stays(pool: FakePool) -> None:
     )
     for now in (view.now, view.now + 777):
         later = replace(snapshot, view=replace(limited, now=Milliseconds(now)))
-        assert work(Moment(later, 100.0), Memory()).tables["waiting"]["free"] == [ends_at, None]
+        assert work(later).tables["waiting"]["free"] == [ends_at, None]
 
 
 async def test_waiting_requests_do_not_change_while_they_wait(page: Page) -> None:
@@ -331,9 +328,9 @@ async def test_a_finding_is_silenced_and_heard_again(page: Page) -> None:
     page.pool.dead = {1}
     known = {each["check"]: each for each in await findings(page)}
     assert known["disk"]["key"] == ["disk", "node-2", "/var/lib/gpupool"]
-    assert known["contact"]["key"] == ["silent", "", "node-1"]
+    assert known["answer"]["key"] == ["answer", "node-1", "node-1"]
     assert known["clock"]["key"] is None, "what passes is not silenced"
-    for check, hours in (("disk", "4"), ("contact", 24)):
+    for check, hours in (("disk", "4"), ("answer", 24)):
         body = {"key": known[check]["key"], "hours": hours}
         assert (await page.order("silence", **body)).status_code == 400, "no reason"
         answer = await page.order("silence", **body, reason="new disk")
@@ -344,7 +341,7 @@ async def test_a_finding_is_silenced_and_heard_again(page: Page) -> None:
     page.pool.time_s += 2
     known = {each["check"]: each for each in await findings(page)}
     assert known["disk"]["silence"] == "silenced for another 3 h 59 min by ada: new disk (web)"
-    assert known["contact"]["silence"]
+    assert known["answer"]["silence"]
     assert known["disk"]["key"] == ["disk", "node-2", "/var/lib/gpupool"]
     assert (await page.order("unsilence", key=known["disk"]["key"])).status_code == 200
     page.pool.time_s += 2
@@ -374,13 +371,14 @@ async def test_a_silence_of_a_gpu_names_it_by_its_id(page: Page) -> None:
     disk = next(each for each in await findings(page) if each["check"] == "disk")
     assert disk["key"] == ["disk", "", ""], "as it was silenced"
     snapshot = page.pool.latest()
-    assert snapshot is not None
     server = snapshot.view.servers[0]
-    gpu = server.gpus[0]
-    broken = replace(server, gpus=(replace(gpu, fault="lost"),))
-    snapshot = replace(snapshot, view=replace(snapshot.view, servers=(broken,)))
-    (fault,) = [each for each in problems_of(Moment(snapshot, 100.0)) if each.check == "gpu"]
-    assert (fault.subject, fault.key) == ("GPU 0", ("gpu-fault", "node-0", gpu.id))
+    lost = Finding("gpu-fault", server.gpus[0].id, Health.FAIL, NEVER, "GPU 0: lost")
+    told = replace(snapshot.telemetry[server.id], findings=(lost,))
+    snapshot = replace(snapshot, telemetry={server.id: told})
+    found = findings_table(snapshot, findings_of(snapshot))
+    at = found["check"].index("gpu-fault")
+    assert found["subject"][at] == "GPU 0"
+    assert found["key"][at] == ["gpu-fault", "node-0", server.gpus[0].id]
 
 
 async def test_an_order_comes_from_the_page_itself(page: Page) -> None:
@@ -430,8 +428,8 @@ async def test_usage_is_told_by_key_and_as_csv(page: Page) -> None:
 
 async def test_users_see_no_records_of_others(page: Page) -> None:
     page.pool.operator = False
-    live = [n for n in range(5) if page.pool.latest().view.leases[n].user != "ada"]  # pyright: ignore[reportOptionalMemberAccess]
-    name = page.pool.latest().view.leases[live[0]].name  # pyright: ignore[reportOptionalMemberAccess]
+    live = [n for n in range(5) if page.pool.latest().view.leases[n].user != "ada"]
+    name = page.pool.latest().view.leases[live[0]].name
     assert (await page.client.get(f"/api/v1/lease/{name}")).status_code == 400
 
 

@@ -2,7 +2,7 @@
 
 import { chart } from "../chart.js";
 import { bytes, full, known, number, plural, since, size } from "../format.js";
-import { bar, dataTable, facts, filterField, html, none, nothing, pairs, panel, serverLink, serverState, state } from "../parts.js";
+import { bar, dataTable, facts, filterField, html, none, nothing, pairs, panel, serverLink, state } from "../parts.js";
 import { day } from "../kept.js";
 import { happened, markTable, marked, memoryByLease } from "../marks.js";
 import { drain, mayDrain, undrain } from "../orders.js";
@@ -71,13 +71,13 @@ function one(name, index) {
   const of = (metric) => data.series[metric] || [];
   const static_ = detail.data && detail.data.server.gpus.find((each) => each.index === gpu.index);
   const measured = static_ && detail.data.telemetry && detail.data.telemetry.gpus.find((each) => each.gpu === static_.id);
-  const free = Math.max(0, gpu.capacity - gpu.granted - gpu.foreign);
+  const free = static_ && !gpu.stale && !gpu.fault ? static_.memory_free / (1024 * 1024) : null;
   const xids = measured ? Object.entries(measured.xids || {}) : [];
   const some = (list) => list.some(known);
   const { day: told, hour } = past.marks;
   const order = !mayDrain() ? nothing : gpu.drain ? html`<button type="button" @click=${() => undrain(name, gpu.index)}>Undrain…</button>` : html`<button type="button" @click=${() => drain(name, gpu.index)}>Drain…</button>`;
   return html`
-    <div class="filters">${state(serverState(gpu))} <b>${gpu.model}</b> ${gpu.kind ? html`<span class="tag">${gpu.kind}</span>` : nothing} <span class="muted">on ${serverLink(name)}</span> <span class="right no-print"><a class="button" href=${`/history?${new URLSearchParams({ of: `${name}/${gpu.index}`, span: "24h", m: "busy" })}`}>Charts of 24 h</a> ${order}</span></div>
+    <div class="filters">${state(gpu.state)} <b>${gpu.model}</b> ${gpu.kind ? html`<span class="tag">${gpu.kind}</span>` : nothing} <span class="muted">on ${serverLink(name)}</span> <span class="right no-print"><a class="button" href=${`/history?${new URLSearchParams({ of: `${name}/${gpu.index}`, span: "24h", m: "busy" })}`}>Charts of 24 h</a> ${order}</span></div>
     ${gpu.drain ? html`<p class="notice">Drained: ${gpu.drain}. Nothing new is granted on it.</p>` : nothing}
     ${gpu.fault ? html`<p class="notice fail">${gpu.fault}. It is not granted.</p>` : nothing}
     ${gpu.stale ? html`<p class="notice fail">Its server says nothing since ${full(gpu.stale)}. What is below is the last that it said.</p>` : nothing}

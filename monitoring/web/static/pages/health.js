@@ -88,7 +88,7 @@ export function view() {
       ["Failing", number(count("fail")), "", "needs somebody now"],
       ["Warning", number(count("warn")), "", "needs somebody soon"],
       ["Silenced", number(all.filter((each) => each.silence).length), "", "known to an operator"],
-      ["Servers that answer", number(servers.filter((each) => !each.stale).length), `of ${servers.length}`],
+      ["Servers that answer", number(pool().answer), `of ${servers.length}`],
       ["Majority", pool().quorum ? "yes" : "no", "", pool().leader ? `${pool().leader} leads, term ${pool().term}` : "no leader"],
       ["Voters", number(pool().voters), "", `${Math.floor((pool().voters - 1) / 2)} may fail`],
     ])}

@@ -3,7 +3,7 @@
 import { chart } from "../chart.js";
 import { known, number, percent, plural, since, size, when, wish } from "../format.js";
 import { METRICS } from "../heat.js";
-import { bar, choice, dataTable, facts, gpuLink, html, mark, none, nothing, panel, params, serverState, setParams, state, userLink } from "../parts.js";
+import { bar, choice, dataTable, facts, gpuLink, html, mark, none, nothing, panel, params, setParams, state, userLink } from "../parts.js";
 import { ask, pool, rows, table } from "../store.js";
 
 const day = { next: 0, data: null, error: "" };
@@ -38,32 +38,15 @@ export function enter() {
   };
 }
 
-const sum = (list) => list.reduce((a, b) => a + (b || 0), 0);
-
-function counts(servers, gpus) {
-  const found = { used: 0, idle: 0, other: 0 };
-  gpus.state.forEach((each, i) => {
-    if (each === "mix" || each === "full") found.used++;
-    else if (each === "idle" && !servers[gpus.server[i]].stale) found.idle++;
-    else found.other++;
-  });
-  return found;
-}
-
 function figures(servers, gpus) {
-  const { used, idle, other } = counts(servers, gpus);
+  const { used, idle, other, granted, capacity, busy, power } = pool();
   const count = gpus.server.length;
-  const live = gpus.busy.map((each, i) => (servers[gpus.server[i]].stale ? null : each)).filter(known);
-  const busy = live.length ? sum(live) / live.length : null;
-  const granted = sum(gpus.granted);
-  const capacity = sum(gpus.capacity);
-  const watts = gpus.power.filter(known);
   return facts([
     ["GPUs in use", number(used), `of ${number(count)}`, html`${bar([[(100 * used) / (count || 1), "a"], [(100 * idle) / (count || 1), "b"], [(100 * other) / (count || 1), "c"]])}<span>${idle} idle${other ? `, ${other} not to be had` : ""}</span>`],
-    ["Busy, mean", known(busy) ? Math.round(busy) : "–", "%", html`${bar([[busy, "a"]])}<span>time in which kernels ran</span>`],
+    ["Busy, mean", known(busy) ? busy : "–", "%", html`${bar([[busy, "a"]])}<span>time in which kernels ran</span>`],
     ["Memory granted", size(granted), `of ${size(capacity)}`, html`${bar([[(100 * granted) / (capacity || 1), "a"]])}<span>${percent((100 * granted) / (capacity || 1))}</span>`],
     ["Leases", number(pool().leases), "", pool().waiting ? html`<a href="/waiting">${plural(pool().waiting, "request waits", "requests wait")}</a>` : "nobody waits"],
-    watts.length ? ["Power", number(sum(watts) / 1000, 1), "kW", plural(watts.length, "GPU measures it", "GPUs measure it")] : ["Servers", number(servers.length - servers.filter((s) => s.stale).length), `of ${servers.length} answer`, pool().leader ? `${pool().leader} leads` : "no leader"],
+    known(power) ? ["Power", number(power / 1000, 1), "kW", plural(pool().power_count, "GPU measures it", "GPUs measure it")] : ["Servers", number(pool().answer), `of ${servers.length} answer`, pool().leader ? `${pool().leader} leads` : "no leader"],
   ]);
 }
 
@@ -97,7 +80,7 @@ function gpuTable(servers) {
   return dataTable("All GPUs", list, [
     { key: "gpu", title: "GPU", cell: (g) => gpuLink(g.name, g.index), sort: (g) => `${g.name} ${g.index}` },
     { key: "model", title: "Model", cell: (g) => g.model, sort: (g) => g.model, narrow: true },
-    { key: "state", title: "State", cell: (g) => state(serverState(g)), sort: (g) => g.state },
+    { key: "state", title: "State", cell: (g) => state(g.state), sort: (g) => g.state },
     { key: "busy", title: "Busy", num: true, cell: (g) => percent(g.busy), sort: (g) => g.busy },
     { key: "granted", title: "Granted", num: true, cell: (g) => size(g.granted), sort: (g) => g.granted },
     { key: "leases", title: "Leases", num: true, cell: (g) => g.leases, sort: (g) => g.leases, narrow: true },

@@ -2,7 +2,7 @@
 
 import { cells, chart } from "../chart.js";
 import { bytes, full, known, number, percent, plural, rate, since, size } from "../format.js";
-import { bar, dataTable, facts, filterField, gpuLink, html, leaseLink, none, nothing, pairs, panel, serverLink, serverState, state, userLink, withBar } from "../parts.js";
+import { bar, dataTable, facts, filterField, gpuLink, html, leaseLink, none, nothing, pairs, panel, serverLink, state, userLink, withBar } from "../parts.js";
 import { drain, mayDrain, undrain } from "../orders.js";
 import { recent } from "../recent.js";
 import { ask, rows } from "../store.js";
@@ -45,7 +45,7 @@ function everything() {
   const list = withGpus();
   const columns = [
     { key: "name", title: "Server", cell: (s) => serverLink(s.name), sort: (s) => s.name },
-    { key: "state", title: "State", cell: (s) => html`${state(serverState(s))}${s.stale > 1 ? html` <span class="faint">for ${since(s.stale)}</span>` : nothing}`, sort: (s) => serverState(s) },
+    { key: "state", title: "State", cell: (s) => html`${state(s.state)}${s.stale > 1 ? html` <span class="faint">for ${since(s.stale)}</span>` : nothing}`, sort: (s) => s.state },
     { key: "gpus", title: "GPUs", cell: (s) => (s.gpus.length ? cells(s.gpus, s.stale) : html`<span class="faint">none</span>`), sort: (s) => s.gpus.length },
     { key: "model", title: "Model", cell: (s) => [...new Set(s.gpus.map((g) => g.model))].join(", ") || "–", sort: (s) => s.gpus.map((g) => g.model).join(), narrow: true },
     { key: "busy", title: "Busy", num: true, cell: (s) => percent(s.busy), sort: (s) => s.busy },
@@ -64,7 +64,7 @@ export function gpuColumns(named = true) {
   return [
     { key: "gpu", title: "GPU", cell: (g) => (named ? gpuLink(g.name, g.index) : html`<a class="name" href="/gpus/${encodeURIComponent(g.name)}/${g.index}">GPU ${g.index}</a>`), sort: (g) => `${g.name} ${g.index}` },
     { key: "model", title: "Model", cell: (g) => html`${g.model} ${g.kind ? html`<span class="tag">${g.kind}</span>` : nothing}`, sort: (g) => g.model, narrow: true },
-    { key: "state", title: "State", cell: (g) => html`${state(serverState(g))}${g.fault ? html` <span class="faint">${g.fault}</span>` : nothing}`, sort: (g) => g.state },
+    { key: "state", title: "State", cell: (g) => html`${state(g.state)}${g.fault ? html` <span class="faint">${g.fault}</span>` : nothing}`, sort: (g) => g.state },
     { key: "busy", title: "Busy", num: true, cell: (g) => percent(g.stale ? null : g.busy), sort: (g) => (g.stale ? null : g.busy) },
     { key: "granted", title: "Granted", cell: (g) => withBar(`${size(g.granted)} of ${size(g.capacity)}`, [[(100 * g.granted) / (g.capacity || 1), "a"], [(100 * g.foreign) / (g.capacity || 1), "c"]]), sort: (g) => g.granted },
     { key: "used", title: "Used", num: true, cell: (g) => size(g.stale ? null : g.used), sort: (g) => g.used, narrow: true },
@@ -117,7 +117,7 @@ function one(name) {
   const data = charts ? charts.data : { t: [], series: {} };
   const order = !mayDrain() ? nothing : server.state === "drain" ? html`<button type="button" @click=${() => undrain(server.name)}>Undrain</button>` : html`<button type="button" @click=${() => drain(server.name)}>Drain</button>`;
   return html`
-    <div class="filters">${state(serverState(server))} <span class="tag">${server.role}</span>
+    <div class="filters">${state(server.state)} <span class="tag">${server.role}</span>
       ${server.reason ? html`<span class="muted">${server.reason}</span>` : nothing}
       <span class="right no-print"><a class="button" href=${`/history?${new URLSearchParams({ of: server.name, span: "24h", m: "busy" })}`}>Charts of 24 h</a> ${order}</span></div>
     ${server.stale ? html`<p class="notice fail">It says nothing${server.stale > 1 ? html` since ${full(server.stale)}, ${since(server.stale)} ago` : ""}. What is below is the last that it said.</p>` : nothing}
