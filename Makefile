@@ -280,7 +280,7 @@ test-cupy: $(VENV)/installed-dev
 
 docs: $(VENV)/installed
 	$(BIN)/python -m gpupool.cli.reference > docs/cli.md
-	$(BIN)/python -m gpupool.monitoring.metrics_page > docs/metrics.md
+	$(BIN)/python -m gpupool.monitoring.metrics_page docs/metrics.md
 	$(BIN)/python packaging/site/error_sentences.py > docs/errors.md
 
 $(VENV)/site/installed: $(BIN)/python requirements/docs.txt

@@ -1,34 +1,16 @@
 """Asking a pool what leases cost, for the command line and the page: records and old policies."""
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from gpupool.monitoring.accounting import Range
 from gpupool.monitoring.costs import Timeline, costs_of
+from gpupool.monitoring.usage_asking import Asked
 from gpupool.monitoring.usage_report import Report, live_records
 from gpupool.pool.model.state import LeaseRecord
 from gpupool.pool.policy.prices import prices_of
 from gpupool.pool.record_query import FAR, RecordQuery
 from gpupool.pool.transitions.policy_versions import unpack_text
 from gpupool.pool.view import PoolView
-from gpupool.remoting.client.usage_query import UsageAnswer
-from gpupool.remoting.protocol import messages as m
-
-
-class HasPolicies(Protocol):
-    """What is asked for prices."""
-
-    async def policy(self, version: int = 0) -> m.PolicyIs: ...  # noqa: D102
-    async def policy_history(self) -> Sequence[m.PolicyIs]: ...  # noqa: D102
-
-
-class Asked(HasPolicies, Protocol):
-    """What is asked: a client's ``Pool``, or the page's source of data."""
-
-    def user(self) -> str: ...  # noqa: D102
-    def is_operator(self) -> bool: ...  # noqa: D102
-    async def usage(self, query: RecordQuery) -> UsageAnswer: ...  # noqa: D102
 
 
 async def with_costs(pool: Asked, view: PoolView, query: RecordQuery, report: Report) -> Report:
@@ -48,7 +30,7 @@ async def with_costs(pool: Asked, view: PoolView, query: RecordQuery, report: Re
     return replace(report, costs=costs_of(records, query.by, within, timeline))
 
 
-async def price_timeline(pool: HasPolicies, within: Range) -> Timeline:
+async def price_timeline(pool: Asked, within: Range) -> Timeline:
     """Return the prices that were in force in a range.
 
     Raises:

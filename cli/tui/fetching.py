@@ -6,12 +6,12 @@ from functools import reduce
 
 import trio
 
-from gpupool.cli.lib.usage_asking import FoundUsage, ask_usage
 from gpupool.cli.tui.answers import CHARTS, ChartData, Charts, chart_of
 from gpupool.cli.tui.keys import DAY_S, Chosen, Mode, UiState
 from gpupool.cli.tui.live_state import LiveView
 from gpupool.cli.tui.panels import chosen_server
 from gpupool.cli.tui.trends import POOL_SPAN_S, SLOT_S, SLOTS
+from gpupool.monitoring.usage_asking import FoundUsage, ask_usage
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.history_query import HistoryPage, HistoryQuery, SampleSum
 from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId
@@ -216,10 +216,12 @@ def _servers_of(detail: Chosen, view: PoolView) -> Sequence[ServerId]:
 async def _lease(screen: LiveView, pool: Pool, name: str) -> None:
     from gpupool.monitoring.usage_report import lease_report
 
+    view = screen.collector.watch.view
+    assert view is not None  # a lease of it was chosen
     lease = LeaseId(int(name))
     query = RecordQuery(since=Milliseconds(0), until=FAR, lease=lease, by="")
     try:
-        found = await ask_usage(pool, query)
+        found = await ask_usage(pool, view, query)
     except GpupoolError as error:
         screen.answers.leases[name] = (str(error),)
     else:
@@ -238,7 +240,7 @@ async def _usage(screen: LiveView, pool: Pool) -> None:
         return
     since = Milliseconds(view.now - 1000 * USAGE_SPAN_S)
     try:
-        found = await ask_usage(pool, RecordQuery(since=since, until=FAR, by="user"))
+        found = await ask_usage(pool, view, RecordQuery(since=since, until=FAR, by="user"))
     except GpupoolError as error:
         screen.answers.usage = (str(error),)
     else:

@@ -4,29 +4,32 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import reduce
 
-import trio
-
 from gpupool.monitoring.accounting import Range, total
-from gpupool.monitoring.cost_asking import price_timeline, with_costs
+from gpupool.monitoring.cost_asking import price_timeline
 from gpupool.monitoring.history.capacity_report import as_plain as capacity_plain
 from gpupool.monitoring.history.capacity_report import capacity_report
 from gpupool.monitoring.history.sample_figures import figures_of, lease_lines
+from gpupool.monitoring.usage_asking import (
+    FoundUsage,
+    ask_usage,
+    problems_of,
+    records_of,
+    silent_servers,
+)
 from gpupool.monitoring.usage_report import (
     LIVE,
     as_csv,
     as_plain,
     away_ms,
-    parts_of_lease,
     plain_row,
-    pool_report,
 )
 from gpupool.monitoring.web.pool_source import PoolSource
-from gpupool.pool.errors import GpupoolError, UsageError
+from gpupool.pool.errors import UsageError
 from gpupool.pool.history_query import HistoryQuery, SampleSum
-from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId, lease_name
+from gpupool.pool.model.ids import LeaseId, Milliseconds, lease_name
 from gpupool.pool.model.policy import UNIT
 from gpupool.pool.model.state import LeaseRecord
-from gpupool.pool.record_query import FAR, KEYS, RecordQuery, samples_of
+from gpupool.pool.record_query import FAR, KEYS, RecordQuery
 from gpupool.pool.view import PoolView, visible
 from gpupool.remoting.client.history_answers import HistoryAnswer
 from gpupool.remoting.client.usage_query import UsageAnswer
@@ -52,12 +55,10 @@ def query_of(asked: Mapping[str, str]) -> RecordQuery:
 
 async def ask_report(source: PoolSource, asked: Mapping[str, str]) -> dict[str, object]:
     """Return sums by a key, with what is missing, and what they cost if that is asked."""
-    view, query = source.known().view, query_of(asked)
-    answer, measured = await _ask_both(source, view, query)
-    report = pool_report(view, answer, query, _viewer(source), _sums(measured))
-    if asked.get("cost") == "1":
-        report = await with_costs(source, view, query, report)
-    return {**as_plain(report), **_missing(view, answer, measured), "csv": as_csv(report)}
+    cost = asked.get("cost") == "1"
+    found = await ask_usage(source, source.known().view, query_of(asked), cost=cost)
+    assert found.report is not None  # no lease was asked for
+    return {**as_plain(found.report), **_missing(found), "csv": as_csv(found.report)}
 
 
 async def ask_capacity(source: PoolSource, asked: Mapping[str, str]) -> dict[str, object]:
@@ -76,94 +77,51 @@ async def ask_capacity(source: PoolSource, asked: Mapping[str, str]) -> dict[str
     if costs is not None:
         costs = replace(costs, rows={visible(key): each for key, each in costs.rows.items()})
     told = capacity_plain(replace(report, rows=rows, costs=costs))
-    return {**told, **_missing(view, UsageAnswer(), answer)}
+    return {**told, **_missing(_lacking(view, answer))}
 
 
 async def ask_records(source: PoolSource, asked: Mapping[str, str]) -> dict[str, object]:
     """Return parts of leases that are over, the latest first."""
     view = source.known().view
-    answer = await _ask(source, view, replace(query_of(asked), by=""))
+    answer = await source.usage(records_of(replace(query_of(asked), by=""), view))
     records = answer.records[::-1]
     return {
         "records": [_plain_record(each) for each in records[:RECORDS_MAX]],
         "cut": max(0, len(records) - RECORDS_MAX),
-        **_missing(view, answer),
+        **_missing(_lacking(view, answer)),
     }
 
 
 async def ask_lease(source: PoolSource, lease: LeaseId) -> dict[str, object]:
     """Return all parts of one lease, over or not."""
-    view, query = source.known().view, RecordQuery(lease=lease)
-    answer, measured = await _ask_both(source, view, query)
-    parts = parts_of_lease(view, answer, query, _viewer(source))
-    if not parts:
+    found = await ask_usage(source, source.known().view, RecordQuery(lease=lease))
+    if not found.parts:
         raise UsageError(f"nothing is known of a lease {lease_name(lease)} that you may see")
-    whole, sums = total(parts, Range()), _sums(measured)
-    known = reduce(SampleSum.plus, sums) if sums else None
+    whole = total(found.parts, Range())
+    known = reduce(SampleSum.plus, found.samples) if found.samples else None
     return {
         "lease": lease_name(lease),
-        "parts": [_plain_record(each) for each in parts],
+        "parts": [_plain_record(each) for each in found.parts],
         "total": plain_row(whole, figures_of(known, whole.gpu_hours)),
-        "lines": [visible(line) for line in lease_lines(parts, known, whole.gpu_hours)],
-        **_missing(view, answer, measured),
+        "lines": [visible(line) for line in lease_lines(found.parts, known, whole.gpu_hours)],
+        **_missing(found),
     }
 
 
-def _viewer(source: PoolSource) -> str | None:
-    """Return whose leases are shown; None for everybody's."""
-    return None if source.is_operator() else source.user()
+def _lacking(view: PoolView, answer: UsageAnswer | HistoryAnswer) -> FoundUsage:
+    pages = answer.answered if isinstance(answer, UsageAnswer) else answer.pages
+    return FoundUsage(
+        missing=answer.missing if isinstance(answer, UsageAnswer) else (),
+        silent=silent_servers(view, answer.silent),
+        problems=problems_of(view, pages.items()),
+    )
 
 
-async def _ask(source: PoolSource, view: PoolView, query: RecordQuery) -> UsageAnswer:
-    if view.record_count:
-        return await source.usage(replace(query, through=view.record_count))
-    return await source.usage(replace(query, count=0, through=0))
-
-
-async def _ask_both(
-    source: PoolSource, view: PoolView, query: RecordQuery
-) -> tuple[UsageAnswer, HistoryAnswer]:
-    """Ask for records and for samples at once; each question waits for servers that are dead."""
-    asked = samples_of(query, view.now)
-    measured = HistoryAnswer({})
-    answers: list[UsageAnswer] = []
-    failures: list[GpupoolError] = []
-
-    async def ask_records_of() -> None:
-        try:
-            answers.append(await _ask(source, view, query))
-        except GpupoolError as error:
-            failures.append(error)
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(ask_records_of)
-        try:
-            measured = await source.history(asked)
-        except GpupoolError as error:
-            failures.append(error)
-    if failures:
-        raise failures[0]
-    return answers[0], measured
-
-
-def _sums(measured: HistoryAnswer) -> list[SampleSum]:
-    return [each for page in measured.pages.values() for each in page.sums]
-
-
-def _missing(
-    view: PoolView, answer: UsageAnswer, measured: HistoryAnswer | None = None
-) -> dict[str, object]:
-    names: dict[ServerId, str] = {each.id: each.name for each in view.servers}
-    silent = {**(measured.silent if measured else {}), **answer.silent}
-    pages = [*answer.answered.items(), *(measured.pages.items() if measured else ())]
+def _missing(found: FoundUsage) -> dict[str, object]:
     return {
-        "silent": {visible(names.get(k, k)): visible(why) for k, why in silent.items()},
-        "missing": sum(last - first + 1 for first, last in answer.missing),
-        "problems": [
-            f"{visible(names.get(k, k))}: {visible(page.problem)}"
-            for k, page in pages
-            if page.problem
-        ],
+        "silent": {visible(name): visible(why) for name, why in found.silent.items()},
+        "missing": sum(last - first + 1 for first, last in found.missing),
+        "problems": [visible(each) for each in found.problems],
     }
 
 

@@ -115,7 +115,7 @@ def test_names_kinds_and_labels_are_those_that_are_recorded() -> None:
 
 def test_the_page_says_what_is_declared() -> None:
     written_page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
-    assert written_page == page(), "make docs writes it anew"
+    assert written_page == page(written_page), "make docs writes it anew"
 
 
 def test_only_what_is_known_is_said() -> None:

@@ -16,7 +16,7 @@ from gpupool.cli.lib.connect import operate, run_async
 from gpupool.cli.lib.option_types import NAME_TYPE, Parsed
 from gpupool.cli.lib.output import print_json
 from gpupool.cli.lib.time_spans import check_span, parse_since, span_options
-from gpupool.cli.lib.usage_asking import FoundUsage, ask_costs, ask_usage
+from gpupool.monitoring.usage_asking import FoundUsage, ask_usage
 from gpupool.pool.errors import ExitCode, StorageError, UnknownNameError, UsageError
 from gpupool.pool.history_query import SampleSum
 from gpupool.pool.model.ids import LeaseId, Milliseconds
@@ -191,8 +191,10 @@ def _show_week(credentials: str | None, *, as_json: bool, strict: bool) -> None:
 
     async def ask() -> list[FoundUsage]:
         async with connected(credentials) as pool:
+            view = await pool.view()
             return [
-                await ask_usage(pool, replace(query, by=by)) for by in ("class", "user", "lease")
+                await ask_usage(pool, view, replace(query, by=by))
+                for by in ("class", "user", "lease")
             ]
 
     found = run_async(ask)
@@ -208,8 +210,7 @@ def _show_week(credentials: str | None, *, as_json: bool, strict: bool) -> None:
 
 async def _ask(credentials: str | None, query: RecordQuery, *, cost: bool) -> FoundUsage:
     async with connected(credentials) as pool:
-        found = await ask_usage(pool, query)
-        return await ask_costs(pool, query, found) if cost else found
+        return await ask_usage(pool, await pool.view(), query, cost=cost)
 
 
 def _show(
