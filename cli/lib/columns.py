@@ -106,20 +106,32 @@ def _optional(value: float | None, unit: str = "", digits: int = 0) -> str:
     return NOT_KNOWN if value is None else f"{value:.{digits}f}{unit}"
 
 
-def _number(
+def _figure(
     title: str,
     read: Callable[[R], float | None],
-    unit: str = "",
+    text: Callable[[float], str],
     *,
-    live: bool = True,
-    digits: int = 0,
+    live: bool = False,
+    seldom: bool = False,
 ) -> Column[R]:
-    """Return a column of numbers that sorts by the largest first."""
+    """Return a column of figures, some of them not known, that sorts by the largest first."""
 
     def cell(row: R, _glyphs: Glyphs) -> Cell:
-        return Cell(_optional(read(row), unit, digits))
+        value = read(row)
+        unknown = "" if seldom else NOT_KNOWN
+        return Cell(unknown if value is None else text(value))
 
-    return Column(title, cell, lambda row: -(read(row) or 0), right=True, live=live)
+    return Column(title, cell, lambda row: -(read(row) or 0), right=True, live=live, seldom=seldom)
+
+
+def _number(
+    title: str, read: Callable[[R], float | None], unit: str = "", digits: int = 0
+) -> Column[R]:
+    return _figure(title, read, lambda value: f"{value:.{digits}f}{unit}", live=True)
+
+
+def _size(title: str, read: Callable[[R], float | None], *, live: bool = True) -> Column[R]:
+    return _figure(title, read, lambda value: size_text(int(value)), live=live)
 
 
 def _known(title: str, read: Callable[[R], str], *, wide: bool = False) -> Column[R]:
@@ -182,7 +194,7 @@ SERVER_COLUMNS: tuple[Column[ServerRow], ...] = (
         lambda r, glyphs: _memory_cell(r.granted, r.capacity, glyphs),
         lambda r: -r.granted,
     ),
-    _number("LEASES", lambda r: r.server.lease_count, live=False),
+    _figure("LEASES", lambda r: r.server.lease_count, str),
     _number("POWER", lambda r: r.power_w, "W"),
     _number("TEMP", lambda r: r.temperature_c, "C"),
     Column(
@@ -252,21 +264,8 @@ GPU_COLUMNS: tuple[Column[GpuRow], ...] = (
         lambda r, glyphs: _memory_cell(r.gpu.memory_granted, r.gpu.capacity, glyphs),
         lambda r: -r.gpu.memory_granted,
     ),
-    Column(
-        "FREE",
-        lambda r, _: Cell(NOT_KNOWN if r.free is None else size_text(r.free)),
-        lambda r: -(r.free or 0),
-        right=True,
-    ),
-    Column(
-        "USED",
-        lambda r, _: Cell(
-            size_text(r.telemetry.memory_used) if r.telemetry is not None else NOT_KNOWN
-        ),
-        lambda r: -(r.telemetry.memory_used if r.telemetry is not None else 0),
-        right=True,
-        live=True,
-    ),
+    _size("FREE", lambda r: r.free, live=False),
+    _size("USED", _measured(lambda t: t.memory_used)),
     _number("TEMP", _measured(lambda t: t.temperature_c), "C"),
     _number("POWER", _measured(lambda t: t.power_w), "W"),
     _number("ECC", _measured(lambda t: t.ecc_errors)),
@@ -275,36 +274,13 @@ GPU_COLUMNS: tuple[Column[GpuRow], ...] = (
     Column("LABELS", lambda r, _: Cell(_labels(r.server)), lambda r: _labels(r.server), wide=True),
     Column("UUID", lambda r, _: Cell(r.gpu.id, "dim"), lambda r: r.gpu.id, wide=True),
     _known("OWNER", _owners),
-    Column(
-        "AGE",
-        lambda r, _: Cell(_duration(r.held_s)),
-        lambda r: -(r.held_s or 0.0),
-        right=True,
-    ),
+    _figure("AGE", lambda r: r.held_s, duration_text),
     Column("FAULT", lambda r, _: _trouble_cell(r.gpu), lambda r: r.gpu.fault or r.gpu.drain),
 )
 
 
 LATENCY_BOUND_S = 0.2
 """A client that waits for the wire so much of each second is slow for that reason."""
-
-
-def _measured_size(title: str, read: Callable[[AnyLease], float | None]) -> Column[AnyLease]:
-    """Return a column of bytes that may not be known."""
-
-    def cell(row: AnyLease, _glyphs: Glyphs) -> Cell:
-        value = read(row)
-        return Cell(NOT_KNOWN if value is None else size_text(int(value)))
-
-    return Column(title, cell, lambda row: -(read(row) or 0), right=True, live=True)
-
-
-def _times(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor
-
-
-def _duration(seconds: float | None) -> str:
-    return NOT_KNOWN if seconds is None else duration_text(seconds)
 
 
 def gpus_text(row: AnyLease) -> str:
@@ -353,44 +329,21 @@ LEASE_COLUMNS: tuple[Column[AnyLease], ...] = (
     Column(
         "CLASS", lambda r, _: Cell(r.source.user_class), lambda r: r.source.user_class, seldom=True
     ),
-    Column(
-        "PRIORITY",
-        lambda r, _: Cell("" if r.priority is None else str(r.priority)),
-        lambda r: -(r.priority or 0),
-        right=True,
-        seldom=True,
-    ),
+    _figure("PRIORITY", lambda r: r.priority, str, seldom=True),
     Column("GPUS", lambda r, _: Cell(gpus_text(r)), gpus_text),
-    Column(
-        "MEMORY",
-        lambda r, _: Cell(size_text(r.memory) if r.memory else NOT_KNOWN),
-        lambda r: -r.memory,
-        right=True,
-    ),
+    _size("MEMORY", lambda r: r.memory or None, live=False),
     Column("SHARE", _share_cell, lambda r: -(r.figures.share_got or 0.0), right=True, seldom=True),
-    Column("AGE", lambda r, _: Cell(duration_text(r.age_s)), lambda r: -r.age_s, right=True),
-    Column(
-        "FREE IN",
-        lambda r, _: Cell("" if r.free_in_s is None else duration_text(r.free_in_s)),
-        lambda r: -(r.free_in_s or 0.0),
-        right=True,
-        seldom=True,
-    ),
-    _measured_size("USED", lambda r: r.figures.memory_used),
-    _measured_size("UP/S", lambda r: r.rate.up_per_s if r.rate else None),
-    _measured_size("DOWN/S", lambda r: r.rate.down_per_s if r.rate else None),
+    _figure("AGE", lambda r: r.age_s, duration_text),
+    _figure("FREE IN", lambda r: r.free_in_s, duration_text, seldom=True),
+    _size("USED", lambda r: r.figures.memory_used),
+    _size("UP/S", lambda r: r.rate.up_per_s if r.rate else None),
+    _size("DOWN/S", lambda r: r.rate.down_per_s if r.rate else None),
     _number("CALLS/S", lambda r: r.rate.calls_per_s if r.rate else None),
     _number("WAITS/S", lambda r: r.rate.waits_per_s if r.rate else None),
-    _number("RTT", lambda r: _times(r.figures.rtt_us, 0.001), "ms", digits=2),
+    _figure("RTT", lambda r: r.figures.rtt_us, lambda us: f"{us / 1000:.2f}ms", live=True),
     Column("WIRE", _wire_cell, lambda r: -(_wire(r) or 0.0), live=True),
     Column("BUSY", _busy_cell, lambda r: -(r.figures.busy or 0.0), right=True, live=True),
-    Column(
-        "IDLE",
-        lambda r, _: Cell(_duration(r.figures.idle_s)),
-        lambda r: -(r.figures.idle_s or 0.0),
-        right=True,
-        live=True,
-    ),
+    _figure("IDLE", lambda r: r.figures.idle_s, duration_text, live=True),
     Column("CLIENT", lambda r, _: Cell(r.source.client), lambda r: r.source.client, wide=True),
     Column("PROGRAM", lambda r, _: Cell(r.source.program), lambda r: r.source.program),
     Column("REASON", lambda r, _: Cell(r.reason), lambda r: r.reason),

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from gpupool.monitoring.health.health_history import merged, unknown_before
 from gpupool.monitoring.web.health_words import LEVELS
-from gpupool.monitoring.web.history_series import asked_span
+from gpupool.monitoring.web.history_series import asked_span, lacking
 from gpupool.monitoring.web.pool_source import PoolSource
 from gpupool.pool.history_query import HistoryQuery
 from gpupool.pool.view import visible
@@ -22,7 +22,6 @@ async def ask_checks(source: PoolSource, asked: Mapping[str, str]) -> dict[str, 
     names = {each.id: visible(each.name) for each in view.servers}
     gpus = {str(gpu.id): f"GPU {gpu.index}" for each in view.servers for gpu in each.gpus}
     rows = merged(answer.pages, names)
-    problems = {names.get(k, k): page.problem for k, page in answer.pages.items() if page.problem}
     return {
         "rows": [
             {
@@ -38,6 +37,5 @@ async def ask_checks(source: PoolSource, asked: Mapping[str, str]) -> dict[str, 
         ],
         "more": len(rows) > ROWS_MAX or any(page.more for page in answer.pages.values()),
         "unknown": unknown_before(answer.pages, names, since),
-        "silent": {names.get(k, k): visible(why) for k, why in answer.silent.items()},
-        "problems": [f"{name}: {visible(text)}" for name, text in problems.items()],
+        **lacking(view, answer),
     }

@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 
 from gpupool.monitoring.history.history_report import find_subject, lines_of, metrics_of
+from gpupool.monitoring.usage_asking import problems_of, silent_servers
 from gpupool.monitoring.web.pool_source import PoolSource
 from gpupool.pool.errors import UsageError
 from gpupool.pool.history_query import HistoryQuery
 from gpupool.pool.model.ids import Milliseconds, ServerId
-from gpupool.pool.view import visible
+from gpupool.pool.view import PoolView, visible
+from gpupool.remoting.client.history_answers import HistoryAnswer
 
 POINTS_MAX = 700
 """Of one series: about as many as a chart has pixels to show."""
@@ -34,7 +36,6 @@ async def ask_series(source: PoolSource, asked: Mapping[str, str]) -> dict[str, 
     answer = await source.history(query, found.servers)
     names: dict[ServerId, str] = {each.id: visible(each.name) for each in snapshot.view.servers}
     metric = known[name]
-    problems = {names.get(k, k): page.problem for k, page in answer.pages.items() if page.problem}
     return {
         "title": visible(found.title),
         "metric": name,
@@ -49,8 +50,16 @@ async def ask_series(source: PoolSource, asked: Mapping[str, str]) -> dict[str, 
             }
             for line in lines_of(found, metric, answer.pages, names)
         ],
-        "silent": {names.get(k, k): visible(why) for k, why in answer.silent.items()},
-        "problems": [f"{name}: {visible(text)}" for name, text in problems.items()],
+        **lacking(snapshot.view, answer),
+    }
+
+
+def lacking(view: PoolView, answer: HistoryAnswer) -> dict[str, object]:
+    """Return what an answer lacks: the servers that did not give one, and what others say of it."""
+    silent = silent_servers(view, answer.silent)
+    return {
+        "silent": {visible(name): visible(why) for name, why in silent.items()},
+        "problems": [visible(text) for text in problems_of(view, answer.pages.items())],
     }
 
 
