@@ -61,12 +61,15 @@ def status(credentials: str | None, wide: bool, in_ascii: bool, as_json: bool) -
         return code
     glyphs = _glyphs(in_ascii)
     _print_summary(snapshot)
-    print_table(SERVER_COLUMNS, snapshot.servers, wide=wide, glyphs=glyphs)
-    leases = snapshot.all_leases
-    if leases:
-        stdout_console().print()
-        print_table(LEASE_COLUMNS, leases, wide=wide, glyphs=glyphs)
+    _print_lists(snapshot, wide=wide, glyphs=glyphs)
     return code
+
+
+def _print_lists(snapshot: PoolSnapshot, *, wide: bool, glyphs: Glyphs, live: bool = False) -> None:
+    print_table(SERVER_COLUMNS, snapshot.servers, wide=wide, glyphs=glyphs, live=live)
+    if snapshot.all_leases:
+        click.echo()
+        print_table(LEASE_COLUMNS, snapshot.all_leases, wide=wide, glyphs=glyphs)
 
 
 def _print_summary(snapshot: PoolSnapshot) -> None:
@@ -221,12 +224,7 @@ def top(
         print_frame(fetch_snapshot(credentials), glyphs, wide=wide)
         return None
     if once or not live:
-        snapshot = fetch_snapshot(credentials)
-        print_table(SERVER_COLUMNS, snapshot.servers, wide=wide, glyphs=glyphs, live=True)
-        leases = snapshot.all_leases
-        if leases:
-            click.echo()
-            print_table(LEASE_COLUMNS, leases, wide=wide, glyphs=glyphs, live=False)
+        _print_lists(fetch_snapshot(credentials), wide=wide, glyphs=glyphs, live=True)
         return None
     from gpupool.cli.tui.live_view import Options, watch
 

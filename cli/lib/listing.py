@@ -1,6 +1,7 @@
 """Tables on stdout, for terminals and for pipes; and the one request behind them."""
 
 from collections.abc import Callable, Sequence
+from itertools import compress
 from typing import TYPE_CHECKING, TypeVar
 
 import click
@@ -68,29 +69,18 @@ def print_table(
     live: bool = False,
 ) -> None:
     """Print rows below a header; columns are separated by two spaces, and never cut on a pipe."""
-    from rich.text import Text
+    from gpupool.cli.lib.table_lines import table_lines
 
     shown = chosen_columns(columns, wide=wide, live=live)
     cells = cells_of(shown, rows, glyphs)
     # A column of which nothing is known only takes room.
     keep = [
-        at
+        not (rows or column.seldom)
+        or bool({line[at].text for line in cells} - {"", NOT_KNOWN if column.live else ""})
         for at, column in enumerate(shown)
-        if not (rows or column.seldom)
-        or {line[at].text for line in cells} - {"", NOT_KNOWN if column.live else ""}
     ]
-    widths = [max([len(shown[at].title), *(len(line[at].text) for line in cells)]) for at in keep]
     console = stdout_console()
-
-    def line(parts: Sequence[tuple[str, str]]) -> Text:
-        text = Text(no_wrap=True)
-        for at, width, (word, style) in zip(keep, widths, parts, strict=True):
-            pad = " " * (width - len(word))
-            text.append(pad + word if shown[at].right else word, style)
-            text.append("  " if shown[at].right else pad + "  ")
-        text.rstrip()
-        return text
-
-    console.print(line([(shown[at].title, "dim") for at in keep]), overflow="ellipsis")
-    for row in cells:
-        console.print(line([(row[at].text, row[at].style) for at in keep]), overflow="ellipsis")
+    kept = [[*compress(line, keep)] for line in cells]
+    for line in table_lines([*compress(shown, keep)], kept, margin=""):
+        line.rstrip()
+        console.print(line, overflow="ellipsis")

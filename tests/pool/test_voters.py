@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from gpupool.cli.tui.screen import quorum_counts
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.codec import decode
 from gpupool.pool.model.ids import Incarnation, Milliseconds, ServerId, TokenId
@@ -120,7 +119,7 @@ def test_voters_that_cannot_be_counted_on_are_no_part_of_the_quorum() -> None:
         alarm="entry 7 is lost",
     )
     view = build_view(pool.state, ill, answered_by=ServerId("s0"), now_ms=1000)
-    assert quorum_counts(view) == (2, 3)
+    assert (view.raft.reached(view.answered_by), len(view.raft.voters)) == (2, 3)
     name = pool.state.servers[s2].name
     told = [text.removeprefix(ALARM) for text in view.warnings if text.startswith(ALARM)]
     assert told == [f"{name} does not count as a voter: it is an old copy", "entry 7 is lost"]

@@ -1,5 +1,9 @@
-"""Lines of a table on a screen: columns as wide as needed, a reason before other columns. Pure."""
+"""Lines of a table, for lists and screens: columns as wide as needed. Pure.
 
+On a screen other columns give way to a reason.
+"""
+
+import sys
 from collections.abc import Iterable, Sequence
 from itertools import compress
 from typing import Any
@@ -22,7 +26,10 @@ REASON_WIDTH_MIN = 30
 
 
 def table_lines(
-    columns: Sequence[Column[Any]], cells: Sequence[Sequence[Cell]], width: int
+    columns: Sequence[Column[Any]],
+    cells: Sequence[Sequence[Cell]],
+    width: int = sys.maxsize,
+    margin: str = " ",
 ) -> list[Text]:
     """Return a header and a line for each row."""
     widths = [len(column.title) for column in columns]
@@ -33,6 +40,7 @@ def table_lines(
 
     def kept(line: Sequence[Cell]) -> Text:
         return _line(
+            margin,
             [line[at] for at in keep],
             [widths[at] for at in keep],
             [columns[at].right for at in keep],
@@ -70,8 +78,8 @@ def _columns_that_fit(
     return keep
 
 
-def _line(cells: Sequence[Cell], widths: Sequence[int], right: Sequence[bool]) -> Text:
-    parts: list[tuple[str, str]] = [(" ", "")]
+def _line(margin: str, cells: Sequence[Cell], widths: Sequence[int], right: Sequence[bool]) -> Text:
+    parts: list[tuple[str, str]] = [(margin, "")]
     for at, cell in enumerate(cells):
         pad = " " * (widths[at] - len(cell.text))
         parts.append((pad, "") if right[at] else (cell.text, cell.style))
