@@ -6,6 +6,8 @@
 const SECRET = "gpupool-order-secret";
 const OLD_MS = 5000;
 const MANY_SERVERS = 100;
+export const RECENT_MS = 5000; // between two steps of what this page's program has seen
+export const NO_SERIES = { t: [], series: {} };
 
 function empty() {
   return { v: 0, values: {}, tables: {} };
@@ -125,6 +127,28 @@ export async function ask(path, body) {
   } finally {
     clearTimeout(clock);
   }
+}
+
+/**
+ * A question that is asked again once its answer is older; another key is another question.
+ * `data` is the last answer, `error` why there is none, and `of(key)` the answer to that question alone.
+ * @param {number} everyMs
+ */
+export function question(everyMs) {
+  /** @type {{key: string, next: number, data: any, error: string, of: (key: string) => any, load: (path: string, key?: string) => Promise<void>}} */
+  const it = { key: "", next: 0, data: null, error: "", of: (key) => (it.key === key ? it.data : null), load: async (path, key = path) => {
+    if (it.key !== key) Object.assign(it, { key, next: 0, data: null, error: "" });
+    if (performance.now() < it.next) return;
+    it.next = performance.now() + everyMs;
+    try {
+      const { data } = await ask(path);
+      if (it.key === key) Object.assign(it, { data, error: "" });
+    } catch (error) {
+      if (it.key === key) it.error = error.what || "No server tells.";
+    }
+    changed();
+  } };
+  return it;
 }
 
 export function mayOrder() {

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
-from tests.fake_web_pool import HOSTILE
+from tests.fake_web_pool import HOSTILE, START_MS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -303,7 +303,8 @@ def test_a_report_of_leases_up_to_the_end_of_a_day(browser: Any, served: Served)
     visit = Visit(browser, served)
     visit.open("usage?span=7d&by=lease")
     visit.page.wait_for_selector("section[aria-label='By lease']")
-    day = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    day = datetime.fromtimestamp(START_MS / 1000, UTC)
+    day = day.replace(hour=0, minute=0, second=0, microsecond=0)  # by the pool's time
     visit.page.get_by_label("Up to").fill(str((day - timedelta(days=1)).date()))
     visit.page.wait_for_function("location.search.includes('until=')")
     visit.page.wait_for_selector("text=GPU-hours")

@@ -2,28 +2,15 @@
 
 import { bytes, duration, known, when } from "../format.js";
 import { dataTable, html, none, pairs, panel, serverLink, withBar } from "../parts.js";
-import { ask, changed, logout, pool, poolNow, rows, viewer } from "../store.js";
+import { logout, pool, poolNow, question, rows, viewer } from "../store.js";
 import { missing } from "./leases.js";
 
 const DAY_MS = 86400000;
 const SOON = { ca: 180, server: 30, web: 30 }; // days, as the check "certificate" has them
 const NAMES = { ca: "The pool's CA", server: "Server", web: "Web page" };
-const kept = { next: 0, data: null, error: "" };
+const kept = question(60000);
 
-export function enter() {
-  return () => void load();
-}
-
-async function load() {
-  if (performance.now() < kept.next) return;
-  kept.next = performance.now() + 60000;
-  try {
-    Object.assign(kept, { data: (await ask("storage")).data, error: "" });
-  } catch (error) {
-    kept.error = error.what || "No server tells.";
-  }
-  changed();
-}
+export const enter = () => () => void kept.load("storage");
 
 function ends(at, name) {
   if (!known(at)) return "–";

@@ -2,22 +2,12 @@
 
 import { plural } from "../format.js";
 import { choice, dataTable, filterField, html, leaseLink, momentLink, none, nothing, panel, params, serverLink, setParams, userLink } from "../parts.js";
-import { ask, rows } from "../store.js";
+import { question, rows } from "../store.js";
 
-const audit = { next: 0, data: null, error: "" };
+const audit = question(10000);
 
-async function load() {
-  if (params().get("show") !== "audit" || performance.now() < audit.next) return;
-  audit.next = performance.now() + 10000;
-  try {
-    audit.data = (await ask("audit")).data;
-    audit.error = "";
-  } catch (error) {
-    audit.error = error.what || "No server tells.";
-  }
-}
-
-export const enter = () => () => void load();
+const load = () => void (params().get("show") === "audit" && audit.load("audit"));
+export const enter = () => load;
 
 const OF_LEASES = new Set(["granted", "ended", "notice", "moving", "suspending", "suspended", "resuming", "resumed"]);
 
@@ -40,7 +30,7 @@ export function view() {
   ];
   const empty = acts && !audit.data && !audit.error ? none("Asking the servers…") : none(audit.error || "Nothing has happened yet.");
   return html`<div class="filters">
-      ${choice("Which list", [["events", "Events"], ["audit", "Audit"]], acts ? "audit" : "events", (value) => { setParams({ show: value === "audit" ? "audit" : "", sort: "", page: "" }, { push: true }); audit.next = 0; void load(); })}
+      ${choice("Which list", [["events", "Events"], ["audit", "Audit"]], acts ? "audit" : "events", (value) => { setParams({ show: value === "audit" ? "audit" : "", sort: "", page: "" }, { push: true }); audit.next = 0; load(); })}
       ${filterField("Filter by kind, subject, text")}<span class="faint">${plural(list.length, "line", "lines")}</span></div>
     ${acts && audit.data && audit.data.dropped ? html`<p class="notice quiet">The pool has dropped ${plural(audit.data.dropped, "older act", "older acts")}; each server has them: gpupool audit --state-dir DIR</p>` : nothing}
     ${panel(acts ? "Audit" : "Events", dataTable(acts ? "Administrative acts" : "Events", list, columns, { sort: "-at", text: (e) => `${e.by || ""} ${e.kind} ${e.subject} ${e.text}`, empty }), { flush: true, aside: acts ? "every administrative act: who did what, and when" : "the latest that the pool's table has" })}`;

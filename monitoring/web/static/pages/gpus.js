@@ -7,33 +7,26 @@ import { day } from "../kept.js";
 import { happened, markTable, marked, memoryByLease } from "../marks.js";
 import { drain, mayDrain, undrain } from "../orders.js";
 import { missing } from "./leases.js";
-import { recent } from "../recent.js";
-import { ask, poolNow, rows } from "../store.js";
+import { NO_SERIES, RECENT_MS, poolNow, question, rows } from "../store.js";
 import { gpuColumns, leaseColumns, leasesOn } from "./servers.js";
 
 export let needs = [];
-let charts = null;
+const charts = question(RECENT_MS);
 const METRICS = ["busy", "sm", "tensor", "temperature", "power"];
 let past = { key: "", follow: null, marks: null };
-const detail = { key: "", data: null };
+const detail = question(0);
 
 export function enter([name, index]) {
   needs = name ? ["work"] : [];
   if (!name) return null;
   const key = `${name}/${index}`;
-  charts = null;
   if (past.key !== key) past = { key, follow: day(`${name}:${index}`, METRICS), marks: happened(`${name}:${index}`) };
-  detail.key = key;
-  detail.data = null;
   return async () => {
-    const server = rows("servers").find((each) => each.name === name);
-    if (!server) return;
+    if (!rows("servers").some((each) => each.name === name)) return;
     void past.marks();
     void past.follow();
-    charts = charts || recent({ server: server.name, gpu: index, metrics: "busy,granted,temperature,power" });
-    await charts();
-    const { data } = await ask(`server/${encodeURIComponent(server.name)}`);
-    if (detail.key === key) detail.data = data;
+    await charts.load(`recent?${new URLSearchParams({ server: name, gpu: index, metrics: "busy,granted,temperature,power" })}`, key);
+    await detail.load(`server/${encodeURIComponent(name)}`, name);
   };
 }
 
@@ -67,10 +60,11 @@ function one(name, index) {
   const servers = rows("servers");
   const server = servers[gpu.at];
   const leases = leasesOn((each, at) => each.name === server.name && at === gpu.index, servers);
-  const data = charts ? charts.data : { t: [], series: {} };
+  const data = charts.of(`${name}/${index}`) || NO_SERIES;
   const of = (metric) => data.series[metric] || [];
-  const static_ = detail.data && detail.data.server.gpus.find((each) => each.index === gpu.index);
-  const measured = static_ && detail.data.telemetry && detail.data.telemetry.gpus.find((each) => each.gpu === static_.id);
+  const own = detail.of(name);
+  const static_ = own && own.server.gpus.find((each) => each.index === gpu.index);
+  const measured = static_ && own.telemetry && own.telemetry.gpus.find((each) => each.gpu === static_.id);
   const free = static_ && !gpu.stale && !gpu.fault ? static_.memory_free / (1024 * 1024) : null;
   const xids = measured ? Object.entries(measured.xids || {}) : [];
   const some = (list) => list.some(known);

@@ -3,32 +3,20 @@
 import { duration, full, number, since, when } from "../format.js";
 import { maySilence, silence, unsilence } from "../orders.js";
 import { choice, dataTable, facts, filterField, html, mark, momentLink, none, nothing, panel, params, serverLink, setParams, state } from "../parts.js";
-import { ask, changed, pool, poolNow, rows } from "../store.js";
+import { pool, poolNow, question, rows } from "../store.js";
 
 const ORDER = { fail: 0, warn: 1, ok: 2 };
 const SPANS = [["1", "A day"], ["7", "A week"], ["30", "A month"], ["365", "A year"]];
-const EVERY_MS = 60000;
 const DAY_MS = 86400000;
-const past = { next: 0, days: "", data: null, error: "" };
+const past = question(60000);
 
 const days = () => (SPANS.some(([value]) => value === params().get("past")) ? params().get("past") : "7");
 
-async function load() {
-  if (performance.now() < past.next && past.days === days()) return;
-  if (past.days !== days()) past.data = null;
-  past.next = performance.now() + EVERY_MS;
-  const asked = (past.days = days());
+export const enter = () => () => {
   const until = Math.floor(poolNow() / 1000) * 1000;
-  try {
-    const { data } = await ask(`checks?${new URLSearchParams({ since: String(until - Number(asked) * DAY_MS), until: String(until) })}`);
-    if (asked === past.days) Object.assign(past, { data, error: "" });
-  } catch (error) {
-    past.error = error.what || "No server tells.";
-  }
-  changed();
-}
-
-export const enter = () => () => void load();
+  const span = { since: String(until - Number(days()) * DAY_MS), until: String(until) };
+  void past.load(`checks?${new URLSearchParams(span)}`, days());
+};
 
 /** What helps; a hint that is a command looks like one. */
 function hint(text) {

@@ -4,50 +4,29 @@ import { bytes, duration, full, known, micros, number, percent, plural, rate, si
 import { bar, choice, clientLink, dataTable, facts, filterField, gpuLink, html, leaseLink, none, nothing, pairs, panel, params, serverLink, setParams, state, userLink } from "../parts.js";
 import { day } from "../kept.js";
 import { endLease, mayEnd } from "../orders.js";
-import { ask, rows } from "../store.js";
+import { poolNow, question, rows } from "../store.js";
 
 export const needs = ["work"];
 const LATENCY_BOUND = 0.2;
 const TITLE_WIDTH = 12; // of a line of "gpupool usage --lease"
-const past = { next: 0, data: null, error: "" };
+const past = question(30000);
 const METRICS = ["busy", "memory", "bytes-in", "bytes-out", "calls", "waits", "call-time", "rtt"];
 let charts = { id: "", follow: null };
-const records = { id: "", data: null, error: "", next: 0 };
+const records = question(10000);
 
 export function enter([id]) {
   if (id) {
-    if (records.id !== id) Object.assign(records, { id, data: null, error: "", next: 0 });
     if (charts.id !== id) charts = { id, follow: day(`lease:${id}`, METRICS) };
     const { follow } = charts;
     return () => {
-      void fetchOne(id);
+      void records.load(`lease/${encodeURIComponent(id)}`, id);
       void follow();
     };
   }
-  return () => void (params().get("show") === "over" && fetchPast());
+  return fetchPast;
 }
 
-async function fetchPast() {
-  if (performance.now() < past.next) return;
-  past.next = performance.now() + 30000;
-  try {
-    past.data = (await ask(`records?since=${Date.now() - 86400000}`)).data;
-    past.error = "";
-  } catch (error) {
-    past.error = error.what || "No server tells.";
-  }
-}
-
-async function fetchOne(id) {
-  if (performance.now() < records.next) return;
-  records.next = performance.now() + 10000;
-  try {
-    const { data } = await ask(`lease/${encodeURIComponent(id)}`);
-    if (records.id === id) records.data = data;
-  } catch (error) {
-    if (records.id === id) records.error = error.what || "No server tells.";
-  }
-}
+const fetchPast = () => void (params().get("show") === "over" && past.load(`records?since=${Math.floor(poolNow()) - 86400000}`, "day"));
 
 export const sum = (list) => list.reduce((a, b) => a + (b || 0), 0);
 export const memoryOf = (lease) => sum(lease.parts.map((part) => part[2]));
@@ -105,7 +84,7 @@ function everything() {
   const list = rows("leases", "work");
   const body = which === "over" ? over(past.data && past.data.records.filter((each) => each.ended), past.error) : held(list);
   return html`<div class="filters">
-      ${choice("Which leases", [["held", "Held"], ["over", "Over, last 24 h"]], which, (value) => { setParams({ show: value === "over" ? "over" : "", sort: "", page: "" }); past.next = 0; if (value === "over") void fetchPast(); })}
+      ${choice("Which leases", [["held", "Held"], ["over", "Over, last 24 h"]], which, (value) => { setParams({ show: value === "over" ? "over" : "", sort: "", page: "" }); past.next = 0; fetchPast(); })}
       ${filterField("Filter by user, program, server")}
       <span class="faint">${which === "held" ? plural(list.length, "lease", "leases") : nothing}</span></div>
     ${missing(past.data)} ${panel(which === "over" ? "Leases that are over" : "Leases", body, { flush: true })}`;
@@ -127,7 +106,7 @@ function advice(lease) {
 
 function one(id) {
   const lease = rows("leases", "work").find((each) => each.id === id);
-  const told = records.id === id ? records.data : null;
+  const told = records.of(id);
   const servers = rows("servers");
   if (!lease && !told) return records.error ? none(records.error) : none("Asking the servers…");
   const first = told && told.parts[0];

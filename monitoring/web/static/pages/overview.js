@@ -4,37 +4,16 @@ import { chart } from "../chart.js";
 import { known, number, percent, plural, since, size, when, wish } from "../format.js";
 import { METRICS } from "../heat.js";
 import { bar, choice, dataTable, facts, gpuLink, html, mark, none, nothing, panel, params, setParams, state, userLink } from "../parts.js";
-import { ask, pool, rows, table } from "../store.js";
+import { pool, poolNow, question, rows, table } from "../store.js";
 
-const day = { next: 0, data: null, error: "" };
-const week = { next: 0, rows: null };
-
-async function lastDay() {
-  if (performance.now() < day.next) return;
-  day.next = performance.now() + 60000;
-  try {
-    day.data = (await ask("day")).data;
-    day.error = "";
-  } catch (error) {
-    day.error = error.what || "No server tells.";
-  }
-}
-
-async function usage() {
-  if (performance.now() < week.next) return;
-  week.next = performance.now() + 60000;
-  try {
-    const { data } = await ask(`usage?by=user&since=${Date.now() - 7 * 86400000}`);
-    week.rows = data.rows;
-  } catch {
-    week.rows = week.rows || [];
-  }
-}
+const MINUTE_MS = 60000;
+const day = question(MINUTE_MS);
+const week = question(MINUTE_MS);
 
 export function enter() {
   return () => {
-    void lastDay();
-    void usage();
+    void day.load("day");
+    void week.load(`usage?by=user&since=${Math.floor(poolNow()) - 7 * 86400000}`, "week");
   };
 }
 
@@ -108,11 +87,12 @@ function events() {
 
 /** Who held GPUs in the week without using them, as far as samples have seen it. */
 function wasters() {
-  const list = (week.rows || []).filter((row) => row.wasted_gpu_hours >= 0.01).sort((a, b) => b.wasted_gpu_hours - a.wasted_gpu_hours).slice(0, 5);
+  const told = week.data ? week.data.rows : [];
+  const list = told.filter((row) => row.wasted_gpu_hours >= 0.01).sort((a, b) => b.wasted_gpu_hours - a.wasted_gpu_hours).slice(0, 5);
   const most = Math.max(0.001, ...list.map((row) => row.wasted_gpu_hours));
-  const body = week.rows === null ? none("Asking the servers…") : list.length
+  const body = !week.data && !week.error ? none("Asking the servers…") : list.length
     ? html`<ul class="list">${list.map((row) => html`<li><div>${userLink(row.key || "–")}</div><div>${bar([[(100 * row.wasted_gpu_hours) / most, "c"]])}</div><span class="end">${number(row.wasted_gpu_hours, row.wasted_gpu_hours < 1 ? 2 : 1)} h</span><span class="sub">${percent(100 * row.idle_share)} of the time without work</span></li>`)}</ul>`
-    : week.rows.some((row) => known(row.wasted_gpu_hours)) ? none("Nobody wasted GPUs.", "As far as samples have seen the week.") : none("Nothing is known of the week.", "No sample has seen a lease.");
+    : told.some((row) => known(row.wasted_gpu_hours)) ? none("Nobody wasted GPUs.", "As far as samples have seen the week.") : none("Nothing is known of the week.", "No sample has seen a lease.");
   return panel("GPU-hours wasted this week", body, { width: "w4", flush: true, footer: html`<a href="/usage?span=7d&sort=-wasted">Usage reports</a>` });
 }
 

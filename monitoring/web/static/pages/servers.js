@@ -4,27 +4,19 @@ import { cells, chart } from "../chart.js";
 import { bytes, full, known, number, percent, plural, rate, since, size } from "../format.js";
 import { bar, dataTable, facts, filterField, gpuLink, html, leaseLink, none, nothing, pairs, panel, serverLink, state, userLink, withBar } from "../parts.js";
 import { drain, mayDrain, undrain } from "../orders.js";
-import { recent } from "../recent.js";
-import { ask, rows } from "../store.js";
+import { NO_SERIES, RECENT_MS, question, rows } from "../store.js";
 
 export let needs = [];
-let charts = null;
-const detail = { name: "", data: null };
+const charts = question(RECENT_MS);
+const detail = question(0);
 
 export function enter([name]) {
   needs = name ? ["work"] : [];
   if (!name) return null;
-  const server = () => rows("servers").find((each) => each.name === name);
-  detail.name = name;
-  detail.data = null;
-  charts = null;
   return async () => {
-    const found = server();
-    if (!found) return;
-    charts = charts || recent({ server: found.name, metrics: "busy,granted,temperature,power" });
-    await charts();
-    const { data } = await ask(`server/${encodeURIComponent(found.name)}`);
-    if (detail.name === name) detail.data = data;
+    if (!rows("servers").some((each) => each.name === name)) return;
+    await charts.load(`recent?${new URLSearchParams({ server: name, metrics: "busy,granted,temperature,power" })}`, name);
+    await detail.load(`server/${encodeURIComponent(name)}`, name);
   };
 }
 
@@ -108,13 +100,14 @@ function one(name) {
   const server = withGpus().find((each) => each.name === name);
   if (!server) return none(`There is no server "${name}" in the pool.`, "It may have left.");
   const servers = rows("servers");
-  const consensus = detail.data && detail.data.telemetry && detail.data.telemetry.consensus;
-  const names = detail.data ? detail.data.names : {};
-  const itself = detail.data ? detail.data.server : {};
+  const told = detail.of(name);
+  const consensus = told && told.telemetry && told.telemetry.consensus;
+  const names = told ? told.names : {};
+  const itself = told ? told.server : {};
   const findings = rows("findings").filter((each) => each.server === server.name);
   const leases = leasesOn((each) => each.name === server.name, servers);
   const gpus = server.gpus.map((gpu) => ({ ...gpu, name: server.name, stale: server.stale }));
-  const data = charts ? charts.data : { t: [], series: {} };
+  const data = charts.of(name) || NO_SERIES;
   const order = !mayDrain() ? nothing : server.state === "drain" ? html`<button type="button" @click=${() => undrain(server.name)}>Undrain</button>` : html`<button type="button" @click=${() => drain(server.name)}>Drain</button>`;
   return html`
     <div class="filters">${state(server.state)} <span class="tag">${server.role}</span>
@@ -132,7 +125,7 @@ function one(name) {
     <div class="grid">
       ${panel("The last hour", chart({ t: data.t, unit: "%", max: 100, height: 210, series: [{ label: "Granted", values: data.series.granted || [], tone: 1 }, { label: "Busy", values: data.series.busy || [], tone: 0, fill: true }] }), { width: "w6", aside: "means of its GPUs" })}
       ${panel("Temperature", chart({ t: data.t, unit: "°C", height: 210, series: [{ label: "Temperature", values: data.series.temperature || [], tone: 2 }] }), { width: "w6", aside: "mean of its GPUs" })}
-      ${panel("Machine", detail.data ? host(detail.data) : none("Asking…"), { width: "w6" })}
+      ${panel("Machine", told ? host(told) : none("Asking…"), { width: "w6" })}
       ${panel("Membership", pairs([
         ["Address", html`<span class="mono">${itself.address}</span>`], ["Id", html`<span class="mono">${itself.id}</span>`], ["Joined", full(itself.joined_at)],
         ["gpupool", server.version], ["Driver", server.driver], ["CUDA", server.cuda],

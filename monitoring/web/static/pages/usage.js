@@ -2,7 +2,7 @@
 
 import { known, number, percent } from "../format.js";
 import { bar, choice, clientLink, dataTable, facts, html, none, nothing, panel, params, setParams, userLink, leaseLink, serverLink } from "../parts.js";
-import { ask, changed } from "../store.js";
+import { ask, changed, poolNow } from "../store.js";
 import { missing } from "./leases.js";
 
 /** @type {[string, string, number][]} */
@@ -16,7 +16,7 @@ function query() {
   const asked = params();
   const span = SPANS.find(([name]) => name === asked.get("span")) || SPANS[2];
   const by = KEYS.find(([name]) => name === asked.get("by")) || KEYS[0];
-  const minute = Math.floor(Date.now() / 60000) * 60000;
+  const minute = Math.floor(poolNow() / 60000) * 60000;
   const cost = asked.get("cost") === "1";
   // A day counts up to its end, by UTC as sums by day do.
   const day = Date.parse(`${asked.get("until") || ""}T00:00Z`);
@@ -106,7 +106,7 @@ export function view() {
       ${choice("Time", SPANS.map(([name, words]) => [name, words]), span, (value) => setParams({ span: value === "30d" ? "" : value, page: "" }, { push: true }))}
       ${choice("Sum by", KEYS, by, (value) => setParams({ by: value === "user" ? "" : value, sort: "", page: "" }, { push: true }))}
       ${choice("Figures", [["", "Hours"], ["1", "With cost"]], cost ? "1" : "", (value) => setParams({ cost: value, page: "" }, { push: true }))}
-      <label>Up to <input type="date" .value=${until} max=${new Date().toISOString().slice(0, 10)} @change=${(event) => setParams({ until: event.target.value, page: "" }, { push: true })}></label>
+      <label>Up to <input type="date" .value=${until} max=${new Date(poolNow()).toISOString().slice(0, 10)} @change=${(event) => setParams({ until: event.target.value, page: "" }, { push: true })}></label>
       <span class="right"><a class="button" href="/api/v1/usage?format=csv&${text}" download>CSV</a><button type="button" @click=${() => print()}>Print</button></span>
     </div>
     ${error ? html`<p class="notice fail">${error}</p>` : nothing} ${missing(data)}

@@ -2,7 +2,7 @@
 
 import { full, known, number, percent, plural, size } from "../format.js";
 import { dataTable, filterField, html, none, nothing, panel, params, facts, userLink, setParams, choice, withBar } from "../parts.js";
-import { ask, changed, pool, rows, viewer } from "../store.js";
+import { pool, poolNow, question, rows, viewer } from "../store.js";
 import { held, memoryOf, missing, over, sum } from "./leases.js";
 
 export const needs = ["work"];
@@ -10,64 +10,33 @@ const KINDS = [["user", "Users"], ["class", "Classes"], ["department", "Departme
 const LIMITS = { max_gpus: ["GPUs", (value) => number(value, value % 1 ? 2 : 0)], max_memory: ["Memory", size], max_leases: ["Leases", (value) => number(value)] };
 const WHOSE = { user: () => "of the user", class: (of) => `of all members of ${of}`, pool: () => "of all users" };
 const FULL = 99.5; // percent of a limit
-const more = { key: "", next: 0, limits: null, waste: null, error: "" };
-const policy = { version: -1, data: null, error: "" };
-const past = { user: "", next: 0, data: null, error: "" };
+const WEEK_MS = 7 * 86400000;
+const limits = question(30000);
+const waste = question(30000);
+const policy = question(Infinity);
+const past = question(30000);
 
 export function enter([name]) {
-  if (name && past.user !== name) Object.assign(past, { user: name, next: 0, data: null, error: "" });
-  return async () => {
-    if (name) void load();
-    void loadMore(name);
-    if (!pool().policy || policy.version === pool().policy) return;
-    policy.version = pool().policy;
-    try {
-      policy.data = (await ask("policy")).data;
-    } catch (error) {
-      policy.error = error.what || "No server tells.";
-    }
+  return () => {
+    const since = Math.floor(poolNow()) - WEEK_MS;
+    const by = name ? "user" : kind();
+    if (name) void past.load(`records?since=${since}`, name);
+    void limits.load(`limits?${new URLSearchParams({ user: name || "" })}`, `${name} ${pool().policy}`);
+    void waste.load(`usage?by=${by}&since=${since}`, `${by} ${name}`);
+    if (pool().policy) void policy.load("policy", String(pool().policy));
   };
-}
-
-async function load() {
-  if (performance.now() < past.next) return;
-  past.next = performance.now() + 30000;
-  try {
-    past.data = (await ask(`records?since=${Date.now() - 7 * 86400000}`)).data;
-  } catch (error) {
-    past.error = error.what || "No server tells.";
-  }
 }
 
 const kind = () => (KINDS.find(([each]) => each === params().get("by")) || KINDS[0])[0];
 
-/** Ask what the policy allows now, and what was wasted in the last week. */
-async function loadMore(name) {
-  const by = name ? "user" : kind();
-  const key = `${by} ${name || ""} ${pool().policy}`;
-  if (more.key === key && performance.now() < more.next) return;
-  if (more.key !== key) Object.assign(more, { limits: null, waste: null });
-  Object.assign(more, { key, next: performance.now() + 30000 });
-  const found = { limits: null, waste: null, error: "" };
-  for (const [part, path] of [["limits", `limits?${new URLSearchParams({ user: name || "" })}`], ["waste", `usage?by=${by}&since=${Date.now() - 7 * 86400000}`]]) {
-    try {
-      found[part] = (await ask(path)).data;
-    } catch (error) {
-      found.error = error.what || "No server tells.";
-    }
-  }
-  if (more.key === key) Object.assign(more, found);
-  changed();
-}
-
 const NO_TERMS = { class: "", department: "", limits: [] };
-const termsOf = (user) => (more.limits && Object.hasOwn(more.limits.users, user) ? more.limits.users[user] : NO_TERMS);
+const termsOf = (user) => (limits.data && Object.hasOwn(limits.data.users, user) ? limits.data.users[user] : NO_TERMS);
 
 /** A limit of a user alone, of the members of a class together, or of all; undefined for none. */
 const limitOf = (user, holder, dimension) => (termsOf(user).limits.find(([whose, what]) => whose === holder && what === dimension) || [])[2];
 
 function wasted(name) {
-  const row = more.waste && more.waste.rows.find((each) => each.key === name);
+  const row = waste.data && waste.data.rows.find((each) => each.key === name);
   return row ? row.wasted_gpu_hours : null;
 }
 
@@ -110,7 +79,7 @@ function everything() {
   const columns = [
     { key: "name", title: { user: "User", class: "Class", department: "Department" }[by], cell: (u) => (by === "user" ? userLink(u.name) : u.name || html`<span class="faint">none</span>`), sort: (u) => u.name },
     by === "user" ? { key: "class", title: "Class", cell: (u) => (u.classes ? html`<span class="tag">${u.classes}</span>` : "–"), sort: (u) => u.classes } : { key: "users", title: "Users with leases", num: true, cell: (u) => u.users, sort: (u) => u.users },
-    by === "user" && more.limits ? { key: "department", title: "Department", cell: (u) => termsOf(u.name).department || "–", sort: (u) => termsOf(u.name).department, wide: true } : null,
+    by === "user" && limits.data ? { key: "department", title: "Department", cell: (u) => termsOf(u.name).department || "–", sort: (u) => termsOf(u.name).department, wide: true } : null,
     { key: "gpus", title: "GPUs", num: true, cell: (u) => limited(u, "max_gpus", u.gpus), sort: (u) => u.gpus },
     { key: "share", title: "Of the pool", num: true, cell: (u) => percent((100 * u.gpus) / total), sort: (u) => u.gpus, narrow: true },
     { key: "memory", title: "Memory", num: true, cell: (u) => limited(u, "max_memory", u.memory), sort: (u) => u.memory },
@@ -126,12 +95,12 @@ function everything() {
 
 /** What of limits and waste is not to be had, in words. */
 function trouble() {
-  const words = [more.error, more.limits && more.limits.problem].filter(Boolean);
-  return html`${words.length ? html`<p class="notice">${words.join("; ")}.</p>` : nothing} ${missing(more.waste)}`;
+  const words = [limits.error, waste.error, limits.data && limits.data.problem].filter(Boolean);
+  return html`${words.length ? html`<p class="notice">${words.join("; ")}.</p>` : nothing} ${missing(waste.data)}`;
 }
 
 /** What the policy allows a user, with how much of it is taken by whom it counts. */
-function limits(name, capacity) {
+function allowed(name, capacity) {
   const terms = termsOf(name);
   const leases = rows("leases", "work");
   const of = { user: leases.filter((each) => each.user === name), class: leases.filter((each) => termsOf(each.user).class === terms.class), pool: leases };
@@ -139,13 +108,13 @@ function limits(name, capacity) {
   const list = terms.limits.map(([holder, dimension, limit]) => ({ holder, dimension, limit, used: taken[dimension](of[holder]) }));
   const text = (row, value) => LIMITS[row.dimension][1](value);
   const part = (row) => (row.limit ? (100 * row.used) / row.limit : 100);
-  return panel("Limits", more.limits ? dataTable("What the policy allows", list, [
+  return panel("Limits", limits.data ? dataTable("What the policy allows", list, [
     { key: "what", title: "What", cell: (r) => LIMITS[r.dimension][0] },
     { key: "whose", title: "Whose", cell: (r) => WHOSE[r.holder](terms.class) },
     { key: "used", title: "Used", num: true, cell: (r) => text(r, r.used) },
     { key: "limit", title: "Limit", num: true, cell: (r) => text(r, r.limit) },
     { key: "share", title: "Reached", num: true, cell: (r) => withBar(percent(part(r)), [[part(r), part(r) >= FULL ? "c" : "a"]]) },
-  ], { prefix: "l", empty: none("The policy has no limit for this user.") }) : none(more.error || "Asking…"), { flush: true, aside: "by the policy, at this moment" });
+  ], { prefix: "l", empty: none("The policy has no limit for this user.") }) : none(limits.error || "Asking…"), { flush: true, aside: "by the policy, at this moment" });
 }
 
 function one(name) {
@@ -162,7 +131,7 @@ function one(name) {
       ["Department", termsOf(name).department || "–"],
       ["Wasted, 7 days", hours(wasted(name)), "", "GPU-hours in which nothing ran"],
     ])}
-    ${trouble()} ${limits(name, capacity)}
+    ${trouble()} ${allowed(name, capacity)}
     ${panel("Leases", held(leases, { user: true, empty: none(`${name} has no lease now.`) }), { flush: true })}
     ${mine ? panel("Over in the last week", over(records, past.error, { user: true, prefix: "p", empty: none("No lease ended in the last week.") }), { flush: true }) : nothing}`;
 }
