@@ -12,7 +12,6 @@ from rich.text import Text
 
 from gpupool.cli.commands.view import leases_body, problems
 from gpupool.cli.lib.columns import (
-    GPU_COLUMNS,
     LEASE_COLUMNS,
     SERVER_COLUMNS,
     Glyphs,
@@ -143,37 +142,6 @@ def test_what_a_lease_got_of_its_share_is_shown_where_others_want_the_gpu(
     assert "140G - of 0.25 1m40s" in " ".join(lease_line(alone))
     assert leases_body(alone)["shares"] == {"7f3a": {"due": 0.25, "got": None}}
     assert leases_body(snapshot)["shares"] == {}
-
-
-def test_old_figures_of_a_lease_are_not_shown(snapshot: PoolSnapshot) -> None:
-    full = with_session(snapshot, 0.12, memory_used=3 << 30, rtt_us=100)
-    old = replace(full, telemetry_age_s={**full.telemetry_age_s, full.view.servers[0].id: 42.0})
-    assert "0.10ms" in lease_line(full)
-    assert "0.10ms" not in lease_line(old)
-
-
-def undrained(snapshot: PoolSnapshot) -> PoolSnapshot:
-    servers = tuple(
-        replace(s, state="idle", reason="") if s.state == "drain" else s
-        for s in snapshot.view.servers
-    )
-    return replace(snapshot, view=replace(snapshot.view, servers=servers))
-
-
-def test_gpus_that_cannot_be_reached_are_neither_idle_nor_free(snapshot: PoolSnapshot) -> None:
-    whole = undrained(snapshot)
-    assert whole.sums.counts_text() == "2 used, 2 idle, 4 in all"
-    second = whole.view.servers[1].id
-    for lost in (
-        replace(whole, silent=frozenset({second})),
-        replace(whole, telemetry_age_s={**whole.telemetry_age_s, second: 42.0}),
-    ):
-        assert lost.sums.counts_text() == "2 used, 0 idle, 2 unreachable, 4 in all"
-        rows = [row for row in lost.gpus if row.server.server.id == second]
-        assert {row.state for row in rows} == {"away"}
-        free = next(column for column in GPU_COLUMNS if column.title == "FREE")
-        assert {free.cell(row, GLYPHS).text for row in rows} == {"-"}
-        assert "2 unreachable" in render(lost, UiState(), 160, 40, GLYPHS).plain
 
 
 def test_servers_of_another_version_are_named(

@@ -234,14 +234,6 @@ def test_a_silent_server_is_old_with_its_time_and_keeps_its_last_values(pool: Fa
     assert after.tables["gpus"]["busy"][4] is not None
 
 
-def test_a_server_with_a_connection_that_says_nothing_is_old_as_well(pool: FakePool) -> None:
-    snapshot = pool.latest()
-    [first, *_] = snapshot.view.servers
-    quiet = replace(snapshot, telemetry_age_s={first.id: 10.0})
-    assert quiet.servers[0].silent_since
-    assert not snapshot.servers[0].silent_since
-
-
 def test_the_sentence_of_a_pool_that_is_well_names_its_size(pool: FakePool) -> None:
     document = summary(pool.latest(), pool.now(), Memory(), {})
     value = document.values["pool"]
@@ -269,23 +261,6 @@ def test_rates_come_from_counters_and_are_unknown_at_first(pool: FakePool) -> No
         (40 + number % 900) * (180 + number % 250) / 1e6, abs=0.01
     )
     assert leases["used"][0] == (4 + number % 30) * GIB >> 20
-
-
-def test_who_waits_sees_when_gpus_are_free_and_it_stays(pool: FakePool) -> None:
-    """By the limits of leases; a row says a time of the day, which is the same all the time."""
-    snapshot = pool.latest()
-    assert snapshot is not None
-    view = snapshot.view
-    ends_at = Milliseconds(view.now + 61_234)
-    whole = replace(view.waiting[0], count=8, across=True, filters=())
-    limited = replace(
-        view,
-        leases=tuple(replace(each, ends_at=ends_at) for each in view.leases),
-        waiting=(whole, replace(whole, request="b", count=9)),
-    )
-    for now in (view.now, view.now + 777):
-        later = replace(snapshot, view=replace(limited, now=Milliseconds(now)))
-        assert work(later).tables["waiting"]["free"] == [ends_at, None]
 
 
 async def test_waiting_requests_do_not_change_while_they_wait(page: Page) -> None:
