@@ -52,6 +52,12 @@ def in_pool(snapshot: PoolSnapshot) -> dict[str, Any]:
     return found
 
 
+def leases_json(snapshot: PoolSnapshot) -> list[dict[str, Any]]:
+    """Return the leases of ``leases --json``."""
+    found: Any = leases_body(snapshot)["leases"]
+    return found
+
+
 def told_by(session: SessionTelemetry, *, at: int = 0) -> dict[Any, Any]:
     return {**TOLD, FIRST: replace(TOLD[FIRST], at=Milliseconds(at), sessions=(session,))}
 
@@ -173,8 +179,8 @@ def test_why_a_lease_is_as_it_is() -> None:
         snapshot = known(replace(VIEW, leases=(lease,)), telemetry=told_by(says))
         assert listed(LEASE_COLUMNS, "REASON", snapshot.leases) == [reason]
         assert on_page(snapshot, "leases")["reason"] == [reason]
-        told = replace(lease, not_suspendable="it uses NCCL")
-        assert leases_body(snapshot)["leases"] == [told]
+        (told,) = leases_json(snapshot)
+        assert told["not_suspendable"] == "it uses NCCL"
 
 
 def test_servers_of_another_version_are_named_on_the_page_too() -> None:

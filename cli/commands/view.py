@@ -2,7 +2,6 @@
 
 import os
 import sys
-from dataclasses import replace
 
 import click
 
@@ -11,6 +10,7 @@ from gpupool.cli.lib.listing import fetch_snapshot, print_table, view_options
 from gpupool.cli.lib.option_types import DURATION, FILTER
 from gpupool.cli.lib.output import print_json, stdout_console
 from gpupool.pool.errors import ExitCode, StorageError, UsageError
+from gpupool.pool.model.plain import to_plain
 from gpupool.pool.model.state import Filter
 from gpupool.pool.read_model.pool_snapshot import PoolSnapshot
 from gpupool.pool.scheduling.filters import filter_text, first_mismatch
@@ -162,10 +162,12 @@ def leases(
 
 
 def leases_body(snapshot: PoolSnapshot, *, held: bool = True) -> dict[str, object]:
-    """Return the body of ``leases --json``; the rows are those of the view and of its servers."""
+    """Return the body of ``leases --json``: of each lease its view, and what its row adds."""
     rows = snapshot.leases if held else []
     return {
-        "leases": [replace(row.source, not_suspendable=row.not_suspendable) for row in rows],
+        "leases": [
+            {**to_plain(row.source), "not_suspendable": row.not_suspendable} for row in rows
+        ],
         "waiting": snapshot.view.waiting,
         "shares": {
             row.id: {"due": row.figures.share_due, "got": row.figures.share_got}

@@ -26,6 +26,7 @@ from gpupool.pool.read_model.figures import (
     sum_of_known,
 )
 from gpupool.pool.read_model.lazy_rows import LazyRows
+from gpupool.pool.read_model.versions_apart import other_versions
 from gpupool.pool.scheduling.filters import short_model
 from gpupool.pool.telemetry import GpuTelemetry, SessionTelemetry, Telemetry
 from gpupool.pool.view import GpuView, LeaseView, PoolView, ServerView, WaitingView
@@ -177,25 +178,8 @@ class PoolSnapshot:
 
     @cached_property
     def other_versions(self) -> dict[ServerId, str]:
-        """Return the servers that have another gpupool than most, and what is to be said of it.
-
-        Some speak another version of the links, so that the servers in touch with the one that
-        answered cannot understand them. All others are in the middle of an upgrade.
-        """
-        view, found = self.view, dict[ServerId, str]()
-        counts = Counter(server.version for server in view.servers if server.version)
-        own = next((s.version for s in view.servers if s.id == view.answered_by), "")
-        usual = max(counts, key=lambda version: (counts[version], version == own), default="")
-        for server in view.servers:
-            if server.version not in ("", usual):
-                found[server.id] = f"other version: {server.version}, most have {usual}"
-        linked = {view.answered_by, *view.raft.connected}
-        for each in linked:
-            measured = self.telemetry.get(each)
-            consensus = measured.consensus if measured is not None else None
-            for peer in consensus.link_versions.keys() - linked if consensus is not None else ():
-                found[peer] = "other version, which the others do not understand"
-        return found
+        """Return the servers with another gpupool than most, and what is to be said of it."""
+        return other_versions(self.view, self.telemetry)
 
     @cached_property
     def sums(self) -> PoolSums:
