@@ -32,8 +32,8 @@ from gpupool.monitoring.web.server_gate import (
 from gpupool.pool.errors import AuthenticationError, UnreachableError
 from gpupool.pool.model import commands
 from gpupool.pool.model.state import TokenKind
+from gpupool.pool.read_model.pool_watch import PoolUpdate
 from gpupool.remoting.client.pool_client import Pool
-from gpupool.remoting.client.subscription import PoolUpdate
 from gpupool.remoting.protocol.addresses import Address
 
 HOST = "gpu-1:7470"
