@@ -228,7 +228,7 @@ class Allocator:
             self._do(self.allocation.hinted())
 
 
-def _known_to(connection: ServerConnection, message: m.Call) -> m.Call:
+def _known_to(connection: ServerConnection, message: m.CallFor[m.Answer]) -> m.CallFor[m.Answer]:
     """Return a call as a server of an earlier version reads it: its leases are not preemptible."""
     if connection.welcome.protocol >= PREEMPTIBLE_SINCE:
         return message

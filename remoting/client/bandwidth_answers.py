@@ -84,7 +84,6 @@ async def ask_bandwidth(connections: Connections) -> BandwidthAnswer:
         except GpupoolError as error:
             answer.failed[pair] = _said(error)
             return
-        assert isinstance(said, m.BandwidthIs)
         answer.ways.append(WaySpeed(source, target, said.there))
         answer.ways.append(WaySpeed(target, source, said.back))
 

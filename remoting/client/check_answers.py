@@ -36,7 +36,6 @@ async def ask_checks(connections: Connections) -> CheckAnswer:
             try:
                 connection = await connections.reach(server, REACH_S)
                 said = await connection.call(m.RunChecks(), timeout_s=CHECKS_TIMEOUT_S)
-                assert isinstance(said, m.ChecksDone)
                 answer.findings[server] = said.findings
             except GpupoolError as error:
                 answer.silent[server] = f"{error.what}: {error.why}" if error.why else error.what

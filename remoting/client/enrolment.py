@@ -10,6 +10,7 @@ whose fingerprint stands in the token.
 """
 
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import trio
 
@@ -136,7 +137,6 @@ async def join_pool(
         except GpupoolError as error:
             failures.append(error)
             continue
-        assert isinstance(answer, m.Joined)
         if member_with(ca_pem, fingerprint(answer.ca_pem)) is None:
             raise UnreachableError("the server sent another CA than the token names")
         return JoinedPool(
@@ -164,11 +164,14 @@ class _Deaf:
         """Do nothing."""
 
 
-async def _call_once(connection: ServerConnection, message: m.Call) -> m.Message:
+A = TypeVar("A", bound=m.Answer)
+
+
+async def _call_once(connection: ServerConnection, message: m.CallFor[A]) -> A:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(connection.run, _Deaf())
         failure: GpupoolError | None = None
-        answer: m.Message | None = None
+        answer: A | None = None
         try:
             answer = await connection.call(message, timeout_s=CALL_TIMEOUT_S)
         except GpupoolError as error:

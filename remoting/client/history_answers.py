@@ -72,7 +72,8 @@ async def _all_parts(
     while pages[-1].more and pages[-1].after > query.after and len(pages) < PARTS_MAX:
         query = replace(query, after=pages[-1].after)
         connection = await connections.reach(server, DEADLINE_S)
-        pages.append(_page_of(await connection.call(m.GetHistory(query), timeout_s=PART_TIMEOUT_S)))
+        answer = await connection.call(m.GetHistory(query), timeout_s=PART_TIMEOUT_S)
+        pages.append(answer.page)
     return joined(pages)
 
 
@@ -85,7 +86,7 @@ async def _first_part(
             remaining_s = max(0.01, deadline - trio.current_time())
             connection = await connections.reach(server, remaining_s, patience_s=PATIENCE_S)
             message = m.GetHistory(query)
-            return _page_of(await connection.call(message, timeout_s=PART_TIMEOUT_S))
+            return (await connection.call(message, timeout_s=PART_TIMEOUT_S)).page
         except GpupoolError as error:
             # A server has a few questions of one client under way, and refuses more.
             busy = isinstance(error, NotNowError)
@@ -93,8 +94,3 @@ async def _first_part(
             if not left or trio.current_time() >= deadline:
                 raise
             await trio.sleep(PATIENCE_S if busy else 0)
-
-
-def _page_of(answer: m.Message) -> HistoryPage:
-    assert isinstance(answer, m.HistoryIs)
-    return answer.page

@@ -89,7 +89,6 @@ class LeaseMove:
             return await self._ask()
         message = m.OpenSession(order.lease, "arrays", program, settings)
         opened = await target.call(message, timeout_s=OPEN_TIMEOUT_S)
-        assert isinstance(opened, m.SessionOpened)
         offer = opened_session(target.server, target.name, opened)
         return await self._bring(order.session, offer, self._ask)
 

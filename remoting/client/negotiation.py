@@ -455,7 +455,7 @@ class Negotiation:
         self._wake_at = float("inf")
         self._actions.append(Failed(error, unsettled))
 
-    def _call(self, server: ServerId, message: m.Call, timeout_s: float) -> int:
+    def _call(self, server: ServerId, message: m.CallFor[m.Answer], timeout_s: float) -> int:
         self._number += 1
         self._actions.append(Call(self._number, server, message, timeout_s))
         return self._number

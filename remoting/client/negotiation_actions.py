@@ -20,7 +20,7 @@ class Call:
 
     number: int
     server: ServerId
-    message: m.Call
+    message: m.CallFor[m.Answer]
     timeout_s: float
 
 

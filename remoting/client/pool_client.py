@@ -19,7 +19,7 @@ import os
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from hashlib import sha256
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
@@ -60,6 +60,8 @@ ROTATE_TIMEOUT_S = 8.0  # the voters have some seconds to keep the next CA's key
 POLICY_TIMEOUT_S = 6.0  # a large policy takes some commands
 ALL_SERVERS = 4096
 LOG = logging.getLogger("gpupool.client")
+
+A = TypeVar("A", bound=m.Answer)
 
 
 class Pool:
@@ -140,7 +142,6 @@ class Pool:
             except GpupoolError as error:
                 failures.append(error)
                 continue
-            assert isinstance(answer, m.ViewNow)
             views.append(answer.view)
             if answer.view.raft.quorum:
                 return await self._leaders(answer.view)
@@ -154,7 +155,6 @@ class Pool:
             if connection.name == view.raft.leader and connection.server != view.answered_by:
                 with suppress(GpupoolError):
                     answer = await connection.call(m.GetView(), timeout_s=LEADER_TIMEOUT_S)
-                    assert isinstance(answer, m.ViewNow)
                     return answer.view if answer.view.raft.quorum else view
         return view
 
@@ -169,7 +169,6 @@ class Pool:
             except GpupoolError as error:
                 LOG.debug("no telemetry of server %s: %s", connection.name, error)
             else:
-                assert isinstance(answer, m.TelemetryNow)
                 found[connection.server] = answer.telemetry
 
         async with trio.open_nursery() as nursery:
@@ -209,7 +208,6 @@ class Pool:
         """
         order = order.numbered(os.urandom(m.ORDER_SIZE))
         answer = await self._call(order)
-        assert isinstance(answer, m.Done)
         return order.outcome(answer.note)
 
     async def create_token(
@@ -248,21 +246,15 @@ class Pool:
         Raises:
             DeniedError: when two are trusted already, or this one does not sign.
         """
-        answer = await self._call(m.RotateCa(ca), timeout_s=ROTATE_TIMEOUT_S)
-        assert isinstance(answer, m.Done)
-        return answer.note
+        return (await self._call(m.RotateCa(ca), timeout_s=ROTATE_TIMEOUT_S)).note
 
     async def list_tokens(self) -> "tuple[m.TokenView, ...]":
         """Return all tokens of the pool, without secrets."""
-        answer = await self._call(m.ListTokens())
-        assert isinstance(answer, m.Tokens)
-        return answer.tokens
+        return (await self._call(m.ListTokens())).tokens
 
     async def audit(self) -> "m.AuditNow":
         """Return the latest administrative acts, oldest first, everything done before included."""
-        answer = await self._call(m.GetAudit())
-        assert isinstance(answer, m.AuditNow)
-        return answer
+        return await self._call(m.GetAudit())
 
     async def usage(self, query: "RecordQuery") -> "UsageAnswer":
         """Return the records of ended leases, of all servers together that answer in time."""
@@ -302,9 +294,7 @@ class Pool:
 
     async def backup(self) -> bytes:
         """Return the content of a backup file: policy, tokens' hashes, labels, history, audit."""
-        answer = await self._call(m.GetBackup(), timeout_s=BACKUP_TIMEOUT_S)
-        assert isinstance(answer, m.BackupIs)
-        return answer.data
+        return (await self._call(m.GetBackup(), timeout_s=BACKUP_TIMEOUT_S)).data
 
     async def restore(self, file: bytes) -> str:
         """Restore a backup file into this pool, and return what was restored, for people.
@@ -324,21 +314,15 @@ class Pool:
             await self._call(m.PutPart(upload, number, part))
         digest = sha256(b"".join(parts)).digest()
         message = m.RestoreBackup(upload, len(parts), digest)
-        answer = await self._call(message, timeout_s=BACKUP_TIMEOUT_S)
-        assert isinstance(answer, m.Done)
-        return answer.note
+        return (await self._call(message, timeout_s=BACKUP_TIMEOUT_S)).note
 
     async def policy(self, version: int = 0) -> "m.PolicyIs":
         """Return a version of the pool's policy; 0 stands for the one in force."""
-        answer = await self._call(m.GetPolicy(version))
-        assert isinstance(answer, m.PolicyIs)
-        return answer
+        return await self._call(m.GetPolicy(version))
 
     async def policy_history(self) -> "tuple[m.PolicyIs, ...]":
         """Return the versions of the policy that are kept, without their texts."""
-        answer = await self._call(m.GetPolicyHistory())
-        assert isinstance(answer, m.PolicyHistory)
-        return answer.versions
+        return (await self._call(m.GetPolicyHistory())).versions
 
     async def put_policy(self, packed: bytes, base: int) -> int:
         """Put a policy in force in the place of version ``base``, and return its version.
@@ -348,16 +332,13 @@ class Pool:
             UsageError: when the document has mistakes.
         """
         answer = await self._call(m.PutPolicy(packed, base), timeout_s=POLICY_TIMEOUT_S)
-        assert isinstance(answer, m.Done)
         return int(answer.note)
 
     async def check_policy(
         self, user: str, request: Request | None, packed: bytes = b""
     ) -> "m.PolicyVerdict":
         """Return how the policy in force, or a draft, treats a user's request."""
-        answer = await self._call(m.CheckPolicy(user, request, packed))
-        assert isinstance(answer, m.PolicyVerdict)
-        return answer
+        return await self._call(m.CheckPolicy(user, request, packed))
 
     # --- inside ----------------------------------------------------------------------------------
 
@@ -386,7 +367,7 @@ class Pool:
             raise self.connections.failure()
         return connections[:count]
 
-    async def _call(self, message: m.Call, timeout_s: float = CALL_TIMEOUT_S) -> m.Message:
+    async def _call(self, message: m.CallFor[A], timeout_s: float = CALL_TIMEOUT_S) -> A:
         """Make one call; try another server when one has no majority or is lost meanwhile.
 
         All these calls do the same thing when done twice, or carry the number of an order.

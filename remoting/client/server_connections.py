@@ -1,11 +1,10 @@
 """A client's connections to the servers of its pool: one each, made again whenever they fail."""
 
-import itertools
 import logging
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar, cast
 
 import trio
 
@@ -26,6 +25,7 @@ from gpupool.remoting.transport.client_tls import client_context
 from gpupool.remoting.transport.dial import DIAL_TIMEOUT_S, Dial, Greeting, connect, worst
 from gpupool.remoting.transport.failures import GONE, explain
 from gpupool.remoting.transport.message_stream import MessageStream
+from gpupool.remoting.transport.open_calls import OpenCalls
 
 WIDTH_FIRST = 32
 """Servers that a client connects to before it needs more."""
@@ -56,6 +56,8 @@ the network may lose the ping four times in a row.
 
 LOG = logging.getLogger("gpupool.client")
 
+A = TypeVar("A", bound=m.Answer)
+
 
 class ServerConnection:
     """A welcomed connection to one server: calls out, answers and pushes in."""
@@ -71,8 +73,7 @@ class ServerConnection:
         self._given_up = ""
         self.transport = stream.stream
         self._stream = stream
-        self._numbers = itertools.count(1)
-        self._waiting: dict[int, _Waiting] = {}
+        self._calls = OpenCalls[m.Message]()
 
     async def run(self, listener: "Listener") -> None:
         """Receive until the connection is gone, whatever the reason."""
@@ -85,55 +86,47 @@ class ServerConnection:
                     if isinstance(message, m.Dismissed):
                         reason = m.to_error(message.reason).why or message.reason.what
                     listener.pushed(self, message)
-                elif (waiting := self._waiting.pop(call, None)) is not None:
-                    waiting.answer = message
-                    waiting.done.set()
+                else:
+                    self._calls.answered(call, message)
         except GONE as error:
             reason = explain(error)
         finally:
             self.reason = self._given_up or reason
             self.closed.set()
-            for waiting in self._waiting.values():
-                waiting.done.set()
-            self._waiting.clear()
+            self._calls.end()
             await self._stream.aclose()
 
-    async def call(self, message: m.Call, *, timeout_s: float) -> m.Message:
+    async def call(self, message: m.CallFor[A], *, timeout_s: float) -> A:
         """Return the answer to ``message``.
 
         Raises:
             UnreachableError: when the connection is lost, or no answer comes in time.
             GpupoolError: when the server refuses the call.
         """
-        number = next(self._numbers)
-        waiting = _Waiting(trio.Event())
         asked_at = trio.current_time()
-        self._waiting[number] = waiting
-        try:
-            with trio.move_on_after(timeout_s):
-                if not self.closed.is_set():
-                    await self._send(number, message)
-                    await waiting.done.wait()
-        except FrameTooLargeError as error:
-            raise UsageError("this is too large to be asked for", why=error.why) from error
-        except GONE as error:
-            raise UnreachableError(f"lost server {self.name}", why=explain(error)) from error
-        finally:
-            self._waiting.pop(number, None)
+        with self._calls.opened() as call:
+            try:
+                with trio.move_on_after(timeout_s):
+                    if not self._calls.ended:
+                        await self._send(call.number, message)
+                        await call.wait()
+            except FrameTooLargeError as error:
+                raise UsageError("this is too large to be asked for", why=error.why) from error
+            except GONE as error:
+                raise UnreachableError(f"lost server {self.name}", why=explain(error)) from error
         took_ms = 1000 * (trio.current_time() - asked_at)
-        answer = "no answer" if waiting.answer is None else gist(waiting.answer)
-        LOG.debug("%s to %s: %s, %.1f ms", type(message).__name__, self.name, answer, took_ms)
-        if waiting.answer is None:
+        answer, name = call.answer, type(message).__name__
+        said = "no answer" if answer is None else gist(answer)
+        LOG.debug("%s to %s: %s, %.1f ms", name, self.name, said, took_ms)
+        if answer is None:
             why = self.reason or f"no answer within {timeout_s:.3g} s"
             raise UnreachableError(f"lost server {self.name}", why=why)
-        if isinstance(waiting.answer, m.Refused):
-            raise m.to_error(waiting.answer)
-        expected = m.answer_of(type(message))
-        if not isinstance(waiting.answer, expected):
-            given = type(waiting.answer).__name__
-            why = f"{type(message).__name__} was answered by {given}"
+        if isinstance(answer, m.Refused):
+            raise m.to_error(answer)
+        if not isinstance(answer, message.declared.answered_by or m.Answer):
+            why = f"{name} was answered by {type(answer).__name__}"
             raise UnreachableError(f"server {self.name} makes no sense", why=why)
-        return waiting.answer
+        return cast(A, answer)
 
     async def watch(self) -> None:
         """Close the connection when the server has been silent for 4 s in spite of a ping.
@@ -159,8 +152,8 @@ class ServerConnection:
 
     async def _ping(self) -> None:
         # The answer is not awaited: any message shows that the server is alive.
-        with suppress(*GONE):
-            await self._send(next(self._numbers), m.Ping())
+        with suppress(*GONE), self._calls.opened() as call:
+            await self._send(call.number, m.Ping())
 
     async def _send(self, number: int, message: m.Call) -> None:
         """Write a message whole, whoever gives up meanwhile.
@@ -193,12 +186,6 @@ def gist(message: m.Message) -> str:
             return f"{name}: {text}"
         case _:
             return name
-
-
-@dataclass(slots=True)
-class _Waiting:
-    done: trio.Event
-    answer: m.Message | None = None
 
 
 class Listener(Protocol):

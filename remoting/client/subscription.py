@@ -111,13 +111,13 @@ class Subscription:
             return
         if viewer or not _sends_less(connection):
             self._viewers[connection.server] = self._clock.monotonic()
-            call: m.Call = m.Subscribe(self._interval_s)
+            call: m.CallFor[m.Answer] = m.Subscribe(self._interval_s)
         else:
             self._viewers.pop(connection.server, None)
             call = m.SubscribeTelemetry(self._interval_s)
         self._nursery.start_soon(self._call, connection, call)
 
-    async def _call(self, connection: ServerConnection, call: m.Call) -> None:
+    async def _call(self, connection: ServerConnection, call: m.CallFor[m.Answer]) -> None:
         try:
             await connection.call(call, timeout_s=CALL_TIMEOUT_S)
         except GpupoolError as error:

@@ -103,7 +103,6 @@ async def _what_it_has(connections: Connections, server: ServerId) -> RecordPage
 
 async def _page(connection: ServerConnection, query: RecordQuery, timeout_s: float) -> RecordPage:
     answer = await connection.call(m.GetUsage(query), timeout_s=timeout_s)
-    assert isinstance(answer, m.UsageIs)
     if not all(_is_sum(group) for group in (*answer.page.groups, answer.page.whole)):
         raise UnreachableError(f"server {connection.name} makes no sense", why="a malformed sum")
     return answer.page

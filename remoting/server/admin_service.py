@@ -73,7 +73,7 @@ class AdminService:
             m.MeasureBandwidth: self._measure_bandwidth,
             m.ListTokens: self._list_tokens,
             m.JoinPool: self._join,
-            **{kind: self._operate for kind in m.CALLS.values() if issubclass(kind, m.Order)},
+            **dict.fromkeys(m.all_of(m.Order).values(), self._operate),
             **dict.fromkeys(
                 (m.EndLease, m.SuspendLease, m.ResumeLease, m.MoveLease, m.RelocateLease),
                 self._order_of_lease,

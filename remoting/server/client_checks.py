@@ -142,7 +142,7 @@ def check_rights(context: ServiceContext, client: Client, kind: type[m.Call]) ->
         DeniedError: it takes a token of another kind.
         AuthenticationError: an operator's token has expired since the connection was opened.
     """
-    rights = m.CALL_DECLARATIONS[kind].rights
+    rights = kind.declared.rights
     if client.kind is TokenKind.SERVER and rights is not m.Rights.SERVER:
         raise DeniedError('a server token is good for "gpupool join" only')
     if client.kind is not TokenKind.SERVER and rights is m.Rights.SERVER:

@@ -197,7 +197,7 @@ class Controller:
         services = self._leases, self._admin, self._views, self._policies, self._authorities
         for service in (*services, self._relocations, BackupService(context)):
             self._handlers |= service.handlers()
-        assert self._handlers.keys() == set(m.CALLS.values()), "every call has one handler"
+        assert self._handlers.keys() == set(m.all_of(m.Call).values()), "every call has one handler"
 
     # --- inputs ----------------------------------------------------------------------------------
 

@@ -50,7 +50,6 @@ async def watch(pool: Pool, seconds: float) -> list[tuple[int, str]]:
         for connection in list(pool.connections.by_server.values()):
             with suppress(GpupoolError):
                 answer = await connection.call(m.GetView(), timeout_s=1.0)
-                assert isinstance(answer, m.ViewNow)
                 raft = answer.view.raft
                 if raft.leader and (not seen or raft.term > seen[-1][0]):
                     seen.append((raft.term, raft.leader))

@@ -99,7 +99,7 @@ class _Client:
         while True:
             size, number = HEADER.unpack(self._read(HEADER.size))
             self._read(size)
-            if number == m.NUMBERS[kind]:
+            if number == kind.declared.number:
                 return size
 
     def _read(self, size: int) -> bytes:

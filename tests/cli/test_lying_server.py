@@ -120,7 +120,10 @@ class LyingServer:
             case m.GetPolicy():
                 return m.PolicyIs(1, hostile("by"), full(m.PolicyIs, "1").at, pack_text(POLICY))
             case m.Call():
-                return hostile(full(m.answer_of(type(call)), "1"))
+                kind = call.declared.answered_by
+                assert kind is not None
+                assert issubclass(kind, m.Answer)
+                return hostile(full(kind, "1"))
             case _:
                 raise AssertionError(call)
 

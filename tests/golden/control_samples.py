@@ -22,14 +22,13 @@ from gpupool.remoting.transport.client_tls import CONTROL_NAME
 from gpupool.remoting.transport.pki import server_name
 
 SIZE_MAX = 1 << 20
+KINDS = messages.all_of(messages.Message)
 CALL_FULL, CALL_BARE = 0x01020304, 7
 ADDRESSES = (Address("10.0.0.4", 7470), Address("fd00::4", 7471), Address("gpu-a", 80))
 SECRET, DIGEST = bytes(range(32)), bytes(range(32, 64))
 TABLES: dict[str, dict[int, type[messages.Message]]] = {
-    "opening": {**messages.OPENINGS},
-    "call": {**messages.CALLS},
-    "answer": {**messages.ANSWERS},
-    "push": {**messages.PUSHES},
+    base.__name__.lower(): {**messages.all_of(base)}
+    for base in (messages.Opening, messages.Call, messages.Answer, messages.Push)
 }
 PLAIN: Plain = {
     "none": None, "true": True, "false": False, "zero": 0, "large": 2**64 - 1, "less": -(2**63),
@@ -63,7 +62,7 @@ def frames() -> dict[str, bytes]:
 def values() -> dict[str, bytes]:
     """Return the values of each enumeration in a message, by its place."""
     found: dict[str, bytes] = {}
-    for number, kind in messages.KINDS.items():
+    for number, kind in KINDS.items():
         for place, members in enums_of(kind, str(number)).items():
             found[f"values {place}"] = _text(json.dumps(sorted(m.value for m in members)))
     return found
@@ -83,7 +82,7 @@ def rules() -> dict[str, bytes]:
         ),
     }
     for end, phase in itertools.product(End, Phase):
-        allowed = [n for n, kind in messages.KINDS.items() if may_send(end, phase, kind)]
+        allowed = [n for n, kind in KINDS.items() if may_send(end, phase, kind)]
         if not allowed:
             continue
         numbers = sorted(allowed)

@@ -11,12 +11,11 @@ from typing import Any, cast
 import pytest
 import trio
 import trio.testing
+from tests.golden.control_samples import KINDS
 from tests.golden.conversations import FILE, Event, Replay, parse
 from tests.golden.record_conversation import found
 from tests.golden.recorded import GOLDEN
 from tests.remoting.control.control_cluster import Cluster
-
-from gpupool.remoting.protocol import messages
 
 Clock = trio.testing.MockClock
 
@@ -118,5 +117,5 @@ async def test_recorded_clients_are_answered_as_they_were(
         # How often a hint or an update comes is the servers' affair; that one comes is not.
         if recorded.what == ">" and recorded.call == 0:
             kinds = {push.kind for push in replay.pushes(recorded.connection)}
-            name = messages.KINDS[recorded.kind].__name__
+            name = KINDS[recorded.kind].__name__
             assert recorded.kind in kinds, f"connection {recorded.connection} got no {name}"

@@ -5,12 +5,11 @@ from gpupool.pool.model import commands
 from gpupool.pool.model.commands import Command
 from gpupool.pool.model.forgetting import SALT_SIZE, digest_of, pseudonym_of
 from gpupool.pool.view import visible
-from gpupool.remoting.protocol.messages.declaration import Rights, message
-from gpupool.remoting.protocol.messages.hello_messages import Done
+from gpupool.remoting.protocol.message_family import Rights, message
 from gpupool.remoting.protocol.messages.orders import Issue, NumberedOrder
 
 
-@message(65, answered_by=Done, rights=Rights.OPERATOR)
+@message(65, rights=Rights.OPERATOR)
 class ForgetUser(NumberedOrder):
     """Have the accounts and histories of all servers know a user by a pseudonym alone.
 

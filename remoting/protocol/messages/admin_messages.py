@@ -10,7 +10,8 @@ from gpupool.pool.model.state import Act, TokenKind
 from gpupool.pool.record_query import RecordPage, RecordQuery
 from gpupool.pool.telemetry import Finding, Telemetry
 from gpupool.pool.view import PoolView
-from gpupool.remoting.protocol.messages.declaration import Answer, Call, Push, Rights, message
+from gpupool.remoting.protocol.message_family import Rights, message
+from gpupool.remoting.protocol.messages.declaration import Answer, CallFor, Push
 from gpupool.remoting.protocol.messages.hello_messages import Done
 
 
@@ -21,8 +22,8 @@ class ViewNow(Answer):
     view: PoolView
 
 
-@message(32, answered_by=ViewNow, rights=Rights.VIEWER)
-class GetView(Call):
+@message(32, rights=Rights.VIEWER)
+class GetView(CallFor[ViewNow]):
     """Ask for the view of the whole pool."""
 
 
@@ -33,20 +34,20 @@ class TelemetryNow(Answer):
     telemetry: Telemetry
 
 
-@message(33, answered_by=TelemetryNow, rights=Rights.VIEWER)
-class GetTelemetry(Call):
+@message(33, rights=Rights.VIEWER)
+class GetTelemetry(CallFor[TelemetryNow]):
     """Ask for the server's own measurements."""
 
 
-@message(34, answered_by=Done, rights=Rights.VIEWER)
-class Subscribe(Call):
+@message(34, rights=Rights.VIEWER)
+class Subscribe(CallFor[Done]):
     """Push an ``Update`` at this interval from now on, limited to 0.2 s to 60 s; 0 ends it."""
 
     interval_s: float
 
 
-@message(35, answered_by=Done, rights=Rights.VIEWER)
-class SubscribeTelemetry(Call):
+@message(35, rights=Rights.VIEWER)
+class SubscribeTelemetry(CallFor[Done]):
     """As ``Subscribe``, which it replaces; pushes a ``TelemetryUpdate``, without the pool's view.
 
     The view is the same from all servers, and the larger part in a large pool.
@@ -101,8 +102,8 @@ class Tokens(Answer):
     tokens: tuple[TokenView, ...]
 
 
-@message(50, answered_by=Tokens, rights=Rights.OPERATOR)
-class ListTokens(Call):
+@message(50, rights=Rights.OPERATOR)
+class ListTokens(CallFor[Tokens]):
     """Ask for all tokens; operators only."""
 
 
@@ -118,8 +119,8 @@ class AuditNow(Answer):
     former: tuple[Act, ...] = ()
 
 
-@message(96, answered_by=AuditNow, rights=Rights.VIEWER)
-class GetAudit(Call):
+@message(96, rights=Rights.VIEWER)
+class GetAudit(CallFor[AuditNow]):
     """Ask for the administrative acts in the table, as they stand once this call is committed."""
 
 
@@ -130,8 +131,8 @@ class UsageIs(Answer):
     page: RecordPage
 
 
-@message(100, answered_by=UsageIs, rights=Rights.VIEWER)
-class GetUsage(Call):
+@message(100, rights=Rights.VIEWER)
+class GetUsage(CallFor[UsageIs]):
     """Ask for the records of ended leases; of other users' leases, users are told sums.
 
     The answer is of one server, with or without a majority. ``query.user`` is an operator's choice.
@@ -147,8 +148,8 @@ class ChecksDone(Answer):
     findings: tuple[Finding, ...]
 
 
-@message(102, answered_by=ChecksDone, rights=Rights.OPERATOR)
-class RunChecks(Call):
+@message(102, rights=Rights.OPERATOR)
+class RunChecks(CallFor[ChecksDone]):
     """Have a server test its links and its idle GPUs; it takes some seconds."""
 
 
@@ -160,8 +161,8 @@ class BandwidthIs(Answer):
     back: int
 
 
-@message(103, answered_by=BandwidthIs, rights=Rights.OPERATOR)
-class MeasureBandwidth(Call):
+@message(103, rights=Rights.OPERATOR)
+class MeasureBandwidth(CallFor[BandwidthIs]):
     """Have a server measure the way to another one, which takes about a second."""
 
     peer: ServerId
@@ -174,8 +175,8 @@ class HistoryIs(Answer):
     page: HistoryPage
 
 
-@message(101, answered_by=HistoryIs, rights=Rights.VIEWER)
-class GetHistory(Call):
+@message(101, rights=Rights.VIEWER)
+class GetHistory(CallFor[HistoryIs]):
     """Ask for what a server has measured; of leases, users are told of their own.
 
     The answer is of one server, with or without a majority. ``query.user`` is an operator's choice.

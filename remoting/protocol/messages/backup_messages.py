@@ -1,6 +1,7 @@
 """The messages that make and restore a backup; operators only."""
 
-from gpupool.remoting.protocol.messages.declaration import Answer, Call, Rights, message
+from gpupool.remoting.protocol.message_family import Rights, message
+from gpupool.remoting.protocol.messages.declaration import Answer, CallFor
 from gpupool.remoting.protocol.messages.hello_messages import Done
 
 
@@ -11,13 +12,13 @@ class BackupIs(Answer):
     data: bytes
 
 
-@message(97, answered_by=BackupIs, rights=Rights.OPERATOR)
-class GetBackup(Call):
+@message(97, rights=Rights.OPERATOR)
+class GetBackup(CallFor[BackupIs]):
     """Ask for a backup of the table, as it stands once this call is committed."""
 
 
-@message(98, answered_by=Done, rights=Rights.OPERATOR)
-class PutPart(Call):
+@message(98, rights=Rights.OPERATOR)
+class PutPart(CallFor[Done]):
     """Keep one part of a packed backup until ``RestoreBackup``."""
 
     upload: bytes  # 16 random bytes
@@ -25,8 +26,8 @@ class PutPart(Call):
     data: bytes
 
 
-@message(99, answered_by=Done, rights=Rights.OPERATOR)
-class RestoreBackup(Call):
+@message(99, rights=Rights.OPERATOR)
+class RestoreBackup(CallFor[Done]):
     """Take the backup whose parts were put into the table, whole or not at all."""
 
     upload: bytes

@@ -22,14 +22,8 @@ from gpupool.pool.errors import (
 from gpupool.pool.model.codec import OPTIONAL
 from gpupool.pool.model.ids import Milliseconds, ServerId, TokenId
 from gpupool.pool.model.state import TokenKind
-from gpupool.remoting.protocol.messages.declaration import (
-    Answer,
-    Call,
-    Opening,
-    Push,
-    Rights,
-    message,
-)
+from gpupool.remoting.protocol.message_family import Rights, message
+from gpupool.remoting.protocol.messages.declaration import Answer, CallFor, Opening, Push
 
 #: A server serves clients that speak ``PROTOCOL_OLDEST`` up to ``PROTOCOL``.
 #:
@@ -118,8 +112,8 @@ class Done(Answer):
     note: str = ""
 
 
-@message(23, answered_by=Done, rights=Rights.VIEWER)
-class Ping(Call):
+@message(23, rights=Rights.VIEWER)
+class Ping(CallFor[Done]):
     """Say that you are there."""
 
 

@@ -6,13 +6,8 @@ from enum import StrEnum
 from gpupool.pool.model.ids import Incarnation, LeaseId, RequestId, ServerId
 from gpupool.pool.model.state import Partition, Request
 from gpupool.pool.scheduling.offers import NoOffer, Offer
-from gpupool.remoting.protocol.messages.declaration import (
-    Answer,
-    Call,
-    Push,
-    Rights,
-    message,
-)
+from gpupool.remoting.protocol.message_family import Rights, message
+from gpupool.remoting.protocol.messages.declaration import Answer, CallFor, Push
 from gpupool.remoting.protocol.messages.hello_messages import Done
 from gpupool.remoting.protocol.sessions import SessionInfo
 
@@ -25,16 +20,16 @@ class Offered(Answer):
     refusal: NoOffer | None
 
 
-@message(16, answered_by=Offered, rights=Rights.USER)
-class Ask(Call):
+@message(16, rights=Rights.USER)
+class Ask(CallFor[Offered]):
     """Ask for an offer for ``request`` now, and for a hint later if the client waits."""
 
     request: Request
     waits: bool = True
 
 
-@message(17, answered_by=Done, rights=Rights.OWNER)
-class AwaitGpus(Call):
+@message(17, rights=Rights.OWNER)
+class AwaitGpus(CallFor[Done]):
     """Record or renew the request's place in the waiting line."""
 
     request: Request
@@ -61,8 +56,8 @@ class Claimed(Answer):
     time_left_s: float = 0.0  # until the lease ends at the latest; 0: no limit
 
 
-@message(18, answered_by=Claimed, rights=Rights.OWNER)
-class Claim(Call):
+@message(18, rights=Rights.OWNER)
+class Claim(CallFor[Claimed]):
     """Grant exactly this. The connection is attached to the lease that comes of it."""
 
     request: Request
@@ -71,8 +66,8 @@ class Claim(Call):
     incarnations: dict[ServerId, Incarnation]
 
 
-@message(19, answered_by=Done, rights=Rights.OWNER)
-class Cancel(Call):
+@message(19, rights=Rights.OWNER)
+class Cancel(CallFor[Done]):
     """Refuse every later grant of this request, and end its lease; ``Done`` means committed."""
 
     request: RequestId
@@ -80,16 +75,16 @@ class Cancel(Call):
     successor: RequestId | None = None
 
 
-@message(20, answered_by=Done, rights=Rights.OWNER)
-class Attach(Call):
+@message(20, rights=Rights.OWNER)
+class Attach(CallFor[Done]):
     """Tie the lease to this connection as well: when it closes, the lease ends."""
 
     lease: LeaseId
     ticket: bytes = field(repr=False)
 
 
-@message(21, answered_by=Done, rights=Rights.OWNER)
-class Release(Call):
+@message(21, rights=Rights.OWNER)
+class Release(CallFor[Done]):
     """The program is over: end the lease."""
 
     lease: LeaseId
@@ -105,8 +100,8 @@ class SessionOpened(Answer):
     encryption: str
 
 
-@message(22, answered_by=SessionOpened, rights=Rights.OWNER)
-class OpenSession(Call):
+@message(22, rights=Rights.OWNER)
+class OpenSession(CallFor[SessionOpened]):
     """Start a worker for one client process; the lease must be attached to this connection."""
 
     lease: LeaseId
@@ -115,8 +110,8 @@ class OpenSession(Call):
     settings: dict[str, str] = field(default_factory=dict[str, str])  # of ``settings.ALLOWED``
 
 
-@message(24, answered_by=Done, rights=Rights.OWNER)
-class GoOn(Call):
+@message(24, rights=Rights.OWNER)
+class GoOn(CallFor[Done]):
     """The program of a lease that is being moved asks to go on with the other server.
 
     The old server answers once the pool has decided. The new one is asked where the lease is, when

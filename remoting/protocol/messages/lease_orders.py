@@ -10,8 +10,7 @@ from gpupool.pool.model.suspension import ResumeLease as ResumeCommand
 from gpupool.pool.model.suspension import SuspendLease as SuspendCommand
 from gpupool.pool.transitions.leases import PARTITION_COUNT_MAX
 from gpupool.pool.view import visible
-from gpupool.remoting.protocol.messages.declaration import Rights, message
-from gpupool.remoting.protocol.messages.hello_messages import Done
+from gpupool.remoting.protocol.message_family import Rights, message
 from gpupool.remoting.protocol.messages.orders import (
     REASON_LENGTH_MAX,
     Issue,
@@ -39,7 +38,7 @@ class NumberedLeaseOrder(LeaseOrder, NumberedOrder):
     __slots__ = ()
 
 
-@message(53, answered_by=Done, rights=Rights.OWNER_OR_OPERATOR)
+@message(53, rights=Rights.OWNER_OR_OPERATOR)
 class EndLease(LeaseOrder):
     """End a lease by order; one's own, or any for an operator."""
 
@@ -58,7 +57,7 @@ class EndLease(LeaseOrder):
         return f"lease {lease_name(self.lease)} is ending"
 
 
-@message(62, answered_by=Done, rights=Rights.OWNER_OR_OPERATOR)
+@message(62, rights=Rights.OWNER_OR_OPERATOR)
 class SuspendLease(NumberedLeaseOrder):
     """Have a lease let go of its GPUs until it is resumed; one's own, or any for an operator."""
 
@@ -78,7 +77,7 @@ class SuspendLease(NumberedLeaseOrder):
         return f"lease {name}: {note}" if note else f"lease {name} is being suspended"
 
 
-@message(63, answered_by=Done, rights=Rights.OWNER_OR_OPERATOR)
+@message(63, rights=Rights.OWNER_OR_OPERATOR)
 class ResumeLease(NumberedLeaseOrder):
     """Have a suspended lease go on; one's own, or any for an operator."""
 
@@ -95,7 +94,7 @@ class ResumeLease(NumberedLeaseOrder):
         return f"lease {name}: {note}" if note else f"lease {name} is being resumed"
 
 
-@message(66, answered_by=Done, rights=Rights.OWNER_OR_OPERATOR)
+@message(66, rights=Rights.OWNER_OR_OPERATOR)
 class MoveLease(NumberedLeaseOrder):
     """Have a lease go on with other GPUs of one of its servers; one's own, or any for an operator.
 
@@ -125,7 +124,7 @@ class MoveLease(NumberedLeaseOrder):
         return f"lease {name}: {note}" if note else f"lease {name} is being moved"
 
 
-@message(67, answered_by=Done, rights=Rights.OWNER_OR_OPERATOR)
+@message(67, rights=Rights.OWNER_OR_OPERATOR)
 class RelocateLease(NumberedLeaseOrder):
     """Have a lease go on with another server; one's own, or any for an operator."""
 

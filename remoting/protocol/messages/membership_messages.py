@@ -3,12 +3,8 @@
 from dataclasses import field
 
 from gpupool.pool.model.ids import ServerId
-from gpupool.remoting.protocol.messages.declaration import (
-    Answer,
-    Call,
-    Rights,
-    message,
-)
+from gpupool.remoting.protocol.message_family import Rights, message
+from gpupool.remoting.protocol.messages.declaration import Answer, CallFor
 from gpupool.remoting.protocol.messages.hello_messages import Member
 
 
@@ -23,8 +19,8 @@ class Joined(Answer):
     members: tuple[Member, ...]
 
 
-@message(64, answered_by=Joined, rights=Rights.SERVER)
-class JoinPool(Call):
+@message(64, rights=Rights.SERVER)
+class JoinPool(CallFor[Joined]):
     """Admit a server, on a connection that a server token opened."""
 
     server: ServerId

@@ -37,7 +37,8 @@ from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds, ServerId, Token
 from gpupool.pool.model.silences import SILENCE_MAX_MS, silence_scope
 from gpupool.pool.model.state import TOKEN_USES_MAX, TokenKind
 from gpupool.pool.transitions.gpu_drains import AUTOMATIC
-from gpupool.remoting.protocol.messages.declaration import Call, Rights, message
+from gpupool.remoting.protocol.message_family import Rights, message
+from gpupool.remoting.protocol.messages.declaration import CallFor
 from gpupool.remoting.protocol.messages.hello_messages import Done
 
 ORDER_SIZE = 16
@@ -62,7 +63,7 @@ class Issue:
     clocks_missing: int = 0  # of voters that are not measured yet, and are needed for a majority
 
 
-class Order(Call):
+class Order(CallFor[Done]):
     """See the module."""
 
     __slots__ = ()
@@ -111,7 +112,7 @@ class NumberedOrder(Order):
         return replace(numbered, order=number)
 
 
-@message(48, answered_by=Done, rights=Rights.OPERATOR)
+@message(48, rights=Rights.OPERATOR)
 class CreateToken(Order):
     """Register a token whose secret only the caller knows."""
 
@@ -153,7 +154,7 @@ def _check_valid(valid_s: float) -> None:
         raise UsageError("a token is valid for more than 0 s and at most 10 years")
 
 
-@message(61, answered_by=Done, rights=Rights.OPERATOR)
+@message(61, rights=Rights.OPERATOR)
 class RenewToken(Order):
     """Let a token be good for so long from now on."""
 
@@ -175,7 +176,7 @@ class RenewToken(Order):
         return f"token {self.token} is renewed"
 
 
-@message(49, answered_by=Done, rights=Rights.OPERATOR)
+@message(49, rights=Rights.OPERATOR)
 class RevokeToken(Order):
     """Refuse a token from now on, and end its leases."""
 
@@ -191,7 +192,7 @@ class RevokeToken(Order):
         return f"token {self.token} is revoked"
 
 
-@message(51, answered_by=Done, rights=Rights.OPERATOR)
+@message(51, rights=Rights.OPERATOR)
 class RemoveServer(Order):
     """Take a server, by name or id, out of the pool for good."""
 
@@ -212,7 +213,7 @@ class RemoveServer(Order):
         return f"{self.server} is no longer in the pool; stop its gpupool join if it still runs"
 
 
-@message(52, answered_by=Done, rights=Rights.OPERATOR)
+@message(52, rights=Rights.OPERATOR)
 class DrainServer(NumberedOrder):
     """Stop granting on a server, by name or id; without a reason, resume."""
 
@@ -240,7 +241,7 @@ class DrainServer(NumberedOrder):
         return f"{self.server} {'is not drained' if note else 'takes leases again'}"
 
 
-@message(58, answered_by=Done, rights=Rights.OPERATOR)
+@message(58, rights=Rights.OPERATOR)
 class DrainGpu(NumberedOrder):
     """Stop granting on one GPU of a server, both by id or as people name them; or resume."""
 
@@ -282,7 +283,7 @@ def _check_reason(reason: str | None) -> None:
         raise UsageError(f"a reason is one line of at most {REASON_LENGTH_MAX} characters")
 
 
-@message(54, answered_by=Done, rights=Rights.OPERATOR)
+@message(54, rights=Rights.OPERATOR)
 class LabelServer(NumberedOrder):
     """Set some labels of a server, by name or id, and take some away."""
 
@@ -308,7 +309,7 @@ class LabelServer(NumberedOrder):
         return f"{self.server}: {' '.join([*set_now, *(f'{name}-' for name in self.without)])}"
 
 
-@message(55, answered_by=Done, rights=Rights.OPERATOR)
+@message(55, rights=Rights.OPERATOR)
 class SetClock(Order):
     """Set the pool's time to where the clocks of a majority of the voters are."""
 
@@ -341,14 +342,14 @@ class SetClock(Order):
         return note or "the pool's time is where the voters' clocks are"
 
 
-@message(56, answered_by=Done, rights=Rights.OPERATOR)
-class RotateCa(Call):
+@message(56, rights=Rights.OPERATOR)
+class RotateCa(CallFor[Done]):
     """Make another CA, which signs from now on beside the one that signed before."""
 
     ca: bytes  # SHA-256 of the one that signs now, so that a repetition changes nothing
 
 
-@message(57, answered_by=Done, rights=Rights.OPERATOR)
+@message(57, rights=Rights.OPERATOR)
 class RetireCa(Order):
     """Trust the older of two CAs no more; with ``force`` although servers still use it."""
 
@@ -370,7 +371,7 @@ class RetireCa(Order):
         return f"{done}; {note}" if note else done
 
 
-@message(59, answered_by=Done, rights=Rights.OPERATOR)
+@message(59, rights=Rights.OPERATOR)
 class SetSilence(NumberedOrder):
     """Silence findings and alerts for so long, on one server or everywhere; or no more."""
 

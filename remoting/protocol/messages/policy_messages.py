@@ -5,7 +5,8 @@ from dataclasses import field
 from gpupool.pool.model.codec import OPTIONAL
 from gpupool.pool.model.ids import Milliseconds
 from gpupool.pool.model.state import Request
-from gpupool.remoting.protocol.messages.declaration import Answer, Call, Rights, message
+from gpupool.remoting.protocol.message_family import Rights, message
+from gpupool.remoting.protocol.messages.declaration import Answer, CallFor
 from gpupool.remoting.protocol.messages.hello_messages import Done
 
 
@@ -19,8 +20,8 @@ class PolicyIs(Answer):
     packed: bytes  # ``policy_versions.unpack_text`` reads it
 
 
-@message(80, answered_by=PolicyIs, rights=Rights.VIEWER)
-class GetPolicy(Call):
+@message(80, rights=Rights.VIEWER)
+class GetPolicy(CallFor[PolicyIs]):
     """Ask for the text of the pool's policy; version 0 stands for the one in force."""
 
     version: int = 0
@@ -33,13 +34,13 @@ class PolicyHistory(Answer):
     versions: tuple[PolicyIs, ...]
 
 
-@message(81, answered_by=PolicyHistory, rights=Rights.VIEWER)
-class GetPolicyHistory(Call):
+@message(81, rights=Rights.VIEWER)
+class GetPolicyHistory(CallFor[PolicyHistory]):
     """Ask which versions of the policy are kept."""
 
 
-@message(82, answered_by=Done, rights=Rights.OPERATOR)
-class PutPolicy(Call):
+@message(82, rights=Rights.OPERATOR)
+class PutPolicy(CallFor[Done]):
     """Put a policy in force in the place of version ``base``; operators only."""
 
     packed: bytes  # made by ``policy_versions.pack_text``
@@ -56,8 +57,8 @@ class PolicyVerdict(Answer):
     suspendable_in: int = field(default=-1, metadata=OPTIONAL)
 
 
-@message(83, answered_by=PolicyVerdict, rights=Rights.VIEWER)
-class CheckPolicy(Call):
+@message(83, rights=Rights.VIEWER)
+class CheckPolicy(CallFor[PolicyVerdict]):
     """Ask how the policy in force, or a draft, treats a user's request."""
 
     user: str

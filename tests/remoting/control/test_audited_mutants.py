@@ -60,7 +60,6 @@ async def test_a_grant_whose_client_died_meanwhile_ends_at_once(
     async with cluster.client() as pool:
         own, wanted = connection_of(pool), request(pool)
         offered = await own.call(m.Ask(wanted), timeout_s=5)
-        assert isinstance(offered, m.Offered)
         assert offered.offer is not None
         best = rank([offered.offer], wanted)[0]
         cluster.log.latency_s = 0.5
@@ -85,11 +84,9 @@ async def test_offers_are_judged_by_the_time_of_now(
         await root.put_policy(pack_text(TWO_BY_DAY), 0)
         own, both = connection_of(pool), request(pool, 2)
         before = await own.call(m.Ask(both), timeout_s=5)
-        assert isinstance(before, m.Offered)
         assert before.offer is not None
         count = len(cluster.log.entries)
         await trio.sleep(600)
         after = await own.call(m.Ask(both), timeout_s=5)
-        assert isinstance(after, m.Offered)
         assert after.refusal is not None
         assert len(cluster.log.entries) == count

@@ -90,7 +90,7 @@ def is_sendable(message: m.Message) -> bool:
 
 # Messages with whatever their types ask for.
 MESSAGES = (
-    st.sampled_from(list(m.KINDS.values()))
+    st.sampled_from(list(m.all_of(m.Message).values()))
     .flatmap(lambda kind: st.builds(kind))
     .filter(is_sendable)
 )
@@ -211,7 +211,7 @@ def test_any_body_is_a_message_or_refused(kind: int, content: Any) -> None:
         _call, message = m.from_body(kind, body)
     except RemoteProtocolError:
         return
-    assert type(message) is m.KINDS[kind]
+    assert type(message) is m.all_of(m.Message)[kind]
 
 
 @given(MESSAGES, st.data())
@@ -222,10 +222,10 @@ def test_changed_fields_are_refused_or_typed(message: m.Message, data: st.DataOb
     key = data.draw(st.sampled_from([*fields, "extra"]))
     fields[key] = data.draw(PLAIN)
     try:
-        _call, changed = m.from_body(m.NUMBERS[type(message)], dump(plain))
+        _call, changed = m.from_body(type(message).declared.number, dump(plain))
     except RemoteProtocolError:
         return
-    assert key != "extra" or type(message) not in m.CALLS.values()
+    assert key != "extra" or type(message) not in m.all_of(m.Call).values()
     assert type(changed) is type(message)
 
 
@@ -292,7 +292,7 @@ def test_nobody_sends_out_of_turn(message: m.Message, call: int) -> None:
         assert fresh.phase is Phase.CONNECTING
     client, server = opened()
     frame = m.to_frame(call, message, size_max=2**30)
-    is_call = type(message) in m.CALLS.values()
+    is_call = type(message) in m.all_of(m.Call).values()
     try:
         list(server.receive(frame))
         assert is_call

@@ -281,7 +281,7 @@ async def test_a_grant_after_a_cancel_that_could_not_be_confirmed_ends_by_itself
     call = ServerConnection.call
 
     async def call_late(
-        connection: ServerConnection, message: m.Call, *, timeout_s: float
+        connection: ServerConnection, message: m.CallFor[m.Answer], *, timeout_s: float
     ) -> m.Message:
         answer = await call(connection, message, timeout_s=timeout_s)
         if isinstance(message, m.Claim):

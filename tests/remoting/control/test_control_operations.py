@@ -590,14 +590,14 @@ async def test_calls_of_one_user_are_limited_and_each_is_counted_once(
     cluster.log.latency_s = 0.5
     refused: list[str] = []
 
-    async def wait(pool: Pool, message: m.Call) -> None:
+    async def wait(pool: Pool, message: m.CallFor[m.Answer]) -> None:
         (connection,) = pool.connections.by_server.values()
         try:
             await connection.call(message, timeout_s=5)
         except GpupoolError as error:
             refused.append(str(error))
 
-    def everything(pool: Pool) -> list[m.Call]:
+    def everything(pool: Pool) -> list[m.CallFor[m.Answer]]:
         unknown = m.Attach(LeaseId(2**40), b"x")
         return [m.AwaitGpus(request(pool), "busy"), m.GetAudit(), unknown, m.GetView()]
 

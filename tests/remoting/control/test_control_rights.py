@@ -38,6 +38,8 @@ FOREIGN = re.compile(
     r"a server token is good for|good for looking only|joining takes a server token"
 )
 
+CALLS = m.all_of(m.Call).values()
+
 # The callers that each declared right lets in.
 CALLERS_OF: dict[m.Rights, set[str]] = {
     m.Rights.VIEWER: {"other", "user", "operator", "viewer"},
@@ -49,11 +51,13 @@ CALLERS_OF: dict[m.Rights, set[str]] = {
 }
 
 
-def call_of(kind: type[m.Call], pool: Pool, hold: LeaseHandle, ticket: bytes) -> m.Call:
+def call_of(
+    kind: type[m.Call], pool: Pool, hold: LeaseHandle, ticket: bytes
+) -> m.CallFor[m.Answer]:
     """Return a call of this kind about ada's lease, her waiting request, or the pool."""
     mine = request(pool)
     hers = request(pool, id=RequestId(b"ada's own waiter"))
-    calls: list[m.Call] = [
+    calls: list[m.CallFor[m.Answer]] = [
         m.Ask(mine),
         m.AwaitGpus(hers, "busy"),
         m.Claim(hers, bytes(32), (), {}),
@@ -102,9 +106,15 @@ def call_of(kind: type[m.Call], pool: Pool, hold: LeaseHandle, ticket: bytes) ->
     return next(call for call in calls if type(call) is kind)
 
 
-def test_every_call_declares_its_rights() -> None:
-    assert m.CALL_DECLARATIONS.keys() == set(m.CALLS.values())
-    first = {kind for kind in m.KINDS.values() if may_send(End.CLIENT, Phase.CONNECTING, kind)}
+def rights_of(kind: type[m.Call]) -> m.Rights:
+    assert kind.declared.answered_by is not None
+    assert kind.declared.rights is not None
+    return kind.declared.rights
+
+
+def test_nobody_may_open_but_by_a_greeting() -> None:
+    every = m.all_of(m.Message).values()
+    first = {kind for kind in every if may_send(End.CLIENT, Phase.CONNECTING, kind)}
     assert first == {m.Hello, m.FetchCa}  # all that nobody may send
 
 
@@ -113,12 +123,10 @@ def test_the_page_says_the_same() -> None:
     section = page.read_text().partition("## Which call takes which token")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| ([a-z, ]+) \|", section, re.M)
     said = {name: who for names, who in rows for name in re.findall(r"\w+", names)}
-    assert said == {
-        kind.__name__: declared.rights.value for kind, declared in m.CALL_DECLARATIONS.items()
-    }
+    assert said == {kind.__name__: rights_of(kind).value for kind in CALLS}
 
 
-@pytest.mark.parametrize("kind", m.CALL_DECLARATIONS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", CALLS, ids=lambda kind: kind.__name__)
 async def test_who_may(autojump_clock: Clock, nursery: trio.Nursery, kind: type[m.Call]) -> None:
     cluster = Cluster(nursery)
     await cluster.start([2], users=("ada", "eve"))
@@ -156,7 +164,7 @@ async def test_who_may(autojump_clock: Clock, nursery: trio.Nursery, kind: type[
     if kind is m.Claim:
         # Whoever claims gets no lease under another's request id; "invalid" is for its owner only.
         allowed &= {"user"}
-    assert allowed == CALLERS_OF[m.CALL_DECLARATIONS[kind].rights]
+    assert allowed == CALLERS_OF[rights_of(kind)]
 
 
 async def test_a_ticket_is_worth_nothing_to_another_user(
@@ -183,13 +191,11 @@ async def test_another_users_request_is_neither_granted_nor_known(
         await own.call(m.AwaitGpus(waiter, "busy"), timeout_s=5)
         theirs = next(iter(eve.connections.by_server.values()))
         offered = await theirs.call(m.Ask(waiter), timeout_s=5)
-        assert isinstance(offered, m.Offered)
         assert offered.offer is not None
         server = offered.offer.server
         partition = Partition(server, offered.offer.gpus[0].gpu, 1 << 30)
         claim = m.Claim(waiter, bytes(32), (partition,), {server: Incarnation(1)})
         claimed = await theirs.call(claim, timeout_s=5)
-        assert isinstance(claimed, m.Claimed)
         assert (claimed.outcome, claimed.why) == ("refused", "this request is another user's")
 
 

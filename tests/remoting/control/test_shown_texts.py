@@ -12,10 +12,9 @@ from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.connection import Connection, End, Phase
 from gpupool.remoting.protocol.framing import dump, frame_bytes
-from gpupool.remoting.protocol.messages.declaration import WITH_LINES
 from gpupool.remoting.protocol.shown_text import clean_line, clean_lines
 
-FROM_SERVERS = [*m.ANSWERS.values(), *m.PUSHES.values()]
+FROM_SERVERS = [*m.all_of(m.Answer).values(), *m.all_of(m.Push).values()]
 GREETINGS = (m.Welcome, m.CaCertificate)
 
 
@@ -62,7 +61,7 @@ def test_no_text_of_any_message_of_a_server_has_what_commands_a_terminal(
     assert len(texts) == len(texts_in(sent))
     assert [text for text in texts if RAW.search(text)] == []
     assert all(text.startswith(MARK) for text in texts)
-    assert all(("\n" in text) is (kind in WITH_LINES) for text in texts)
+    assert all(("\n" in text) is kind.declared.lines for text in texts)
     assert others_in(got) == others_in(sent)
 
 
@@ -76,7 +75,7 @@ def test_texts_that_may_be_shown_stay_as_they_are() -> None:
 def test_a_field_with_a_name_that_commands_a_terminal_ends_the_connection() -> None:
     body = dump([1, {"note": "", HOSTILE: 1}])
     with pytest.raises(RemoteProtocolError):
-        received_frame(frame_bytes(m.NUMBERS[m.Done], body, size_max=1 << 16), m.Done)
+        received_frame(frame_bytes(m.Done.declared.number, body, size_max=1 << 16), m.Done)
 
 
 def test_a_server_reads_texts_as_they_were_sent() -> None:

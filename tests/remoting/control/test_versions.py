@@ -67,14 +67,14 @@ def test_a_newer_servers_view_is_read() -> None:
     with pytest.raises(CodecError, match="no field 'newer'"):
         decode(PoolView, plain)
     client, _ = opened()
-    answer = frame(m.NUMBERS[m.ViewNow], 7, with_more(encode(m.ViewNow(view))))
+    answer = frame(m.ViewNow.declared.number, 7, with_more(encode(m.ViewNow(view))))
     assert list(client.receive(answer)) == [(7, m.ViewNow(view))]
 
 
 def test_what_a_newer_server_pushes_is_passed_over() -> None:
     client, served = opened()
     known = m.LeaseEnded(LeaseId(7), "over")
-    unknown = frame(max(m.KINDS) + 1, 0, {"what": "is this"})
+    unknown = frame(max(m.all_of(m.Message)) + 1, 0, {"what": "is this"})
     assert list(client.receive(unknown + served.send(0, known))) == [(0, known)]
     with pytest.raises(RemoteProtocolError, match="unknown message"):
         list(served.receive(unknown))  # no client pushes anything
@@ -86,13 +86,13 @@ def test_calls_are_read_strictly_and_openings_are_not() -> None:
     assert list(served.receive(frame(1, 1, with_more(encode(HELLO))))) == [(1, HELLO)]
     list(served.send(1, WELCOME))
     with pytest.raises(RemoteProtocolError, match="GetView has no field 'newer'"):
-        list(served.receive(frame(m.NUMBERS[m.GetView], 2, with_more(encode(m.GetView())))))
+        list(served.receive(frame(m.GetView.declared.number, 2, with_more(encode(m.GetView())))))
 
 
 def test_a_session_is_opened_for_a_client_that_sends_no_settings() -> None:
     """Of version 2."""
     _, served = opened()
-    call = frame(m.NUMBERS[m.OpenSession], 2, {"lease": 7, "door": "cuda", "program": "x"})
+    call = frame(m.OpenSession.declared.number, 2, {"lease": 7, "door": "cuda", "program": "x"})
     assert list(served.receive(call)) == [(2, m.OpenSession(LeaseId(7), "cuda", "x", {}))]
 
 
@@ -155,7 +155,7 @@ def _said(hint: Any) -> Any:
 def test_a_change_of_what_is_said_changes_the_version(what: str) -> None:
     """Servers and clients refuse each other by number, so that none misreads the other."""
     now = {
-        "calls": (m.PROTOCOL, shape_of(m.CALLS.values())),
+        "calls": (m.PROTOCOL, shape_of(m.all_of(m.Call).values())),
         "table": (VERSION, shape_of([*commands.KINDS.values(), PoolState])),
     }[what]
     name = {"calls": "messages.PROTOCOL", "table": "links.VERSION"}[what]

@@ -395,7 +395,7 @@ class Heard:
 
 @asynccontextmanager
 async def heard(
-    cluster: Cluster, user: str, call: m.Call
+    cluster: Cluster, user: str, call: m.CallFor[m.Answer]
 ) -> AsyncGenerator[tuple[Heard, ServerConnection], None]:
     found = Heard()
     async with cluster.client(user) as pool:
