@@ -25,17 +25,16 @@ from typing import TypeVar
 import trio
 
 from gpupool.monitoring.frames import (
+    OBSERVER,
     PAGE_SIZE_MAX,
     Answered,
     Asked,
     Forget,
     HistoryAnswered,
     HistoryAsked,
-    Message,
+    ObserverMessage,
     RecordsWritten,
-    frame_reader,
-    from_frame,
-    to_frame,
+    ServerMessage,
 )
 from gpupool.monitoring.history.history_reader import read_history
 from gpupool.monitoring.history.history_settings import HistorySettings
@@ -140,7 +139,7 @@ class Observer:
                 nursery.start_soon(self._door.run)
             else:
                 self._give_way()
-            reader = frame_reader()
+            reader = OBSERVER.reader()
             take = told("the server's word", partial(self._handle, nursery), _say)
             try:
                 while data := await self._stream.receive_some(READ_SIZE):
@@ -152,7 +151,7 @@ class Observer:
             nursery.cancel_scope.cancel()
 
     def _handle(self, nursery: trio.Nursery, frame: Frame) -> None:
-        match message := from_frame(frame):
+        match message := OBSERVER.decode(ServerMessage, frame):
             case RecordsWritten():
                 self._written.set()
             case Asked():
@@ -187,11 +186,11 @@ class Observer:
         if self._nursery is not None:
             self._nursery.start_soon(self._send, asked)
 
-    async def _send(self, message: Message) -> None:
+    async def _send(self, message: ObserverMessage) -> None:
         async with self._sending:
             # When the server is gone, the reader sees it as well.
             with suppress(trio.BrokenResourceError):
-                await self._stream.send_all(to_frame(message))
+                await self._stream.send_all(OBSERVER.encode(message))
 
     def _take(self, sample: Sample) -> None:
         before, self.sample = self.sample, sample

@@ -5,7 +5,6 @@ that the table holds, and the answer says so. Samples wait for it, the latest tw
 those before are dropped and counted.
 """
 
-import itertools
 import logging
 import os
 import socket
@@ -20,16 +19,15 @@ from pathlib import Path
 import trio
 
 from gpupool.monitoring.frames import (
+    OBSERVER,
     Answered,
     Asked,
     Forget,
     HistoryAnswered,
     HistoryAsked,
-    Message,
+    ObserverMessage,
     RecordsWritten,
-    frame_reader,
-    from_frame,
-    to_frame,
+    ServerMessage,
 )
 from gpupool.monitoring.history.history_settings import HistorySettings
 from gpupool.monitoring.http.http_frames import TokenAsked
@@ -50,6 +48,7 @@ from gpupool.pool.record_query import (
     ServerTest,
 )
 from gpupool.pool.telemetry import Telemetry
+from gpupool.remoting.transport.open_calls import OpenCalls
 from gpupool.remoting.transport.watching import keep_watching, told
 
 ANSWER_TIMEOUT_S = 1.5
@@ -83,9 +82,8 @@ class ObserverLink:
         self._folder = folder
         self._state = state
         self._log = log
-        self._numbers = itertools.count(1)
-        self._asked: dict[int, _Answer] = {}
-        self._outbox: trio.MemorySendChannel[Message] | None = None
+        self._calls = OpenCalls[ObserverPage]()
+        self._outbox: trio.MemorySendChannel[ServerMessage] | None = None
         self._token: trio.lowlevel.TrioToken | None = None
         self._samples: deque[Sample] = deque()
         self._sampled = trio.Event()
@@ -153,9 +151,10 @@ class ObserverLink:
 
     async def ask(self, query: RecordQuery) -> RecordPage:
         """Return a page of the records that this server has, the latest of the table included."""
-        page = await self._ask(query)
+        timeout_s = SUM_TIMEOUT_S if query.by else ANSWER_TIMEOUT_S
+        page = await self._ask(lambda number: Asked(number, query), timeout_s)
         state = self._state()
-        if page is None:
+        if not isinstance(page, RecordPage):
             page = RecordPage(problem=AWAY)
         return with_recent(page, state.records, state.record_count, query)
 
@@ -165,31 +164,22 @@ class ObserverLink:
             return await self.ask(query)
         if isinstance(query, ServerTest):
             return CheckPage()
-        number = next(self._numbers)
-        page = await self._reply(number, HistoryAsked(number, query), HISTORY_TIMEOUT_S)
+        page = await self._ask(lambda number: HistoryAsked(number, query), HISTORY_TIMEOUT_S)
         return page if isinstance(page, HistoryPage) else HistoryPage(problem=NO_HISTORY)
 
-    async def _ask(self, query: RecordQuery) -> RecordPage | None:
-        number = next(self._numbers)
-        timeout_s = SUM_TIMEOUT_S if query.by else ANSWER_TIMEOUT_S
-        page = await self._reply(number, Asked(number, query), timeout_s)
-        return page if isinstance(page, RecordPage) else None
-
-    async def _reply(self, number: int, asked: Message, timeout_s: float) -> ObserverPage | None:
-        waiting = _Answer()
-        if not self._send(asked):
-            return None
-        self._asked[number] = waiting
-        try:
+    async def _ask(
+        self, question: Callable[[int], ServerMessage], timeout_s: float
+    ) -> ObserverPage | None:
+        """Return the answer to the question with the number that it gets; None: there is none."""
+        with self._calls.opened() as call:
+            if not self._send(question(call.number)):
+                return None
             # One that has just not answered is not waited for as long as for a sum of years.
-            with trio.move_on_after(ANSWER_TIMEOUT_S if self._silent else timeout_s) as waited:
-                await waiting.done.wait()
-            self._silent = waited.cancelled_caught
-        finally:
-            self._asked.pop(number, None)
-        return waiting.page
+            await call.wait(ANSWER_TIMEOUT_S if self._silent else timeout_s)
+            self._silent = not call.done.is_set()
+            return call.answer
 
-    def _send(self, message: Message) -> bool:
+    def _send(self, message: ServerMessage) -> bool:
         """Queue a message; return False when there is no observer, or it reads nothing."""
         if self._outbox is None:
             return False
@@ -220,8 +210,9 @@ class ObserverLink:
         self.process = process
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
         sending = trio.Lock()
-        outbox, queue = trio.open_memory_channel[Message](OUTBOX_MAX)
+        outbox, queue = trio.open_memory_channel[ServerMessage](OUTBOX_MAX)
         self._outbox, why = outbox, "the connection was closed"
+        self._calls = OpenCalls[ObserverPage]()
         self._told = ()
         try:
             async with trio.open_nursery() as nursery:
@@ -236,8 +227,7 @@ class ObserverLink:
                 nursery.cancel_scope.cancel()
         finally:
             self._outbox = self.process = None
-            for waiting in self._asked.values():
-                waiting.done.set()
+            self._calls.end()
             with trio.CancelScope(shield=True):
                 await trio.aclose_forcefully(stream)
                 await _end(process)
@@ -256,7 +246,7 @@ class ObserverLink:
 
     async def _pump(
         self,
-        queue: trio.MemoryReceiveChannel[Message],
+        queue: trio.MemoryReceiveChannel[ServerMessage],
         stream: trio.SocketStream,
         sending: trio.Lock,
     ) -> None:
@@ -265,10 +255,10 @@ class ObserverLink:
                 async with sending:
                     await stream.send_all(self._frame(message))
 
-    def _frame(self, message: Message) -> bytes:
+    def _frame(self, message: ServerMessage) -> bytes:
         """Return a frame; nothing, which is counted, for what no observer would take."""
         try:
-            return to_frame(message)
+            return OBSERVER.encode(message)
         except ProtocolError as error:
             self.dropped += 1
             if str(error) != self._said:
@@ -277,32 +267,21 @@ class ObserverLink:
             return b""
 
     async def _receive(self, stream: trio.SocketStream) -> None:
-        reader = frame_reader()
+        reader = OBSERVER.reader()
         while data := await stream.receive_some(READ_SIZE):
             reader.feed(data)
             for frame in reader.frames():
-                message = from_frame(frame)
-                if isinstance(message, TokenAsked) and self._web is not None:
-                    self._web.asked(message)
-                    continue
-                if not isinstance(message, Answered | HistoryAnswered):
-                    raise ProtocolError("the observer asks")
-                waiting = self._asked.get(message.number)
-                if waiting is not None:
-                    waiting.page = message.page
-                    waiting.done.set()
+                match OBSERVER.decode(ObserverMessage, frame):
+                    case Answered(number, page) | HistoryAnswered(number, page):
+                        self._calls.answered(number, page)
+                    case TokenAsked() as asked if self._web is not None:
+                        self._web.asked(asked)
+                    case _:
+                        raise ProtocolError("the observer asks")
 
 
 KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "PYTHONHASHSEED", "LD_LIBRARY_PATH")
 """No more of the server's environment is the observer's."""
-
-
-class _Answer:
-    """A question under way."""
-
-    def __init__(self) -> None:
-        self.done = trio.Event()
-        self.page: ObserverPage | None = None
 
 
 async def _end(process: trio.Process) -> None:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from gpupool.monitoring.frames import ServerMessage
 from gpupool.pool.model.bounds import GpuKey, Int, LeaseNumber, Line, Name, Time
 from gpupool.pool.model.ids import GpuId, Milliseconds, ServerId
 from gpupool.pool.model.state import Gpu, PoolState, Server
@@ -16,6 +17,7 @@ from gpupool.pool.ports import RaftHealth
 from gpupool.pool.telemetry import Telemetry
 from gpupool.pool.view import RaftView, gpu_state
 from gpupool.pool.view_building import leases_by_gpu, leases_on, raft_view, server_state
+from gpupool.remoting.protocol.message_family import message
 
 MILLION = 1_000_000
 SERVERS_A_SECOND = 100
@@ -90,8 +92,8 @@ class PoolBooks:
     models: dict[Line, CapacityBooks] = field(default_factory=dict[str, CapacityBooks])
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+@message(4)
+class Sample(ServerMessage):
     """Everything that one server tells its observer of one second."""
 
     at: Time  # the pool's time

@@ -1,7 +1,8 @@
 """Every decoder of what comes from outside this process: any bytes give a value or its one error.
 
 Most folders fuzz their own decoders as well, in more depth. Here is the whole list, with rubbish,
-and with valid input in which something was changed; an error of another kind is a bug.
+and with valid input in which something was changed; an error of another kind is a bug. Messages of
+families have a walk of their own, in ``test_message_families``.
 """
 
 import base64
@@ -29,7 +30,7 @@ from gpupool.consensus.protocol import membership, raft_messages
 from gpupool.consensus.storage import snapshot
 from gpupool.consensus.storage.disk import FileDisk
 from gpupool.consensus.storage.journal import JOURNAL, Journal
-from gpupool.monitoring import frames, record_lines
+from gpupool.monitoring import record_lines
 from gpupool.pool import values
 from gpupool.pool.errors import (
     AuthenticationError,
@@ -42,7 +43,6 @@ from gpupool.pool.model.commands import unwrap, wrap
 from gpupool.pool.model.ids import ServerId, TokenId
 from gpupool.pool.model.policy import Policy
 from gpupool.pool.model.state import PoolState, TokenKind
-from gpupool.pool.record_query import RecordPage
 from gpupool.pool.scheduling.filters import parse_filter
 from gpupool.pool.transitions import backup, policy_versions
 from gpupool.pool.transitions.state_machine import PoolMachine
@@ -54,8 +54,6 @@ from gpupool.remoting.daemon.records import audit_file
 from gpupool.remoting.host import orphan_reaper
 from gpupool.remoting.program import door_choice
 from gpupool.remoting.protocol import framing, handshake
-from gpupool.remoting.protocol import messages as control
-from gpupool.remoting.protocol import worker_messages as host_messages
 from gpupool.remoting.protocol.addresses import Address, parse_address, parse_listen
 from gpupool.remoting.protocol.token_text import TokenText, format_token, parse_token
 from gpupool.remoting.server.listener import router
@@ -168,13 +166,11 @@ def cases(folder: Path) -> dict[str, Case]:
     snapshot_bytes = snapshot.encode_snapshot(
         snapshot.Snapshot(9, 1, (ServerId("a"),), machine.snapshot())
     )
-    frame = control.to_frame(3, control.RevokeToken(TokenId("0" * 12)), size_max=9999)
     ca = create_ca("c", datetime.now(UTC))
     header_size = arrays_wire.HEADER.size
     return {
         # from the network
         "CBOR": Case(framing.load, remote, framing.dump({"a": [1, b"x", None]})),
-        "control message": Case(lambda d: control.from_body(49, d), remote, frame[5:]),
         "command": Case(
             plain(unwrap),
             (*remote, CodecError),
@@ -217,21 +213,6 @@ def cases(folder: Path) -> dict[str, Case]:
             plain(array_results.decode_meta),
             remote,
             framing.dump([16, ["V", 8, False, ["a", 0, "<f8"]], [3], [8]]),
-        ),
-        "worker's message": Case(
-            lambda d: host_messages.decode_from_worker(framing.Frame(d[0] if d else 0, d[1:])),
-            remote,
-            host_messages.encode(host_messages.Rejected("x"))[4:],
-        ),
-        "host's message": Case(
-            lambda d: host_messages.decode_from_host(framing.Frame(d[0] if d else 0, d[1:])),
-            remote,
-            host_messages.encode(host_messages.Proceed())[4:],
-        ),
-        "observer's frame": Case(
-            lambda d: frames.from_frame(framing.Frame(d[0] if d else 0, d[1:])),
-            remote,
-            frames.to_frame(frames.Answered(1, RecordPage()))[4:],
         ),
         # from people
         "token": Case(text(parse_token), (AuthenticationError,), format_token(TOKEN).encode()),

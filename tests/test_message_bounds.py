@@ -1,4 +1,4 @@
-"""Each text, number and piece of bytes of a process that is trusted with less has a bound."""
+"""Bounds of fields; ``test_message_families`` walks the messages that must have them."""
 
 import dataclasses
 import enum
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpupool.monitoring import frames
+from gpupool.monitoring.frames import OBSERVER
 from gpupool.monitoring.http.http_frames import TokenAsked
 from gpupool.pool.errors import LocalProtocolError, RemoteProtocolError
 from gpupool.pool.model.bounds import Bound, Count, Line, Name
@@ -20,25 +20,9 @@ from gpupool.pool.model.codec import CodecError, decode, encode, map_types
 from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId
 from gpupool.pool.record_query import RecordQuery
 from gpupool.pool.telemetry import SessionTelemetry, Telemetry
-from gpupool.remoting.protocol import (
-    framing,
-    keeper_messages,
-    signer_messages,
-    token_text,
-    worker_messages,
-)
-from gpupool.remoting.protocol.messages import KINDS, Call, Opening
-from gpupool.remoting.protocol.worker_messages import Connected, Log, Report
-
-SAID: dict[str, Any] = {
-    "host to worker": worker_messages.HostMessage,
-    "worker to host": worker_messages.WorkerMessage,
-    "server to keeper": keeper_messages.Request,
-    "keeper to server": keeper_messages.Answer,
-    "server to signer": signer_messages.Request,
-    "signer to server": signer_messages.Answer,
-    "observer and server": frames.Message,
-}
+from gpupool.remoting.protocol import framing, token_text
+from gpupool.remoting.protocol.messages import Call, Opening, all_of
+from gpupool.remoting.protocol.worker_messages import WORKER, Connected, Log, Report, WorkerMessage
 
 
 def trimmed(kind: Any, path: str) -> Iterator[str]:
@@ -79,16 +63,9 @@ def unbounded(kind: Any, path: str) -> Iterator[str]:
         yield f"{path}: {kind}"
 
 
-@pytest.mark.parametrize("way", SAID)
-def test_each_field_of_each_message_has_a_bound(way: str) -> None:
-    kinds = typing.get_args(SAID[way])
-    assert kinds
-    assert [each for kind in kinds for each in unbounded(kind, kind.__name__)] == []
-
-
 def test_no_question_is_changed_when_it_is_sent() -> None:
     """A lease of -1 was asked for, and each lease was told: -1 had become 0."""
-    asked = [kind for kind in KINDS.values() if issubclass(kind, Call | Opening)]
+    asked = (all_of(Opening) | all_of(Call)).values()
     assert [each for kind in asked for each in trimmed(kind, kind.__name__)] == []
     with pytest.raises(LocalProtocolError, match="this cannot be sent: a field is beyond"):
         encode(RecordQuery(lease=LeaseId(-1)))
@@ -179,13 +156,13 @@ def test_sums_are_told_as_the_most_that_is_read() -> None:
 
 def test_the_longest_token_reaches_the_server() -> None:
     asked = TokenAsked(1, 2, "x" * token_text.TEXT_LENGTH_MAX)
-    reader = frames.frame_reader()
-    reader.feed(frames.to_frame(asked))
-    assert [frames.from_frame(frame) for frame in reader.frames()] == [asked]
+    reader = OBSERVER.reader()
+    reader.feed(OBSERVER.encode(asked))
+    assert [OBSERVER.decode(TokenAsked, frame) for frame in reader.frames()] == [asked]
 
 
 def worker_frame(kind: type[Any], **fields: Any) -> framing.Frame:
-    return framing.Frame({Connected: 3, Report: 5, Log: 6}[kind], framing.dump(fields))
+    return framing.Frame(kind.declared.number, framing.dump(fields))
 
 
 @pytest.mark.parametrize(
@@ -203,7 +180,7 @@ def test_a_worker_that_says_more_breaks_the_protocol(
     kind: type[Any], fields: dict[str, Any]
 ) -> None:
     with pytest.raises(RemoteProtocolError, match="malformed message"):
-        worker_messages.decode_from_worker(worker_frame(kind, **fields))
+        WORKER.decode(WorkerMessage, worker_frame(kind, **fields))
 
 
 # --- what can be sent can be read -----------------------------------------------------------------

@@ -7,16 +7,18 @@ connection's number and its descriptor, the observer's the number of one that ha
 import struct
 from dataclasses import dataclass, field
 
+from gpupool.monitoring.frames import ObserverMessage, ServerMessage
 from gpupool.pool.model.bounds import Blob, Line, Name, Number, PathText, Time
 from gpupool.pool.model.ids import Milliseconds
+from gpupool.remoting.protocol.message_family import message
 
 PACKET = struct.Struct(">Q")
 """The number of a connection."""
 
 
-@dataclass(frozen=True, slots=True)
-class WebSetup:
-    """Server to observer: what to show and whom to answer; sent again when it changes."""
+@message(32)
+class WebSetup(ServerMessage):
+    """What to show and whom to answer; sent again when it changes."""
 
     certificate_pem: Blob
     key_pem: Blob
@@ -38,9 +40,9 @@ class Target:
     labels: dict[Line, Line] = field(default_factory=dict[str, str])
 
 
-@dataclass(frozen=True, slots=True)
-class Targets:
-    """Server to observer: all servers of the pool, when that changes."""
+@message(33)
+class Targets(ServerMessage):
+    """All servers of the pool, when that changes."""
 
     pool: Line
     servers: tuple[Target, ...]
@@ -48,9 +50,9 @@ class Targets:
     ca_pem: Blob = b""  # of every CA that is trusted, for the clients of the web page
 
 
-@dataclass(frozen=True, slots=True)
-class TokenAsked:
-    """Observer to server: is this token good? It came over the connection of that number."""
+@message(34)
+class TokenAsked(ObserverMessage):
+    """Is this token good? It came over the connection of that number."""
 
     number: Number
     connection: Number
@@ -61,9 +63,9 @@ class TokenAsked:
         return f"TokenAsked({self.number}, {self.connection})"
 
 
-@dataclass(frozen=True, slots=True)
-class TokenAnswered:
-    """Server to observer: whose token it is, or why it is refused."""
+@message(35)
+class TokenAnswered(ServerMessage):
+    """Whose token it is, or why it is refused."""
 
     number: Number
     user: Line = ""
@@ -74,9 +76,9 @@ class TokenAnswered:
     expires_at: Time = Milliseconds(0)
 
 
-@dataclass(frozen=True, slots=True)
-class TokensSeen:
-    """Server to observer, while it has connections: the pool's tokens are those of this number.
+@message(36)
+class TokensSeen(ServerMessage):
+    """While the observer has connections: the pool's tokens are those of this number.
 
     The number grows whenever any token changes. As long as it stays, and the server goes on saying
     so, what it said of a token is still true, and nobody has to wait until it is asked.

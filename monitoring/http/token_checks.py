@@ -11,7 +11,6 @@ none.
 """
 
 import hashlib
-import itertools
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from gpupool.monitoring.http.http_frames import TokenAnswered, TokenAsked, Token
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.network_turns import NetworkTurns
 from gpupool.remoting.protocol.token_text import TEXT_LENGTH_MAX, parse_token
+from gpupool.remoting.transport.open_calls import OpenCalls
 
 KEPT_S = 1.0
 """For which any word is kept."""
@@ -70,9 +70,8 @@ class TokenChecks:
         """Make it; ``ask`` sends a question whose answer comes to ``answered``."""
         self._ask = ask
         self._clock = clock
-        self._numbers = itertools.count(1)
         self._known: OrderedDict[bytes, _Known] = OrderedDict()
-        self._open: dict[int, tuple[trio.Event, list[TokenAnswered]]] = {}
+        self._open = OpenCalls[TokenAnswered]()
         self._budget, self._budget_at = BURST, clock()
         self._waiting = NetworkTurns[trio.Event]()
         self._has_waiting = trio.Event()
@@ -127,10 +126,7 @@ class TokenChecks:
 
     def answered(self, answer: TokenAnswered) -> None:
         """Take an answer of the server."""
-        waiting = self._open.get(answer.number)
-        if waiting is not None:
-            waiting[1].append(answer)
-            waiting[0].set()
+        self._open.answered(answer.number, answer)
 
     def _holds(self, known: _Known, connection: int, now: float) -> bool:
         """Return whether what was said of a token is still so."""
@@ -148,16 +144,9 @@ class TokenChecks:
         )
 
     async def _asked(self, text: str, connection: int) -> TokenAnswered | None:
-        number, event = next(self._numbers), trio.Event()
-        answers: list[TokenAnswered] = []
-        self._open[number] = event, answers
-        try:
-            self._ask(TokenAsked(number, connection, text))
-            with trio.move_on_after(ANSWER_TIMEOUT_S):
-                await event.wait()
-        finally:
-            del self._open[number]
-        return answers[0] if answers else None
+        with self._open.opened() as call:
+            self._ask(TokenAsked(call.number, connection, text))
+            return await call.wait(ANSWER_TIMEOUT_S)
 
     async def _turn(self, network: str) -> bool:
         """Wait until the server may be asked for a network; False: too many wait."""

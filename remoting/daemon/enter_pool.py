@@ -33,10 +33,12 @@ from gpupool.remoting.host.inventory import Inventory
 from gpupool.remoting.host.suspension.room import Room
 from gpupool.remoting.privileges.remote_vault import RemoteVault
 from gpupool.remoting.protocol.addresses import Address, parse_address
+from gpupool.remoting.protocol.signer_messages import CreateCa
 from gpupool.remoting.protocol.token_text import format_token, parse_token
 from gpupool.remoting.transport.authority.ca_bundle import issuer_of, keys_of
+from gpupool.remoting.transport.authority.ca_key import AuthoritySigner
 from gpupool.remoting.transport.pki import (
-    SERVER_VALID,
+    Authority,
     cluster_id_of,
     create_key_and_csr,
     validity_of,
@@ -155,12 +157,12 @@ def _create_pool(
     )
     state.begin(identity)
     if authority is None:
-        authority = vault.create(identity.cluster_id, now_ms, 1, b"")
+        authority = Authority(*vault.ask(CreateCa(identity.cluster_id, now_ms, 1, b"")))
     key, csr = create_key_and_csr(server)
     state.write(CA_CERTIFICATE, authority.certificate_pem)
     state.write(CA_KEY, authority.key_pem)
-    valid_ms = int(SERVER_VALID.total_seconds() * 1000)
-    state.write_certificate(vault.sign_server(authority, server, csr, now_ms, valid_ms), key)
+    signer = AuthoritySigner(authority, vault, lambda: now_ms)
+    state.write_certificate(signer.sign(server, csr), key)
     storage = open_storage(state.path, create=True)
     try:
         bootstrap(storage, server)

@@ -1,85 +1,32 @@
 """A host's keeper, as the host calls it: in this process, or in another one (``privileges``)."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import trio
 
-from gpupool.pool.model.ids import GpuId, LeaseId
-from gpupool.remoting.host.worker_keeper import THREAD_COUNT, WorkerKeeper
-from gpupool.remoting.protocol import keeper_messages
+from gpupool.remoting.host.worker_keeper import QUICK, THREAD_COUNT, WorkerKeeper
+from gpupool.remoting.protocol.keeper_messages import Answer, RequestFor
 
-T = TypeVar("T")
+A = TypeVar("A", bound=Answer)
 
 
 class Keeper(Protocol):
-    """A ``WorkerKeeper``, in this process or in another one. Cancellation never cuts a call off."""
+    """Carries out what ``keeper_messages`` lists. Cancellation never cuts a call off."""
 
-    async def open(
-        self, *, cuda: bool, nodes: Mapping[GpuId, tuple[str, ...]] | None
-    ) -> keeper_messages.Opened:
-        """Kill what a former host left, and prepare for workers."""
+    async def ask(self, asked: RequestFor[A], *descriptors: int) -> A:
+        """Return the answer; the descriptors go with the request, and stay the caller's.
+
+        Raises:
+            GpupoolError, OSError: when it cannot be done.
+        """
         ...
 
-    async def start(
-        self, number: int, control: int, errors: int, doors: Collection[str] = ()
-    ) -> tuple[keeper_messages.Started, int]:
-        """Start a worker for some doors, or all; return what it is, and its pidfd."""
+    async def ask_for(self, asked: RequestFor[A], *descriptors: int) -> tuple[A, int]:
+        """Do the same; return also the descriptor with the answer, which is the caller's."""
         ...
 
     def kill(self, number: int) -> None:
         """Kill a worker, if it lives."""
-        ...
-
-    async def reap(self, number: int) -> int:
-        """Return how a worker ended."""
-        ...
-
-    async def confine(self, number: int) -> None:
-        """Put a worker into a control group, and tell it to confine itself."""
-        ...
-
-    async def confinement(self, number: int) -> tuple[str, ...]:
-        """Return what holds for a worker that has said that it is ready."""
-        ...
-
-    async def assign(
-        self,
-        number: int,
-        lease: LeaseId,
-        gpus: tuple[GpuId, ...],
-        memory: int,
-        user: str,
-        *,
-        across: bool,
-    ) -> keeper_messages.AssignedUser:
-        """Give a worker to a lease."""
-        ...
-
-    async def suspend(
-        self, request: keeper_messages.SuspendWorkers, file: int = -1
-    ) -> keeper_messages.Moved:
-        """Take workers of a lease off their GPUs: all of them, or none; the file stays ours."""
-        ...
-
-    async def resume(self, request: keeper_messages.ResumeWorkers) -> keeper_messages.Moved:
-        """Let suspended workers go on, all at once."""
-        ...
-
-    async def bury(self, number: int) -> bool:
-        """Kill and remove what a worker has left; return whether it ran out of memory."""
-        ...
-
-    async def files(self) -> keeper_messages.Files:
-        """Return how much of the disk the files of workers take."""
-        ...
-
-    async def load_filter(self, networks: Sequence[str] | None) -> int:
-        """Load a filter of packets; return its descriptor, which is the caller's."""
-        ...
-
-    async def close(self) -> None:
-        """Remove the directories of all workers."""
         ...
 
 
@@ -92,75 +39,21 @@ class OwnKeeper:
         # The journal's sync and others must not wait for workers whose remains take long.
         self._threads = trio.CapacityLimiter(THREAD_COUNT)
 
-    async def open(
-        self, *, cuda: bool, nodes: Mapping[GpuId, tuple[str, ...]] | None
-    ) -> keeper_messages.Opened:
-        """Kill what a former host left, and prepare for workers."""
-        return await self._on_thread(lambda: self.keeper.open(cuda=cuda, nodes=nodes))
+    async def ask(self, asked: RequestFor[A], *descriptors: int) -> A:
+        """Return the answer."""
+        return (await self.ask_for(asked, *descriptors))[0]
 
-    async def start(
-        self, number: int, control: int, errors: int, doors: Collection[str] = ()
-    ) -> tuple[keeper_messages.Started, int]:
-        """Start a worker, on the thread that lives as long as this host."""
-        return self.keeper.start(number, control, errors, doors)
+    async def ask_for(self, asked: RequestFor[A], *descriptors: int) -> tuple[A, int]:
+        """Return the answer, and the descriptor with it."""
+        done: Any
+        if isinstance(asked, QUICK):
+            done = self.keeper.carry_out(asked, descriptors)
+        else:
+            # A cancellation is noticed when the call has ended.
+            call = self.keeper.carry_out
+            done = await trio.to_thread.run_sync(call, asked, descriptors, limiter=self._threads)
+        return cast("tuple[A, int]", done)
 
     def kill(self, number: int) -> None:
         """Kill a worker, if it lives."""
         self.keeper.kill(number)
-
-    async def reap(self, number: int) -> int:
-        """Return how a worker ended."""
-        return self.keeper.reap(number)
-
-    async def confine(self, number: int) -> None:
-        """Put a worker into a control group, and tell it to confine itself."""
-        await self._on_thread(lambda: self.keeper.confine(number))
-
-    async def confinement(self, number: int) -> tuple[str, ...]:
-        """Return what holds for a worker that has said that it is ready."""
-        return await self._on_thread(lambda: self.keeper.confinement(number))
-
-    async def assign(
-        self,
-        number: int,
-        lease: LeaseId,
-        gpus: tuple[GpuId, ...],
-        memory: int,
-        user: str,
-        *,
-        across: bool,
-    ) -> keeper_messages.AssignedUser:
-        """Give a worker to a lease."""
-        return await self._on_thread(
-            lambda: self.keeper.assign(number, lease, gpus, memory, user, across=across)
-        )
-
-    async def suspend(
-        self, request: keeper_messages.SuspendWorkers, file: int = -1
-    ) -> keeper_messages.Moved:
-        """Take workers of a lease off their GPUs: all of them, or none."""
-        return await self._on_thread(lambda: self.keeper.suspend(request, file))
-
-    async def resume(self, request: keeper_messages.ResumeWorkers) -> keeper_messages.Moved:
-        """Let suspended workers go on, all at once."""
-        return await self._on_thread(lambda: self.keeper.resume(request))
-
-    async def bury(self, number: int) -> bool:
-        """Kill and remove what a worker has left."""
-        return await self._on_thread(lambda: self.keeper.bury(number))
-
-    async def files(self) -> keeper_messages.Files:
-        """Return how much of the disk the files of workers take."""
-        return await self._on_thread(self.keeper.files)
-
-    async def load_filter(self, networks: Sequence[str] | None) -> int:
-        """Load a filter of packets; return its descriptor, which is the caller's."""
-        return self.keeper.load_filter(networks)
-
-    async def close(self) -> None:
-        """Remove the directories of all workers."""
-        await self._on_thread(self.keeper.close)
-
-    async def _on_thread(self, call: Callable[[], T]) -> T:
-        # A cancellation is noticed when the call has ended.
-        return await trio.to_thread.run_sync(call, limiter=self._threads)

@@ -21,6 +21,7 @@ from gpupool.remoting.host.keepers import Keeper
 from gpupool.remoting.host.worker_handle import WorkerFailedError, WorkerHandle
 from gpupool.remoting.protocol import worker_messages
 from gpupool.remoting.protocol.addresses import parse_address
+from gpupool.remoting.protocol.keeper_messages import LoadFilter
 from gpupool.remoting.transport.descriptor_passing import receive_with_descriptors
 
 PEER_TIMEOUT_S = 4.0
@@ -70,7 +71,7 @@ class LeaseNetwork:
 
     async def _prepare(self) -> None:
         with contextlib.suppress(GpupoolError, OSError):
-            self._program = await self._keeper.load_filter(None)
+            self._program = (await self._keeper.ask_for(LoadFilter(None)))[1]
         if held_sockets.can_hold(self._program):
             self.holds = (HELD,)
 
@@ -121,7 +122,8 @@ class LeaseNetwork:
 
     async def _load(self, allowed: Sequence[Network]) -> int:
         try:
-            return await self._keeper.load_filter([str(each) for each in allowed])
+            wanted = LoadFilter(tuple(str(each) for each in allowed))
+            return (await self._keeper.ask_for(wanted))[1]
         except OSError as error:
             raise WorkerFailedError("no session can be opened", why=str(error)) from error
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import gpupool
 from gpupool.pool.errors import GpupoolError
+from gpupool.pool.model.ids import GpuId
 from gpupool.remoting.host import host_memory, orphan_reaper
 from gpupool.remoting.host.isolation.lease_cgroups import WorkerGroup
 from gpupool.remoting.host.isolation.users import UID_BASE, UID_COUNT, LeaseUser, UidPool
@@ -69,7 +70,7 @@ class KeptWorker:
     user: LeaseUser | None = None  # that it runs as, once it is assigned; None: the host's
     group: WorkerGroup | None = None  # of control, with all that it starts
     #: Where its GPU memory would be restored, by its GPUs, after a move that was not done.
-    saved_on: Mapping[str, str] = field(default_factory=dict[str, str])
+    saved_on: Mapping[GpuId, GpuId] = field(default_factory=dict[GpuId, GpuId])
     spilled: SpilledMemory | None = None  # what it has on a disk while it is suspended
     user_name: str = ""  # whose lease it is, once it may have that user's kernels
 
@@ -397,7 +398,7 @@ def send(
     Raises:
         GpupoolError: when it takes none.
     """
-    data = worker_messages.encode(message)
+    data = worker_messages.WORKER.encode(message)
     descriptors = [] if descriptor is None else [descriptor]
     line.setblocking(False)
     try:
@@ -414,17 +415,17 @@ def ready_of(line: socket.socket, timeout_s: float) -> worker_messages.Ready:
     Raises:
         GpupoolError: when it does not.
     """
-    reader = worker_messages.frame_reader()
+    reader = worker_messages.WORKER.reader()
     line.settimeout(timeout_s)
     try:
         while (frame := reader.next()) is None:
-            data = line.recv(worker_messages.MESSAGE_SIZE_MAX)
+            data = line.recv(worker_messages.WORKER.size_max)
             if not data:
                 raise GpupoolError("a worker is not ready", why="it has ended")
             reader.feed(data)
     except OSError as error:
         raise GpupoolError("a worker is not ready", why=str(error)) from error
-    message = worker_messages.decode_from_worker(frame)
+    message = worker_messages.WORKER.decode(worker_messages.WorkerMessage, frame)
     if not isinstance(message, worker_messages.Ready):
         raise GpupoolError("a worker is not ready", why=f"it said {type(message).__name__}")
     return message

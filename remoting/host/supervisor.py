@@ -70,7 +70,7 @@ from gpupool.remoting.host.unix_listener import SOCKET_NAME, bind_unix_listener,
 from gpupool.remoting.host.worker_handle import WorkerFailedError, WorkerHandle, WorkerState
 from gpupool.remoting.host.worker_keeper import DOORS, KeeperSettings, WorkerKeeper
 from gpupool.remoting.host.worker_pool import WorkerPool, WorkerPoolSettings
-from gpupool.remoting.protocol import mps_folders, worker_messages
+from gpupool.remoting.protocol import keeper_messages, mps_folders, worker_messages
 from gpupool.remoting.protocol.sessions import NO_MOVES, Departure, SessionInfo
 
 TEST_GRACE_S = 20.0
@@ -146,7 +146,7 @@ class HostSupervisor:
             self.worker_pool.workers,
             self._limits,
             note_use=self._note_use,
-            files_of=self.keeper.files,
+            files_of=lambda: self.keeper.ask(keeper_messages.MeasureFiles()),
             suspended=self._suspensions.away,
             besides=self._suspensions.memory,
         )

@@ -18,7 +18,7 @@ from gpupool.pool.user_bound import Holder
 from gpupool.remoting.host.budget import Budget, BudgetError
 from gpupool.remoting.host.measuring.execution import Execution
 from gpupool.remoting.host.shared_handles import TOKEN_SIZE, Sharing
-from gpupool.remoting.protocol import worker_messages
+from gpupool.remoting.protocol import keeper_messages, worker_messages
 from gpupool.remoting.protocol.handshake import SESSION_SIZE
 from gpupool.remoting.transport.descriptor_passing import (
     DESCRIPTOR_COUNT_MAX,
@@ -100,7 +100,7 @@ class WorkerProcess:
 
     pid: int
     kill: Callable[[], None]  # a process that was reaped is left alone
-    reap: Callable[[], Awaitable[int]]
+    reap: Callable[[], Awaitable[keeper_messages.Reaped]]
     returncode: int | None = None
 
 
@@ -169,7 +169,7 @@ class WorkerHandle:
         Raises:
             WorkerFailedError: when the worker does not take the whole message.
         """
-        data = worker_messages.encode(message)
+        data = worker_messages.WORKER.encode(message)
         rights = [] if descriptor is None else [array.array("i", [descriptor])]
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, each) for each in rights]
         try:
@@ -231,7 +231,7 @@ async def wait_exit(worker: WorkerHandle) -> None:
     """Wait until the process of ``worker`` has ended, and reap it."""
     await trio.lowlevel.wait_readable(worker.pidfd)
     try:
-        worker.process.returncode = await worker.process.reap()
+        worker.process.returncode = (await worker.process.reap()).returncode
     except GpupoolError:  # The keeper has closed, and killed what was left.
         worker.process.returncode = -signal.SIGKILL
     worker.exited.set()
@@ -241,7 +241,7 @@ async def read_messages(
     worker: WorkerHandle, handle: Callable[[worker_messages.WorkerMessage], None]
 ) -> None:
     """Pass on the messages of ``worker``, until it closes or sends one that is not allowed."""
-    reader = worker_messages.frame_reader()
+    reader = worker_messages.WORKER.reader()
     limit = FloodLimit(MESSAGES_PER_S, MESSAGES_MAX)
     control = trio.socket.from_stdlib_socket(worker.control)
     try:
@@ -251,7 +251,7 @@ async def read_messages(
                 limit.take()
                 if number % MESSAGES_PER_TURN == 0:
                     await trio.lowlevel.checkpoint()
-                handle(worker_messages.decode_from_worker(frame))
+                handle(worker_messages.WORKER.decode(worker_messages.WorkerMessage, frame))
         # A process that dies closes its sockets first, and its exit status says more than that.
         with trio.move_on_after(LAST_WORDS_TIMEOUT_S):
             await worker.exited.wait()

@@ -2,8 +2,8 @@
 
 A server that runs as root keeps no privileges itself: this then runs in another process, its keeper
 (``remoting.privileges``), which hears of no stranger. Otherwise it runs in the server's process.
-All methods block. ``start``, ``kill`` and ``reap`` take milliseconds and belong to the thread that
-lives as long as the host; the others may run on any thread.
+All methods block. What is in ``QUICK``, and ``kill``, takes milliseconds and belongs to the thread
+that lives as long as the host; the rest may run on any thread, and takes up to seconds.
 
 A worker hears over a socket of its own (``line``) from here how it confines itself and who it
 becomes. So nothing that a server could say keeps a worker root, or makes it another lease's user.
@@ -37,7 +37,8 @@ from gpupool.remoting.host.measuring.worker_files import WorkerFiles
 from gpupool.remoting.host.remove_tree import remove_tree
 from gpupool.remoting.host.spawn import KeptWorker
 from gpupool.remoting.host.suspension import kept_workers
-from gpupool.remoting.protocol import keeper_messages, worker_messages
+from gpupool.remoting.protocol import keeper_messages as m
+from gpupool.remoting.protocol import worker_messages
 
 Log = Callable[[str], None]
 
@@ -54,6 +55,8 @@ WORKER_COUNT_MAX = 1024
 
 THREAD_COUNT = 8
 """Calls that take longer than milliseconds, at a time."""
+
+QUICK = (m.StartWorker, m.ReapWorker, m.LoadFilter)
 
 READY_TIMEOUT_S = 5.0
 """A worker tells its keeper first that it is ready, so that what it said is there."""
@@ -102,28 +105,60 @@ class WorkerKeeper:
             images = settings.state_dir / kernel_cache.IMAGE_DIRECTORY_NAME
             self._images = KernelCache(images, log, kernel_cache.IMAGES)
 
-    def open(
-        self, *, cuda: bool, nodes: Mapping[GpuId, tuple[str, ...]] | None
-    ) -> keeper_messages.Opened:
-        """Kill what a former host left, and prepare for workers.
+    def carry_out(self, asked: m.Request, descriptors: Sequence[int]) -> m.Answered:
+        """Do what is asked for; return the answer, and the descriptor with it or -1.
+
+        Args:
+            asked: all but ``KillWorker``, which nobody waits for.
+            descriptors: those that came with it; they stay the caller's.
 
         Raises:
-            GpupoolError: when a former worker cannot be killed.
-            OSError: when a directory cannot be made.
+            GpupoolError, OSError: when it cannot be done.
         """
+        answer: m.Answer = m.Done()
+        match asked:
+            case m.StartWorker():
+                return self._start(asked, *descriptors)
+            case m.LoadFilter():
+                return m.Loaded(), self._load_filter(asked.networks)
+            case m.Open():
+                answer = self._open(asked)
+            case m.ReapWorker():
+                answer = m.Reaped(self._reap(asked.worker))
+            case m.ConfineWorker():
+                self._confine(asked.worker)
+            case m.AskConfinement():
+                answer = m.Confinement(self._confined(asked.worker))
+            case m.AssignWorker():
+                answer = self._assign(asked)
+            case m.SuspendWorkers():
+                answer = self._suspend(asked, *descriptors)
+            case m.ResumeWorkers():
+                answer = self._resume(asked)
+            case m.BuryWorker():
+                answer = m.Buried(self._bury(asked.worker))
+            case m.MeasureFiles():
+                answer = self._measure()
+            case m.Close():
+                self.close()
+            case _:
+                raise GpupoolError("the keeper cannot do that", why=type(asked).__name__)
+        return answer, -1
+
+    def _open(self, asked: m.Open) -> m.Opened:
         if self._directory is not None:
             raise GpupoolError("the keeper is open already")
         state_dir = self._settings.state_dir
         killed = 0 if state_dir is None else orphan_reaper.reap_orphans(state_dir)
-        self._cuda = cuda
+        self._cuda = asked.cuda
         self._confinement = Confinement(
             self._settings.confine,
-            nodes,
+            asked.nodes,
             ports=self._settings.ports,
             loads=held_sockets.can_load(),
         )
         isolation = self._isolation = spawn.isolation_for(
-            cuda=cuda, wanted=self._settings.own_uids, uids=self._uids
+            cuda=asked.cuda, wanted=self._settings.own_uids, uids=self._uids
         )
         if isolation.own_uid:
             with contextlib.suppress(OSError):  # It is only litter.
@@ -136,23 +171,10 @@ class WorkerKeeper:
         self._files = WorkerFiles(self._directory)
         self._record()
         expose = tuple(str(path) for path in isolation.expose) if isolation.own_uid else ()
-        return keeper_messages.Opened(isolation.own_uid, isolation.reason, expose, killed)
+        return m.Opened(isolation.own_uid, isolation.reason, expose, killed)
 
-    def start(
-        self, number: int, control: int, errors: int, doors: Collection[str] = ()
-    ) -> tuple[keeper_messages.Started, int]:
-        """Start a worker; return what it is, and its pidfd, which is the caller's.
-
-        Args:
-            number: of the worker, never used before.
-            control: descriptor of its end of the control socket; stays the caller's.
-            errors: descriptor of a pipe that takes its stderr, likewise.
-            doors: that it may serve; all if none is named.
-
-        Raises:
-            GpupoolError: when there are too many.
-            OSError: when the machine refuses.
-        """
+    def _start(self, asked: m.StartWorker, control: int, errors: int) -> tuple[m.Started, int]:
+        number, doors = asked.worker, frozenset[str](asked.doors)
         if self._directory is None or number in self.workers or number < 0:
             raise GpupoolError("no worker can be started", why="its number is in use")
         if len(self.workers) >= WORKER_COUNT_MAX:
@@ -165,7 +187,7 @@ class WorkerKeeper:
             with theirs:
                 pipes = (control, theirs.fileno(), errors)
                 # The CUDA door has no use for the threads by which NumPy multiplies matrices.
-                threads = 1 if set(doors) == {CUDA_DOOR} else spawn.BLAS_THREAD_COUNT_MAX
+                threads = 1 if doors == frozenset((CUDA_DOOR,)) else spawn.BLAS_THREAD_COUNT_MAX
                 process = spawn.start_process(*pipes, directory, threads)
             undo.callback(_end, process)
             # Opened before anything could reap the process; readable once it has ended.
@@ -173,9 +195,9 @@ class WorkerKeeper:
             undo.pop_all()
         start_time = orphan_reaper.start_time_of(process.pid) or 0
         with self._lock:
-            worker = KeptWorker(number, process, line, directory, start_time, frozenset(doors))
+            worker = KeptWorker(number, process, line, directory, start_time, doors)
             self.workers[number] = worker
-        return keeper_messages.Started(process.pid, start_time, str(directory)), pidfd
+        return m.Started(process.pid, start_time, str(directory)), pidfd
 
     def kill(self, number: int) -> None:
         """Kill a worker, if it lives."""
@@ -184,23 +206,13 @@ class WorkerKeeper:
             # Popen looks first whether the process was reaped, so this hits no stranger's pid.
             worker.process.kill()
 
-    def reap(self, number: int) -> int:
-        """Return how a worker ended.
-
-        Raises:
-            GpupoolError: when it lives.
-        """
+    def _reap(self, number: int) -> int:
         code = self._of(number).process.poll()
         if code is None:
             raise GpupoolError("a worker that lives cannot be reaped")
         return code
 
-    def confine(self, number: int) -> None:
-        """Put a worker into a control group, and tell it to confine itself.
-
-        Raises:
-            GpupoolError: when it does not take the message.
-        """
+    def _confine(self, number: int) -> None:
         worker = self._of(number)
         self._record()
         if self._groups is not None:
@@ -209,12 +221,7 @@ class WorkerKeeper:
         spawn.send(worker.line, self._confinement.message(groups))
         spawn.send(worker.line, self._start_message(worker))
 
-    def confinement(self, number: int) -> tuple[str, ...]:
-        """Return what holds for a worker that has said that it is ready.
-
-        Raises:
-            GpupoolError: when it has not said so.
-        """
+    def _confined(self, number: int) -> tuple[str, ...]:
         worker = self._of(number)
         if worker.ready:
             return worker.holds
@@ -224,63 +231,34 @@ class WorkerKeeper:
         worker.ready = True
         return worker.holds
 
-    def assign(
-        self,
-        number: int,
-        lease: LeaseId,
-        gpus: tuple[GpuId, ...],
-        memory: int,
-        user: str,
-        *,
-        across: bool,
-    ) -> keeper_messages.AssignedUser:
-        """Give a worker to a lease; return the uid and groups that it becomes, or -1.
+    def _assign(self, asked: m.AssignWorker) -> m.AssignedUser:
+        """Give a worker to a lease, once it can serve nobody else.
 
-        Called once the worker can serve nobody else. The order matters: other workers of the lease
-        have the same uid, and may enter the directory only when root writes there no more.
-
-        Args:
-            number: of the worker.
-            lease: whose it is from now on.
-            gpus: those of the lease that it may have.
-            memory: bytes of this machine's memory that all the lease's workers may have.
-            user: the pool's user whose kernels it may load.
-            across: whether the lease has other servers, too.
-
-        Raises:
-            GpupoolError: when there is no uid for it, or it has ended.
-            OSError: when something of it cannot be done.
+        The order matters: other workers of the lease have the same uid, and may enter the directory
+        only when root writes there no more.
         """
-        worker = self._of(number)
+        worker = self._of(asked.worker)
         if worker.assigned or not worker.ready:
             raise GpupoolError("no session can be opened", why="a worker serves one lease")
         worker.assigned = True
         if "own-uid" in worker.holds:
-            self._take_user(worker, lease, across=across and bool(self._settings.ports))
+            across = asked.across and bool(self._settings.ports)
+            self._take_user(worker, asked.lease, across=across)
         if self._groups is not None and worker.group is not None:
-            self._groups.join(lease, worker.group, memory)
+            self._groups.join(asked.lease, worker.group, max(0, asked.memory))
         shared = worker.user.memory if worker.user is not None else None
-        self._confinement.narrow(worker.process.pid, worker.holds, gpus, shared)
-        self._give_kernels(worker, user)
+        self._confinement.narrow(worker.process.pid, worker.holds, asked.gpus, shared)
+        self._give_kernels(worker, asked.user)
         if worker.user is None:
-            return keeper_messages.AssignedUser(-1, ())
+            return m.AssignedUser(-1, ())
         spawn.give_directory(worker.directory, worker.uid)
         if worker.user.network >= 0:
             spawn.send(worker.line, worker_messages.JoinNetwork(), worker.user.network)
         groups = self._isolation.groups
         spawn.send(worker.line, worker_messages.Become(worker.uid, groups))
-        return keeper_messages.AssignedUser(worker.uid, groups)
+        return m.AssignedUser(worker.uid, groups)
 
-    def load_filter(self, networks: Sequence[str] | None) -> int:
-        """Load a filter of packets for workers' sockets; return its descriptor.
-
-        Args:
-            networks: those that a lease's sockets may speak with; None: of connections.
-
-        Raises:
-            GpupoolError: when there are too many, or one is none.
-            OSError: when the kernel does not let this process load it.
-        """
+    def _load_filter(self, networks: Sequence[str] | None) -> int:
         if networks is None:
             return held_sockets.load(held_sockets.connection_program())
         if len(networks) > held_sockets.NETWORK_COUNT_MAX:
@@ -291,24 +269,13 @@ class WorkerKeeper:
             raise GpupoolError("no filter can be loaded", why=str(error)) from error
         return held_sockets.load(held_sockets.lease_program(allowed))
 
-    def suspend(
-        self, request: keeper_messages.SuspendWorkers, file: int = -1
-    ) -> keeper_messages.Moved:
-        """Take workers of a lease off their GPUs: all of them, or none. Takes seconds.
-
-        Args:
-            request: which, and by what bounds.
-            file: descriptor of the file to which their memory goes, if it is to; the caller's.
-
-        Raises:
-            GpupoolError: when there is no such worker.
-            OSError: when a bound of their memory cannot be changed.
-        """
+    def _suspend(self, request: m.SuspendWorkers, file: int = -1) -> m.Moved:
+        """Take workers of a lease off their GPUs; their memory goes to the file, if it is to."""
         stopped = [self._of(number) for number in request.stop]
         saved = [self._of(number) for number in request.save]
         # A worker's report of it may be a second late.
         if _any_uses_nccl(saved):
-            return keeper_messages.Moved(USES_NCCL)
+            return m.Moved(USES_NCCL)
         if request.spill and file < 0:
             raise GpupoolError("nothing can be suspended", why="there is no file for it")
         self._bound(stopped + saved, request.memory)
@@ -318,22 +285,15 @@ class WorkerKeeper:
             self._bound(stopped + saved, request.memory_after)
         return moved
 
-    def resume(self, request: keeper_messages.ResumeWorkers) -> keeper_messages.Moved:
-        """Let suspended workers go on, all at once. Takes seconds.
-
-        Raises:
-            GpupoolError: when there is no such worker.
-            OSError: when a bound of their memory cannot be changed.
-        """
+    def _resume(self, request: m.ResumeWorkers) -> m.Moved:
         stopped = [self._of(number) for number in request.stopped]
         saved = [self._of(number) for number in request.saved]
-        moves = {GpuId(old): GpuId(new) for old, new in request.moves.items()}
+        moves = request.moves
         # One of another version may have suspended it.
         if moves and _any_uses_nccl(saved):
-            return keeper_messages.Moved(USES_NCCL, unmoved=True)
-        tried = {GpuId(new) for each in saved for new in each.saved_on.values()} - {
-            GpuId(old) for each in saved for old in each.saved_on
-        }
+            return m.Moved(USES_NCCL, unmoved=True)
+        tried = {new for each in saved for new in each.saved_on.values()}
+        tried -= {old for each in saved for old in each.saved_on}
         # A worker sees its own GPUs alone, and the driver opens the new ones from inside of it.
         try:
             for worker in saved if moves else ():
@@ -341,8 +301,8 @@ class WorkerKeeper:
         except OSError as error:
             self._leave(saved, moves.values(), moves)
             why = f"the other GPU's device file cannot be put into a worker's /dev: {error}"
-            return keeper_messages.Moved(why, unmoved=True)
-        moved = kept_workers.resume(stopped, saved, request.size, request.moves)
+            return m.Moved(why, unmoved=True)
+        moved = kept_workers.resume(stopped, saved, request.size, moves)
         if moved.unmoved:
             # One that would come back there sees both until it has gone back.
             self._leave([each for each in saved if not each.saved_on], moves.values(), moves)
@@ -351,14 +311,10 @@ class WorkerKeeper:
             self._bound(stopped + saved, request.memory_after)
         return moved
 
-    def bury(self, number: int) -> bool:
-        """Kill and remove what a worker has left; return whether it ran out of memory.
-
-        Raises:
-            GpupoolError: when it lives.
-        """
+    def _bury(self, number: int) -> bool:
+        """Kill and remove what a worker has left; return whether it ran out of memory."""
         worker = self._of(number)
-        self.reap(number)
+        self._reap(number)
         if worker.user is not None:
             with self._lock:
                 self._users.ended(worker.user, worker.process.pid)
@@ -381,16 +337,16 @@ class WorkerKeeper:
             self._log(str(error))  # A record too many does no harm: it names a dead process.
         return out_of_memory
 
-    def files(self) -> keeper_messages.Files:
+    def _measure(self) -> m.Files:
         """Return how much of the disk assigned workers take, and of memory besides their own."""
         with self._lock:
             workers = [worker for worker in self.workers.values() if worker.assigned]
         with self._files_lock:
             if self._files is None:
-                return keeper_messages.Files({}, 0)
+                return m.Files({}, 0)
             memory, unnamed = spawn.held_besides(workers, self._files.device())
             sizes, whole, left = self._files.measure([each.place() for each in workers], unnamed)
-        return keeper_messages.Files(sizes, whole, memory, left)
+        return m.Files(sizes, whole, memory, left)
 
     def close(self) -> None:
         """Kill what lives, and remove the directories of all workers."""
@@ -398,7 +354,7 @@ class WorkerKeeper:
             worker.process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 worker.process.wait(orphan_reaper.DEATH_TIMEOUT_S)
-                self.bury(worker.number)
+                self._bury(worker.number)
         with self._files_lock:
             self._files = None  # Somebody may be about to measure what goes now.
             if self._directory is not None:

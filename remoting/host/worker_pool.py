@@ -61,7 +61,7 @@ from gpupool.remoting.host.worker_handle import (
     wait_exit,
 )
 from gpupool.remoting.host.worker_keeper import CUDA_DOOR, DOORS
-from gpupool.remoting.protocol import worker_messages
+from gpupool.remoting.protocol import keeper_messages, worker_messages
 
 Log = Callable[[str], None]
 
@@ -147,9 +147,9 @@ class WorkerPool:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep spare workers warm until cancelled; then kill every worker and wait for it."""
-        opened = await self._keeper.open(
-            cuda=self._settings.cuda, nodes=self._settings.confinement.nodes
-        )
+        nodes = self._settings.confinement.nodes
+        known = None if nodes is None else dict(nodes)
+        opened = await self._keeper.ask(keeper_messages.Open(self._settings.cuda, known))
         self._own_uid, self._exposed = opened.own_uid, opened.expose
         if opened.killed:
             self._log(f"killed {opened.killed} workers that a former process had left")
@@ -160,7 +160,7 @@ class WorkerPool:
                 await self._keep(nursery, task_status)
         finally:
             with trio.CancelScope(shield=True):
-                await self._keeper.close()
+                await self._keeper.ask(keeper_messages.Close())
 
     async def _keep(self, nursery: trio.Nursery, task_status: trio.TaskStatus[None]) -> None:
         self._nursery = nursery
@@ -237,13 +237,15 @@ class WorkerPool:
         if worker.exited.is_set():
             raise WorkerFailedError("no session can be opened", why=worker.exit_reason())
         try:
-            given = await self._keeper.assign(
-                worker.number,
-                worker.lease,
-                worker.devices,
-                self._allowance(worker.lease),
-                user,
-                across=bool(worker.peers),
+            given = await self._keeper.ask(
+                keeper_messages.AssignWorker(
+                    worker.number,
+                    worker.lease,
+                    worker.devices,
+                    self._allowance(worker.lease),
+                    user,
+                    across=bool(worker.peers),
+                )
             )
         except OSError as error:
             raise WorkerFailedError("no session can be opened", why=str(error)) from error
@@ -349,9 +351,8 @@ class WorkerPool:
             errors, their_errors = os.pipe()
             undo.callback(os.close, errors)
             try:
-                started, pidfd = await self._keeper.start(
-                    number, theirs.fileno(), their_errors, kind
-                )
+                asked = keeper_messages.StartWorker(number, tuple(sorted(kind)))
+                started, pidfd = await self._keeper.ask_for(asked, theirs.fileno(), their_errors)
             finally:
                 theirs.close()
                 os.close(their_errors)
@@ -361,7 +362,7 @@ class WorkerPool:
             process=WorkerProcess(
                 started.pid,
                 kill=partial(self._keeper.kill, number),
-                reap=partial(self._keeper.reap, number),
+                reap=partial(self._keeper.ask, keeper_messages.ReapWorker(number)),
             ),
             pidfd=pidfd,
             control=control,
@@ -378,7 +379,7 @@ class WorkerPool:
                 readers.start_soon(read_messages, worker, partial(self._message, worker))
                 readers.start_soon(self._answer_budget, worker)
                 try:
-                    await self._keeper.confine(worker.number)
+                    await self._keeper.ask(keeper_messages.ConfineWorker(worker.number))
                 except GpupoolError as error:
                     worker.kill(str(error))
                 await self._wait_end(worker)
@@ -392,8 +393,8 @@ class WorkerPool:
         """Let a worker serve sessions, once its keeper says what confines it."""
         await worker.said_ready.wait()
         try:
-            holds = await self._keeper.confinement(worker.number)
-            worker.confinement = (*holds, *self.also_holds)
+            found = await self._keeper.ask(keeper_messages.AskConfinement(worker.number))
+            worker.confinement = (*found.holds, *self.also_holds)
         except GpupoolError as error:
             worker.kill(str(error))
             return
@@ -431,7 +432,8 @@ class WorkerPool:
     async def _clean_up(self, worker: WorkerHandle) -> None:
         self._sharing.end_worker(worker.number)
         try:
-            worker.out_of_memory = await self._keeper.bury(worker.number)
+            buried = await self._keeper.ask(keeper_messages.BuryWorker(worker.number))
+            worker.out_of_memory = buried.out_of_memory
         except GpupoolError as error:
             self._log(f"{worker.label}: its remains cannot be removed: {error}")
         worker.control.close()

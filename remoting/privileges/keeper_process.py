@@ -16,13 +16,21 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 from gpupool.pool.errors import GpupoolError, ProtocolError, RemoteProtocolError
-from gpupool.pool.model.ids import GpuId, LeaseId
 from gpupool.remoting.host.orphan_reaper import DEATH_TIMEOUT_S
-from gpupool.remoting.host.worker_keeper import THREAD_COUNT, KeeperSettings, WorkerKeeper
-from gpupool.remoting.protocol import keeper_messages
+from gpupool.remoting.host.worker_keeper import QUICK, THREAD_COUNT, KeeperSettings, WorkerKeeper
+from gpupool.remoting.protocol.keeper_messages import (
+    KEEPER,
+    Failed,
+    KillWorker,
+    Open,
+    Request,
+    StartWorker,
+    SuspendWorkers,
+)
 from gpupool.remoting.transport.descriptor_passing import (
     DESCRIPTOR_COUNT_MAX,
     receive_with_descriptors,
@@ -70,67 +78,56 @@ class KeeperServer:
 
     def run(self) -> None:
         """Read calls; those that take milliseconds are carried out on this, the first, thread."""
-        size = keeper_messages.PACKET_SIZE_MAX + 1
         while True:
             try:
                 packet, descriptors = receive_with_descriptors(
-                    self._socket, size, DESCRIPTOR_COUNT_MAX
+                    self._socket, KEEPER.size_max + 1, DESCRIPTOR_COUNT_MAX
                 )
             except OSError:
                 return
-            try:
+            with ExitStack() as received:
+                for each in descriptors:
+                    received.callback(os.close, each)
                 if not packet:
                     return
-                call, request = keeper_messages.decode_request(packet)
-                self._take(call, request, descriptors)
+                call, asked = KEEPER.decode(Request, packet)
+                if isinstance(asked, KillWorker):
+                    self._keeper.kill(asked.worker)
+                elif isinstance(asked, QUICK):
+                    self._answer(call, asked, descriptors)
+                else:
+                    self._places.acquire()
+                    kept = received.pop_all()
+                    self._threads.submit(self._answer_later, call, asked, descriptors, kept)
+
+    def _answer_later(
+        self, call: int, asked: Request, descriptors: Sequence[int], kept: ExitStack
+    ) -> None:
+        with kept:
+            try:
+                self._answer(call, asked, descriptors)
             finally:
-                for descriptor in descriptors:
-                    os.close(descriptor)
+                self._places.release()
 
-    def _take(
-        self, call: int, request: keeper_messages.Request, descriptors: Sequence[int]
-    ) -> None:
-        if isinstance(request, keeper_messages.KillWorker):
-            self._keeper.kill(request.worker)
-        elif isinstance(request, keeper_messages.StartWorker):
-            self._answer(call, lambda: self._start(request, descriptors))
-        elif isinstance(request, keeper_messages.ReapWorker):
-            self._answer(
-                call, lambda: (keeper_messages.Reaped(self._keeper.reap(request.worker)), -1)
-            )
-        elif isinstance(request, keeper_messages.LoadFilter):
-            self._answer(
-                call, lambda: (keeper_messages.Loaded(), self._keeper.load_filter(request.networks))
-            )
-        else:
-            self._places.acquire()
-            file = _file_of(request, descriptors)
-
-            def run() -> None:
-                try:
-                    self._answer(call, lambda: (self._try_slow(request, file), -1))
-                finally:
-                    if file >= 0:
-                        os.close(file)
-                    self._places.release()
-
-            self._threads.submit(run)
-
-    def _answer(
-        self, call: int, carry_out: Callable[[], tuple[keeper_messages.Answer, int]]
-    ) -> None:
+    def _answer(self, call: int, asked: Request, descriptors: Sequence[int]) -> None:
+        """Answer whatever comes: the server waits for it."""
         descriptor = -1
         try:
-            answer, descriptor = carry_out()
+            if isinstance(asked, Open):
+                self._prepare(asked)
+            answer, descriptor = self._keeper.carry_out(asked, _belonging(asked, descriptors))
         except GpupoolError as error:
-            answer = keeper_messages.Failed(error.what, error.why, error.hint)
+            answer = Failed(error.what, error.why, error.hint)
         except OSError as error:
-            answer = keeper_messages.Failed(_CANNOT, str(error))
+            answer = Failed(_CANNOT, str(error))
+        except Exception as error:  # noqa: BLE001 - which a thread would keep to itself
+            self._log(f"a {type(asked).__name__} failed by a bug of gpupool: {error!r}")
+            answer = Failed(_CANNOT, repr(error)[:200])
         passed = [descriptor] if descriptor >= 0 else []
         try:
-            packet = keeper_messages.encode(call, answer)
-        except ProtocolError as error:  # an answer comes whatever happens: the server waits for it
-            packet = keeper_messages.encode(call, keeper_messages.Failed(_CANNOT, str(error)))
+            packet = KEEPER.encode(answer, call)
+        except ProtocolError as error:
+            packet = KEEPER.encode(Failed(_CANNOT, str(error)), call)
         try:
             with self._sending, contextlib.suppress(OSError):  # The server has gone.
                 socket.send_fds(self._socket, [packet], passed)
@@ -138,68 +135,12 @@ class KeeperServer:
             for each in passed:
                 os.close(each)
 
-    def _start(
-        self, request: keeper_messages.StartWorker, descriptors: Sequence[int]
-    ) -> tuple[keeper_messages.Answer, int]:
-        kinds = [stat.S_IFMT(os.fstat(each).st_mode) for each in descriptors]
-        if kinds != [stat.S_IFSOCK, stat.S_IFIFO]:
-            raise GpupoolError("no worker can be started", why="it has no socket and pipe")
-        control, errors = descriptors
-        return self._keeper.start(request.worker, control, errors, request.doors)
-
-    def _try_slow(self, request: keeper_messages.Request, file: int) -> keeper_messages.Answer:
-        """Carry a call out; a bug gets an answer too, because the server waits whatever comes."""
-        try:
-            return self._slow(request, file)
-        except (GpupoolError, OSError):
-            raise
-        except Exception as error:  # which a thread would keep to itself
-            self._log(f"a {type(request).__name__} failed by a bug of gpupool: {error!r}")
-            raise GpupoolError(_CANNOT, why=repr(error)[:200]) from error
-
-    def _slow(self, request: keeper_messages.Request, file: int) -> keeper_messages.Answer:
-        keeper = self._keeper
-        match request:
-            case keeper_messages.Open():
-                return self._open(request)
-            case keeper_messages.ConfineWorker():
-                keeper.confine(request.worker)
-            case keeper_messages.AskConfinement():
-                return keeper_messages.Confinement(keeper.confinement(request.worker))
-            case keeper_messages.AssignWorker():
-                gpus = tuple(GpuId(each) for each in request.gpus)
-                memory = max(0, request.memory)
-                return keeper.assign(
-                    request.worker,
-                    LeaseId(request.lease),
-                    gpus,
-                    memory,
-                    request.user,
-                    across=request.across,
-                )
-            case keeper_messages.SuspendWorkers():
-                return keeper.suspend(request, file)
-            case keeper_messages.ResumeWorkers():
-                return keeper.resume(request)
-            case keeper_messages.BuryWorker():
-                return keeper_messages.Buried(keeper.bury(request.worker))
-            case keeper_messages.MeasureFiles():
-                return keeper.files()
-            case keeper_messages.Close():
-                keeper.close()
-            case _:
-                raise GpupoolError(_CANNOT, why=type(request).__name__)
-        return keeper_messages.Done()
-
-    def _open(self, request: keeper_messages.Open) -> keeper_messages.Opened:
-        for node in (each for nodes in (request.nodes or {}).values() for each in nodes):
+    def _prepare(self, asked: Open) -> None:
+        for node in (each for nodes in (asked.nodes or {}).values() for each in nodes):
             if not _NODE.fullmatch(node):
                 raise GpupoolError("workers cannot be prepared", why=f"{node[:99]} is no GPU's")
         if self._state_dir is not None and self._lock < 0:
             self._lock = wait_for_lock(self._state_dir / LOCK)
-        nodes = request.nodes
-        known = None if nodes is None else {GpuId(gpu): each for gpu, each in nodes.items()}
-        return self._keeper.open(cuda=request.cuda, nodes=known)
 
     def close(self) -> None:
         """Kill and remove all."""
@@ -209,15 +150,19 @@ class KeeperServer:
         self._keeper.close()
 
 
-def _file_of(request: keeper_messages.Request, descriptors: Sequence[int]) -> int:
-    """Return a descriptor of our own for the file that came with a request; -1: there is none."""
-    wanted = isinstance(request, keeper_messages.SuspendWorkers) and request.spill
-    if not wanted or len(descriptors) != 1 or not stat.S_ISREG(os.fstat(descriptors[0]).st_mode):
-        return -1
-    try:
-        return os.dup(descriptors[0])
-    except OSError:
-        return -1
+def _belonging(asked: Request, descriptors: Sequence[int]) -> Sequence[int]:
+    """Return the descriptors that a request may have; another file than is wanted is none.
+
+    Raises:
+        GpupoolError: when it lacks what it needs.
+    """
+    kinds = [stat.S_IFMT(os.fstat(each).st_mode) for each in descriptors]
+    if isinstance(asked, StartWorker):
+        if kinds != [stat.S_IFSOCK, stat.S_IFIFO]:
+            raise GpupoolError("no worker can be started", why="it has no socket and pipe")
+        return descriptors
+    wanted = isinstance(asked, SuspendWorkers) and asked.spill
+    return descriptors if wanted and kinds == [stat.S_IFREG] else ()
 
 
 def wait_for_lock(path: Path) -> int:

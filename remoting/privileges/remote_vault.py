@@ -8,11 +8,8 @@ is busy for a second, is passed over: the next call gets an answer of its own.
 import os
 import select
 import socket
-from collections.abc import Sequence
 
 from gpupool.pool.errors import AuthenticationError, GpupoolError, ProtocolError
-from gpupool.pool.model.ids import ServerId
-from gpupool.pool.model.state import Server
 from gpupool.remoting.protocol import signer_messages as m
 from gpupool.remoting.transport.pki import Authority
 
@@ -51,28 +48,12 @@ class RemoteVault:
     def public(self) -> bytes:  # noqa: D102
         return self._public
 
-    def keep(self, key_pem: bytes) -> bytes:  # noqa: D102
-        return self._call(m.KeepKey(key_pem))[0]
-
-    def create(self, cluster_id: str, now_ms: int, number: int, former: bytes) -> Authority:  # noqa: D102
-        certificate, key = self._call(m.CreateCa(cluster_id, now_ms, number, former))
-        return Authority(certificate, key)
-
-    def sign_server(  # noqa: D102
-        self, authority: Authority, server: ServerId, csr_pem: bytes, now_ms: int, valid_ms: int
-    ) -> bytes:
-        ca, key = authority.certificate_pem, authority.key_pem
-        return self._call(m.SignServer(ca, key, server, csr_pem, now_ms, valid_ms))[0]
-
-    def sign_web(  # noqa: D102
-        self, authority: Authority, server: Server, csr_pem: bytes, now_ms: int
-    ) -> bytes:
-        ca, key = authority.certificate_pem, authority.key_pem
-        asked = m.SignWeb(ca, key, server.id, server.name, server.address, csr_pem, now_ms)
-        return self._call(asked)[0]
-
-    def give(self, keys: Sequence[bytes], server: ServerId, request: bytes) -> bytes:  # noqa: D102
-        return self._call(m.GiveKeys(tuple(keys), server, request))[0]
+    def ask(self, asked: m.Request) -> tuple[bytes, ...]:  # noqa: D102
+        try:
+            self._socket.sendall(m.SIGNER.encode(asked))
+        except (OSError, ProtocolError) as error:
+            raise AuthenticationError("the signer of the CA's key is not there") from error
+        return self._receive()
 
     def is_there(self) -> bool:
         """Say whether the signer has not ended; it need not answer."""
@@ -94,26 +75,19 @@ class RemoteVault:
             os.waitpid(self.pid, 0)
             self.pid = -1
 
-    def _call(self, request: m.Request) -> tuple[bytes, ...]:
-        try:
-            self._socket.sendall(m.encode(request))
-        except (OSError, ProtocolError) as error:
-            raise AuthenticationError("the signer of the CA's key is not there") from error
-        return self._receive()
-
     def _receive(self) -> tuple[bytes, ...]:
         try:
             # An answer that comes late must not be taken for that of another call.
-            while self._late and self._socket.recv(m.PACKET_SIZE_MAX + 1):
+            while self._late and self._socket.recv(m.SIGNER.size_max + 1):
                 self._late -= 1
-            packet = self._socket.recv(m.PACKET_SIZE_MAX + 1)
-            answer = m.decode_answer(packet)
+            packet = self._socket.recv(m.SIGNER.size_max + 1)
+            _, answer = m.SIGNER.decode(m.Answer, packet)
         except TimeoutError as error:
             self._late += 1
             raise AuthenticationError("the signer of the CA's key does not answer yet") from error
         except (OSError, ProtocolError) as error:
             self._socket.close()
             raise AuthenticationError("the signer of the CA's key does not answer") from error
-        if isinstance(answer, m.Refused):
-            raise AuthenticationError(answer.what)
-        return answer.parts
+        if isinstance(answer, m.Made):
+            return answer.parts
+        raise AuthenticationError(answer.what if isinstance(answer, m.Refused) else "")

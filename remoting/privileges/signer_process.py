@@ -22,14 +22,12 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from gpupool.pool.errors import AuthenticationError, GpupoolError, RemoteProtocolError, StorageError
 from gpupool.pool.model.ids import ServerId
-from gpupool.pool.model.state import Server
 from gpupool.remoting.privileges import former_ca, ownership, unprivileged
 from gpupool.remoting.privileges.former_ca import FormerCa
 from gpupool.remoting.protocol import signer_messages as m
 from gpupool.remoting.protocol.sealed_key import public_of, unseal
 from gpupool.remoting.transport.authority.ca_bundle import certificates_of, keys_of
 from gpupool.remoting.transport.authority.ca_vault import CaVault
-from gpupool.remoting.transport.pki import Authority
 from gpupool.remoting.worker import sandbox, syscall_filter
 
 SECRET, RECORD = "signer.key", "signer-record.jsonl"
@@ -72,14 +70,14 @@ def serve(sock: socket.socket, folders: SignerFolders, say: Say) -> None:
     try:
         greeting: m.Answer = m.Made((vault.public(), *_former(folders.former, vault)))
     except AuthenticationError as error:
-        sock.sendall(m.encode(m.Refused(error.what)))
+        sock.sendall(m.SIGNER.encode(m.Refused(error.what)))
         return
     os.close(folders.state)
     _confine(folders.own)
-    sock.sendall(m.encode(greeting))
-    while packet := sock.recv(m.PACKET_SIZE_MAX + 1):
+    sock.sendall(m.SIGNER.encode(greeting))
+    while packet := sock.recv(m.SIGNER.size_max + 1):
         try:
-            answer: m.Answer = m.Made(_carry_out(vault, m.decode_request(packet)))
+            answer: m.Answer = m.Made(vault.ask(m.SIGNER.decode(m.Request, packet)[1]))
         except RemoteProtocolError as error:
             say(f"the server broke the protocol of its signer: {error}")
             return
@@ -87,7 +85,7 @@ def serve(sock: socket.socket, folders: SignerFolders, say: Say) -> None:
             answer = m.Refused(error.what)
         except Exception:  # noqa: BLE001 - a traceback could show a key
             answer = m.Refused("the signer cannot do that")
-        sock.sendall(m.encode(answer))
+        sock.sendall(m.SIGNER.encode(answer))
 
 
 def _former(former: FormerCa | None, vault: CaVault) -> tuple[bytes, ...]:
@@ -97,29 +95,6 @@ def _former(former: FormerCa | None, vault: CaVault) -> tuple[bytes, ...]:
     authority = former_ca.sealed(former, vault)
     former.close()
     return authority.certificate_pem, authority.key_pem
-
-
-def _carry_out(vault: CaVault, request: m.Request) -> tuple[bytes, ...]:
-    match request:
-        case m.AskPublic():
-            return (vault.public(),)
-        case m.KeepKey():
-            return (vault.keep(request.key_pem),)
-        case m.CreateCa():
-            made = vault.create(request.cluster_id, request.now_ms, request.number, request.former)
-            return made.certificate_pem, made.key_pem
-        case m.SignServer():
-            authority = Authority(request.ca_pem, request.key_pem)
-            server, now_ms = ServerId(request.server), request.now_ms
-            return (
-                vault.sign_server(authority, server, request.csr_pem, now_ms, request.valid_ms),
-            )
-        case m.SignWeb():
-            authority = Authority(request.ca_pem, request.key_pem)
-            server = Server(ServerId(request.server), request.name, request.address, voter=False)
-            return (vault.sign_web(authority, server, request.csr_pem, request.now_ms),)
-        case m.GiveKeys():
-            return (vault.give(request.keys, ServerId(request.server), request.request),)
 
 
 # --- its files ----------------------------------------------------------------------------------

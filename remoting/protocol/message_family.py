@@ -4,11 +4,12 @@
 
     KEEPER = PacketFamily("keeper", size_max=64 * 1024, call_size=4)
 
-    class Request(Asks[A_co], family=KEEPER):  # what a server says
-        __slots__ = ()
+    class Request(Message, family=KEEPER): ...  # what a server says
+
+    class RequestFor(Request, Asks[A_co]): ...
 
     @message(3)
-    class ReapWorker(Request[Reaped]):
+    class ReapWorker(RequestFor[Reaped]):
         worker: Number
 
 The class with ``family`` is an end: what one side says, numbered apart from the other side's. A
@@ -185,7 +186,7 @@ class PacketFamily(Family):
     def __init__(self, name: str, *, size_max: int, call_size: int = 0) -> None:
         """Make a family without messages; ``call_size`` is that of a call's number in bytes."""
         super().__init__(name, size_max=size_max)
-        self._head = 1 + call_size
+        self.call_size = call_size
 
     def encode(self, message: Message, call: int = 0) -> bytes:
         """Return the packet that carries ``message``, as a call of this number or its answer.
@@ -193,7 +194,7 @@ class PacketFamily(Family):
         Raises:
             LocalProtocolError: when the other end would refuse it.
         """
-        head = bytes([message.declared.number]) + call.to_bytes(self._head - 1, "big")
+        head = bytes([message.declared.number]) + call.to_bytes(self.call_size, "big")
         packet = head + dump(encode(message))
         if len(packet) > self.size_max:
             raise FrameTooLargeError("oversize packet", why=f"{len(packet)} bytes")
@@ -205,7 +206,8 @@ class PacketFamily(Family):
         Raises:
             RemoteProtocolError: when it makes no sense.
         """
-        if not self._head < len(packet) <= self.size_max:
+        head = 1 + self.call_size
+        if not head < len(packet) <= self.size_max:
             raise RemoteProtocolError("malformed packet", why=f"{len(packet)} bytes")
-        call = int.from_bytes(packet[1 : self._head], "big")
-        return call, read(end, packet[0], load(packet[self._head :]))
+        call = int.from_bytes(packet[1:head], "big")
+        return call, read(end, packet[0], load(packet[head:]))

@@ -5,31 +5,50 @@ One message is one packet of a ``SOCK_SEQPACKET`` socket: its kind, then CBOR. T
 strictly as if a stranger had sent it, because one that has taken over the server may have.
 """
 
-from dataclasses import dataclass, field
-from typing import Any, cast
+from dataclasses import field
 
-from gpupool.pool.errors import RemoteProtocolError
-from gpupool.pool.model import codec
-from gpupool.pool.model.bounds import Blob, Int, Line, Name, Number
-from gpupool.remoting.protocol import framing
+from gpupool.pool.model.bounds import Blob, Int, Line, Name, Number, ServerKey
+from gpupool.remoting.protocol.message_family import Asks, Message, PacketFamily, message
 
-PACKET_SIZE_MAX = 32 * 1024
+# Both ends are always of the same build.
+SIGNER = PacketFamily("signer", size_max=32 * 1024)
 
 
-@dataclass(frozen=True, slots=True)
-class AskPublic:
-    """Name the X25519 key to which keys are sealed."""
+class Answer(Message, family=SIGNER):
+    """What the signer says."""
+
+    __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True)
-class KeepKey:
+@message(0)
+class Made(Answer):
+    """The answer: what was made."""
+
+    parts: tuple[Blob, ...]
+
+
+@message(1)
+class Refused(Answer):
+    """The answer: it was not done."""
+
+    what: Line
+
+
+class Request(Asks[Made], family=SIGNER):
+    """What the server says."""
+
+    __slots__ = ()
+
+
+@message(1)
+class KeepKey(Request):
     """Seal a key that an older build has given in the clear."""
 
     key_pem: Blob = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class CreateCa:
+@message(2)
+class CreateCa(Request):
     """Make a CA."""
 
     cluster_id: Name
@@ -38,97 +57,35 @@ class CreateCa:
     former: Blob  # the certificate of the CA before it, or nothing
 
 
-@dataclass(frozen=True, slots=True)
-class SignServer:
+@message(3)
+class SignServer(Request):
     """Sign a server's certificate."""
 
     ca_pem: Blob
     key_pem: Blob = field(repr=False)  # sealed, as always
-    server: Name
+    server: ServerKey
     csr_pem: Blob
     now_ms: Int
     valid_ms: Int
 
 
-@dataclass(frozen=True, slots=True)
-class SignWeb:
+@message(4)
+class SignWeb(Request):
     """Sign the certificate of a server's observer."""
 
     ca_pem: Blob
     key_pem: Blob = field(repr=False)
-    server: Name
+    server: ServerKey
     name: Name
     address: Name
     csr_pem: Blob
     now_ms: Int
 
 
-@dataclass(frozen=True, slots=True)
-class GiveKeys:
+@message(5)
+class GiveKeys(Request):
     """Seal keys to another server's signer."""
 
     keys: tuple[Blob, ...] = field(repr=False)
-    server: Name
+    server: ServerKey
     request: Blob
-
-
-@dataclass(frozen=True, slots=True)
-class Made:
-    """The answer: what was made."""
-
-    parts: tuple[Blob, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """The answer: it was not done."""
-
-    what: Line
-
-
-Request = AskPublic | KeepKey | CreateCa | SignServer | SignWeb | GiveKeys
-Answer = Made | Refused
-
-# The position is the kind. Both ends are always of the same build.
-_REQUESTS: tuple[type[Any], ...] = (AskPublic, KeepKey, CreateCa, SignServer, SignWeb, GiveKeys)
-_ANSWERS: tuple[type[Any], ...] = (Made, Refused)
-_KIND_OF = {kind: number for kinds in (_REQUESTS, _ANSWERS) for number, kind in enumerate(kinds)}
-
-
-def encode(message: Request | Answer) -> bytes:
-    """Return the packet that carries ``message``.
-
-    Raises:
-        RemoteProtocolError: when it is too large.
-    """
-    packet = bytes([_KIND_OF[type(message)]]) + framing.dump(codec.encode(message))
-    if len(packet) > PACKET_SIZE_MAX:
-        raise RemoteProtocolError("oversize packet", why=f"{len(packet)} bytes")
-    return packet
-
-
-def decode_request(packet: bytes) -> Request:
-    """Return what is asked for.
-
-    Raises:
-        RemoteProtocolError: when it makes no sense.
-    """
-    return cast(Request, _decode(_REQUESTS, packet))
-
-
-def decode_answer(packet: bytes) -> Answer:
-    """Return an answer.
-
-    Raises:
-        RemoteProtocolError: when it makes no sense.
-    """
-    return cast(Answer, _decode(_ANSWERS, packet))
-
-
-def _decode(kinds: tuple[type[Any], ...], packet: bytes) -> object:
-    if not 1 < len(packet) <= PACKET_SIZE_MAX or packet[0] >= len(kinds):
-        raise RemoteProtocolError("malformed packet", why=f"{len(packet)} bytes")
-    try:
-        return codec.decode(kinds[packet[0]], framing.load(packet[1:]))
-    except codec.CodecError as error:
-        raise RemoteProtocolError("malformed call", why=str(error)) from error

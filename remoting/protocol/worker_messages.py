@@ -11,7 +11,7 @@ of a stranger.
 
 import struct
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, cast
+from typing import Annotated
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.pool.model import codec
@@ -28,11 +28,11 @@ from gpupool.pool.model.bounds import (
     PathText,
     Uint32,
 )
-from gpupool.pool.model.ids import Plain
-from gpupool.remoting.protocol import framing
+from gpupool.remoting.protocol.message_family import FrameFamily, Message, message
 
-MESSAGE_SIZE_MAX = 48 * 1024
-"""The largest assignment, 256 devices, needs half of it; all fit an empty socket buffer."""
+# The largest assignment, 256 devices, needs half of this; all fit an empty socket buffer. Both ends
+# are always of the same build.
+WORKER = FrameFamily("worker", size_max=48 * 1024)
 
 EXIT_HOST_GONE = 3
 """The status of a worker that has lost its host."""
@@ -44,8 +44,14 @@ TEXT_SIZE_MAX = 2000
 # --- from the host to the worker ----------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class HostMessage(Message, family=WORKER):
+    """What the host says, or the keeper."""
+
+    __slots__ = ()
+
+
+@message(0)
+class Start(HostMessage):
     """How the worker confines itself before it hears of any client; sent once, first."""
 
     own_uid: bool  # it will become the user of its lease, so it must be able to
@@ -59,8 +65,8 @@ class Start:
     unreadable: tuple[PathText, ...] = field(default=(), metadata=codec.OPTIONAL)
 
 
-@dataclass(frozen=True, slots=True)
-class Confine:
+@message(5)
+class Confine(HostMessage):
     """What else the worker gives up at its start; comes before ``Start``, if at all."""
 
     properties: tuple[Name, ...] = ()  # of ``isolation.confinement.PROPERTIES``
@@ -68,16 +74,16 @@ class Confine:
     ports: tuple[Number, ...] = ()  # first and last TCP port for leases over several servers
 
 
-@dataclass(frozen=True, slots=True)
-class JoinNetwork:
+@message(6)
+class JoinNetwork(HostMessage):
     """The network of its lease, which comes with it; comes before ``Assign``, if at all.
 
     That of a lease over several servers is the machine's, if its workers may use TCP at all.
     """
 
 
-@dataclass(frozen=True, slots=True)
-class Become:
+@message(7)
+class Become(HostMessage):
     """The user of its lease, before ``Assign``; the keeper says it, and not the server."""
 
     uid: Int
@@ -96,8 +102,8 @@ class AssignedDevice:
     ordinal: Int  # CUDA ordinal in the worker; of an emulated device its place in the lease
 
 
-@dataclass(frozen=True, slots=True)
-class Assign:
+@message(1)
+class Assign(HostMessage):
     """The session that this worker serves; the socket of its budget comes with it."""
 
     lease: Number
@@ -105,7 +111,7 @@ class Assign:
     ticket: Digest = field(repr=False)
     door: Name
     program: Line
-    cuda_visible: Annotated[str, Bound(MESSAGE_SIZE_MAX)]  # value of CUDA_VISIBLE_DEVICES
+    cuda_visible: Annotated[str, Bound(WORKER.size_max)]  # value of CUDA_VISIBLE_DEVICES
     devices: tuple[AssignedDevice, ...]
     place: Number = 0  # of this server among those of the lease, in the program's order
     servers: Number = 1  # of the lease
@@ -114,36 +120,36 @@ class Assign:
     settings: dict[Name, Line] = field(default_factory=dict[str, str])  # for CUDA's environment
 
 
-@dataclass(frozen=True, slots=True)
-class Connection:
+@message(2)
+class Connection(HostMessage):
     """An untouched connection, which comes with it; ``plain`` allows it to be unencrypted."""
 
     plain: bool
     lane: Digest = field(default=b"", metadata=codec.OPTIONAL)  # the number of ``Expecting``
 
 
-@dataclass(frozen=True, slots=True)
-class Proceed:
+@message(3)
+class Proceed(HostMessage):
     """The overhead of the worker's CUDA contexts has been measured: it may allocate."""
 
 
-@dataclass(frozen=True, slots=True)
-class Dialled:
+@message(4)
+class Dialled(HostMessage):
     """The answer to ``Dial``: the connection, or in ``reason`` why there is none."""
 
     reason: Line
 
 
-@dataclass(frozen=True, slots=True)
-class SendListener:
+@message(10)
+class SendListener(HostMessage):
     """The socket comes with it over which the worker sends its filter's listener at ``Assign``.
 
     Comes before that, if the host makes the worker's sockets of TCP.
     """
 
 
-@dataclass(frozen=True, slots=True)
-class CheckGpu:
+@message(8)
+class CheckGpu(HostMessage):
     """Test a GPU instead of serving a session; the worker serves nobody afterwards."""
 
     uuid: Name
@@ -155,8 +161,14 @@ class CheckGpu:
 # --- from the worker to the host ----------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
+class WorkerMessage(Message, family=WORKER):
+    """What the worker says."""
+
+    __slots__ = ()
+
+
+@message(0)
+class Ready(WorkerMessage):
     """The worker is warm and confined, and waits for a session."""
 
     certificate_sha256: Digest
@@ -164,47 +176,47 @@ class Ready:
     cuda_problem: Line  # why it cannot use CUDA; empty when it can or need not
 
 
-@dataclass(frozen=True, slots=True)
-class Assigned:
+@message(1)
+class Assigned(WorkerMessage):
     """The worker knows its session and can take connections."""
 
 
-@dataclass(frozen=True, slots=True)
-class ContextReady:
+@message(2)
+class ContextReady(WorkerMessage):
     """The worker's CUDA contexts exist, and hold nothing yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class Connected:
+@message(3)
+class Connected(WorkerMessage):
     """A client has proven itself; said once."""
 
     transport: Name  # a ``Transport``
 
 
-@dataclass(frozen=True, slots=True)
-class Rejected:
+@message(4)
+class Rejected(WorkerMessage):
     """A connection failed its handshake; the worker waits for another one."""
 
     reason: Line
 
 
-@dataclass(frozen=True, slots=True)
-class Expecting:
+@message(8)
+class Expecting(WorkerMessage):
     """Others may connect from now on: the process's other workers, or the client once more."""
 
     #: Numbers that further connections of the client name in place of the session's.
     lanes: tuple[Digest, ...] = field(default=(), metadata=codec.OPTIONAL)
 
 
-@dataclass(frozen=True, slots=True)
-class Dial:
+@message(9)
+class Dial(WorkerMessage):
     """The worker wants a connection to another server of its lease; one at a time."""
 
     server: Name  # its id
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+@message(5)
+class Report(WorkerMessage):
     """Totals of the session so far; sent at most once a second, while it is used."""
 
     calls: Count
@@ -241,114 +253,32 @@ COUNTER_MAX = 2**53
 """No program gets there, and each float can tell it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Log:
+@message(6)
+class Log(WorkerMessage):
     """One line for the server's log."""
 
     text: Line
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+@message(7)
+class Ended(WorkerMessage):
     """The last message: why the worker exits. ``failed`` when it was not the client's wish."""
 
     reason: Line
     failed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class GpuChecked:
+@message(10)
+class GpuChecked(WorkerMessage):
     """The result of ``CheckGpu``; an empty problem means that all was right."""
 
     passes_a_second: Figure
     problem: Line
 
 
-@dataclass(frozen=True, slots=True)
-class TakeTurns:
+@message(9)
+class TakeTurns(HostMessage):
     """The socket comes with it over which the worker hears of its turns (``turn_messages``)."""
-
-
-HostMessage = (
-    Start
-    | Assign
-    | Connection
-    | Proceed
-    | Dialled
-    | Confine
-    | JoinNetwork
-    | Become
-    | CheckGpu
-    | TakeTurns
-    | SendListener
-)
-WorkerMessage = (
-    Ready
-    | Assigned
-    | ContextReady
-    | Connected
-    | Rejected
-    | Report
-    | Log
-    | Ended
-    | Expecting
-    | Dial
-    | GpuChecked
-)
-Message = HostMessage | WorkerMessage
-
-# The position is the kind on the wire. Both ends are always of the same build.
-_HOST_KINDS: tuple[type[Any], ...] = (
-    *(Start, Assign, Connection, Proceed, Dialled),
-    *(Confine, JoinNetwork, Become, CheckGpu, TakeTurns, SendListener),
-)
-_WORKER_KINDS: tuple[type[Any], ...] = (
-    *(Ready, Assigned, ContextReady, Connected),
-    *(Rejected, Report, Log, Ended),
-    *(Expecting, Dial, GpuChecked),
-)
-_KIND_OF = {
-    kind: number for kinds in (_HOST_KINDS, _WORKER_KINDS) for number, kind in enumerate(kinds)
-}
-
-
-def encode(message: Message) -> bytes:
-    """Return the frame that carries ``message``."""
-    body = framing.dump(codec.encode(message))
-    return framing.frame_bytes(_KIND_OF[type(message)], body, size_max=MESSAGE_SIZE_MAX)
-
-
-def frame_reader() -> framing.FrameReader:
-    """Return a reader that cuts the received bytes into frames."""
-    return framing.FrameReader(MESSAGE_SIZE_MAX)
-
-
-def decode_from_host(frame: framing.Frame) -> HostMessage:
-    """Return the message of the host that ``frame`` carries.
-
-    Raises:
-        RemoteProtocolError: when it is none.
-    """
-    return cast(HostMessage, _decode(_HOST_KINDS, frame))
-
-
-def decode_from_worker(frame: framing.Frame) -> WorkerMessage:
-    """Return the message of a worker that ``frame`` carries.
-
-    Raises:
-        RemoteProtocolError: when it is none.
-    """
-    return cast(WorkerMessage, _decode(_WORKER_KINDS, frame))
-
-
-def _decode(kinds: tuple[type[Any], ...], frame: framing.Frame) -> object:
-    if frame.kind >= len(kinds):
-        raise RemoteProtocolError("unknown message", why=f"kind {frame.kind}")
-    plain: Plain = framing.load(frame.body)
-    try:
-        return codec.decode(kinds[frame.kind], plain)
-    except codec.CodecError as error:
-        raise RemoteProtocolError("malformed message", why=str(error)) from error
 
 
 def shortened(text: str) -> str:

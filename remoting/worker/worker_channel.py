@@ -23,7 +23,7 @@ class WorkerChannel:
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
-        self._reader = worker_messages.frame_reader()
+        self._reader = worker_messages.WORKER.reader()
         self._descriptors: collections.deque[int] = collections.deque()
         self._send_lock = threading.Lock()
 
@@ -35,7 +35,7 @@ class WorkerChannel:
         """
         try:
             with self._send_lock:
-                self._socket.sendall(worker_messages.encode(message))
+                self._socket.sendall(worker_messages.WORKER.encode(message))
         except OSError as error:
             raise HostGoneError(str(error)) from error
 
@@ -47,7 +47,7 @@ class WorkerChannel:
         """
         while (frame := self._reader.next()) is None:
             self._read_some()
-        return worker_messages.decode_from_host(frame)
+        return worker_messages.WORKER.decode(worker_messages.HostMessage, frame)
 
     def take_descriptor(self) -> socket.socket:
         """Return the socket that came with the message just received."""

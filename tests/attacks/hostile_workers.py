@@ -35,7 +35,7 @@ import socket, sys
 from gpupool.remoting.protocol import worker_messages as m
 control = socket.socket(fileno=int(sys.argv[1]))
 while True:
-    control.sendall(m.encode(m.Log("x" * 200)) * 500)
+    control.sendall(m.WORKER.encode(m.Log("x" * 200)) * 500)
 """,
     """
 import struct

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.monitoring.samples import ME, START_MS, health, measured, table
 
-from gpupool.monitoring.frames import frame_reader, from_frame, to_frame
+from gpupool.monitoring.frames import OBSERVER
 from gpupool.monitoring.history.history_settings import HistorySettings
 from gpupool.monitoring.history.history_store import FILE_NAME, HistoryStore
 from gpupool.monitoring.history.time_slots import SlotMaker
@@ -83,13 +83,13 @@ def cpu_ms(act: Callable[[], object], times: int) -> float:
 
 def history(state: PoolState, seconds: int) -> tuple[float, float, float]:
     """Return the milliseconds a second of a server, and of its observer, and the bytes of each."""
-    sampler, slots, reader = Sampler(), SlotMaker(), frame_reader()
+    sampler, slots, reader = Sampler(), SlotMaker(), OBSERVER.reader()
     frames, samples = list[bytes](), list[Sample]()
     begun = time.process_time()
     for second in range(seconds):
         at = START_MS + 1000 * second
         samples.append(sampler.sample(state, measured(state_of_one(state), at), health(), at))
-        frames.append(to_frame(samples[-1]))
+        frames.append(OBSERVER.encode(samples[-1]))
     made = time.process_time() - begun
     with tempfile.TemporaryDirectory() as folder:
         store = HistoryStore(Path(folder) / FILE_NAME, HistorySettings())
@@ -97,9 +97,7 @@ def history(state: PoolState, seconds: int) -> tuple[float, float, float]:
         for frame in frames:
             reader.feed(frame)
             for data in reader.frames():
-                sample = from_frame(data)
-                assert isinstance(sample, Sample)
-                slot = slots.add(sample)
+                slot = slots.add(OBSERVER.decode(Sample, data))
                 if slot is not None:
                     store.make_room()
                     store.add(slot, "gpu-1")

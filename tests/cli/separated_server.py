@@ -24,7 +24,8 @@ from gpupool.pool.values import Emulation
 from gpupool.remoting.daemon.join_options import JoinOptions
 from gpupool.remoting.daemon.separate import Separated, separate
 from gpupool.remoting.privileges.remote_keeper import RemoteKeeper
-from gpupool.remoting.protocol import keeper_messages, worker_messages
+from gpupool.remoting.protocol import keeper_messages as m
+from gpupool.remoting.protocol import worker_messages
 
 PTRACE_ATTACH = 16
 
@@ -47,32 +48,38 @@ def call(name: str, *arguments: object) -> None:
 
 
 def say(control: socket.socket, message: worker_messages.HostMessage) -> None:
-    control.sendall(worker_messages.encode(message))
+    control.sendall(worker_messages.WORKER.encode(message))
 
 
 async def start(keeper: RemoteKeeper, number: int) -> tuple[int, int, Path, socket.socket]:
     """Start a worker that is ready; return its pid, pidfd, directory and control socket."""
     control, theirs = socket.socketpair()
     errors, their_errors = os.pipe()
-    started, pidfd = await keeper.start(number, theirs.fileno(), their_errors)
+    started, pidfd = await keeper.ask_for(m.StartWorker(number), theirs.fileno(), their_errors)
     theirs.close()
     os.close(their_errors)
-    await keeper.confine(number)
-    reader = worker_messages.frame_reader()
+    await keeper.ask(m.ConfineWorker(number))
+    reader = worker_messages.WORKER.reader()
     stream = trio.socket.from_stdlib_socket(control)
     control.setblocking(False)
     while (frame := reader.next()) is None:
         data = await stream.recv(65536)
         assert data, os.read(errors, 65536).decode()
         reader.feed(data)
-    assert isinstance(worker_messages.decode_from_worker(frame), worker_messages.Ready)
+    assert isinstance(
+        worker_messages.WORKER.decode(worker_messages.WorkerMessage, frame), worker_messages.Ready
+    )
     control.setblocking(True)
     return started.pid, pidfd, Path(started.directory), control
 
 
-async def asked(keeper: RemoteKeeper, request: Callable[[], object]) -> str:
+def assignment(number: int, lease: int) -> m.AssignWorker:
+    return m.AssignWorker(number, LeaseId(lease), (), 1 << 30, "ada", across=False)
+
+
+async def asked(keeper: RemoteKeeper, request: m.RequestFor[m.Answer], *descriptors: int) -> str:
     try:
-        await request()  # type: ignore[misc]
+        await keeper.ask(request, *descriptors)
     except GpupoolError as error:
         return str(error)
     return "done"
@@ -93,13 +100,15 @@ def assign_message(uid: int) -> worker_messages.Assign:
 async def say_who(keeper: RemoteKeeper, number: int, lease: int, uid: int | None) -> str:
     """Assign a worker, and tell it to be ``uid``; return who it is, or how it ended."""
     pid, pidfd, _directory, control = await start(keeper, number)
-    await keeper.confinement(number)
+    await keeper.ask(m.AskConfinement(number))
     given = None
     if lease:
-        given = await keeper.assign(number, LeaseId(lease), (), 1 << 30, "ada", across=False)
+        given = await keeper.ask(assignment(number, lease))
     budget, theirs = socket.socketpair()
     chosen = uid if uid is not None else (given.uid if given else 0)
-    socket.send_fds(control, [worker_messages.encode(assign_message(chosen))], [theirs.fileno()])
+    socket.send_fds(
+        control, [worker_messages.WORKER.encode(assign_message(chosen))], [theirs.fileno()]
+    )
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     with trio.move_on_after(8):
@@ -163,27 +172,20 @@ def harm(pid: int, directory: Path, keeper_pid: int, secret: Path) -> dict[str, 
 
 async def against_the_keeper(keeper: RemoteKeeper) -> dict[str, str]:
     """Ask the keeper for what it must not do."""
-    again = keeper_messages.AssignWorker(1, 8, (), 1 << 30, "ada", across=False)
     control, theirs = socket.socketpair()
-    found = {
-        "open again": await asked(keeper, lambda: keeper.open(cuda=False, nodes={})),
-        "other nodes": await asked(
-            keeper, lambda: keeper.open(cuda=False, nodes={GpuId("x"): ("/dev/sda",)})
-        ),
-        "a worker twice": await asked(keeper, lambda: keeper.start(1, theirs.fileno(), 0)),
-        "a number below 0": await asked(keeper, lambda: keeper.start(-1, theirs.fileno(), 0)),
-        "no pipe": await asked(keeper, lambda: keeper.start(77, theirs.fileno(), control.fileno())),
-        "reap the living": await asked(keeper, lambda: keeper.reap(1)),
-        "bury the living": await asked(keeper, lambda: keeper.bury(1)),
-        "another's worker": await asked(keeper, lambda: keeper.confine(4711)),
-        "assign": await asked(
-            keeper, lambda: keeper.assign(1, LeaseId(7), (), 1 << 30, "ada", across=False)
-        ),
+    tries: dict[str, tuple[m.RequestFor[m.Answer], *tuple[int, ...]]] = {
+        "open again": (m.Open(False, {}),),
+        "other nodes": (m.Open(False, {GpuId("x"): ("/dev/sda",)}),),
+        "a worker twice": (m.StartWorker(1), theirs.fileno(), 0),
+        "a number below 0": (m.StartWorker(-1), theirs.fileno(), 0),
+        "no pipe": (m.StartWorker(77), theirs.fileno(), control.fileno()),
+        "reap the living": (m.ReapWorker(1),),
+        "bury the living": (m.BuryWorker(1),),
+        "another's worker": (m.ConfineWorker(4711),),
+        "assign": (assignment(1, 7),),
+        "assign twice": (assignment(1, 8),),
     }
-    found["assign twice"] = await asked(
-        keeper,
-        lambda: keeper.assign(again.worker, LeaseId(again.lease), (), 1 << 30, "ada", across=False),
-    )
+    found = {name: await asked(keeper, *request) for name, request in tries.items()}
     keeper.kill(4711)
     return found
 
@@ -203,9 +205,9 @@ async def run(separated: Separated, secret: Path) -> dict[str, object]:
     scores = [Path(f"/proc/{each}/oom_score_adj") for each in ("self", keeper_pid)]
     found["scores"] = [int(each.read_text()) for each in scores]
     async with keeper.running():
-        await keeper.open(cuda=False, nodes={})
+        await keeper.ask(m.Open(False, {}))
         pid, _pidfd, directory, _control = await start(keeper, 1)
-        found["claims"] = await keeper.confinement(1)
+        found["claims"] = (await keeper.ask(m.AskConfinement(1))).holds
         found["harm"] = harm(pid, directory, keeper_pid, secret)
         signer, state_dir = separated.signer().pid, separated.options.state_dir
         found["harm to the signer"] = harm_the_signer(signer, state_dir)
@@ -218,7 +220,7 @@ async def run(separated: Separated, secret: Path) -> dict[str, object]:
         if "--die" in sys.argv:
             print(json.dumps(found), flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
-        await keeper.close()
+        await keeper.ask(m.Close())
     return found
 
 

@@ -29,26 +29,25 @@ from gpupool.remoting.driver_api.schema import table as driver_table
 from gpupool.remoting.program import agent, held_leases, lease_followers
 from gpupool.remoting.program.program_lease import SessionRequest
 from gpupool.remoting.protocol import driver_variables, handshake, worker_messages
+from gpupool.remoting.protocol.message_family import Message
 from gpupool.remoting.protocol.messages import SessionOpened
+from gpupool.remoting.protocol.worker_messages import WORKER, HostMessage, WorkerMessage
 from gpupool.remoting.worker import peer_links
 from gpupool.remoting.worker.worker_channel import BudgetClient
 
 SESSION, TICKET = bytes(range(16)), bytes(range(32))
 CLIENT_NONCE, SERVER_NONCE = b"c" * 16, b"s" * 16
-# Which end sends a message is in no registry but these two.
-HOST: tuple[type[Any], ...] = getattr(worker_messages, "_HOST_KINDS")  # noqa: B009
-WORKER: tuple[type[Any], ...] = getattr(worker_messages, "_WORKER_KINDS")  # noqa: B009
 ACTS = (full(Act, "act"), bare(Act))
 
 
 # --- host and worker -----------------------------------------------------------------------------
 
 
-def host_samples() -> dict[str, worker_messages.Message]:
+def host_samples() -> dict[str, Message]:
     """Return two samples of each message between a host and its workers."""
-    found: dict[str, worker_messages.Message] = {}
-    for sender, kinds in (("host", HOST), ("worker", WORKER)):
-        for number, kind in enumerate(kinds):
+    found: dict[str, Message] = {}
+    for sender, end in (("host", HostMessage), ("worker", WorkerMessage)):
+        for number, kind in sorted(end.kinds.items()):
             found[f"{sender} {number} full"] = full(kind, f"{sender}.{number}")
             found[f"{sender} {number} bare"] = bare(kind)
     return found
@@ -84,9 +83,7 @@ def budget() -> dict[str, bytes]:
 
 
 def hosts() -> dict[str, bytes]:
-    return {
-        name: worker_messages.encode(message) for name, message in host_samples().items()
-    } | budget()
+    return {name: WORKER.encode(message) for name, message in host_samples().items()} | budget()
 
 
 # --- data connections ----------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.monitoring.samples import START_MS, gpu_id, sample, table
 
-from gpupool.monitoring.frames import HistoryAnswered, frame_reader, to_frame
+from gpupool.monitoring.frames import OBSERVER, HistoryAnswered
 from gpupool.monitoring.history.history_reader import read_history
 from gpupool.monitoring.history.history_settings import NOT_BEGUN, HistorySettings
 from gpupool.monitoring.history.history_store import FILE_NAME
@@ -174,9 +174,8 @@ def test_a_part_fits_into_256_kib() -> None:
     from gpupool.pool.history_query import HistorySeries
 
     points = tuple((T0 + 3600 * at, 2**33, 2**17, 2**18) for at in range(PART_POINTS))
-    frame = to_frame(HistoryAnswered(1, HistoryPage(3600, (HistorySeries("g", "l", points),))))
-    assert len(frame) <= 256 << 10
-    assert frame_reader() is not None
+    page = HistoryPage(3600, (HistorySeries("g", "l", points),))
+    assert len(OBSERVER.encode(HistoryAnswered(1, page))) <= 256 << 10
 
 
 def test_a_question_that_takes_too_long_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,5 +236,5 @@ def test_numbers_that_no_time_has_do_no_harm(folder: Path, of: str, number: int)
     )
     for change in ("since", "until", "after", "points_max"):
         page = read_history(folder, replace(plain, **{change: number}))  # type: ignore[arg-type]
-        to_frame(HistoryAnswered(1, page))
+        OBSERVER.encode(HistoryAnswered(1, page))
         assert all(each.key == "" for each in page.sums)

@@ -17,13 +17,12 @@ from tests.monitoring.records import record, write
 
 from gpupool.monitoring import observer_link
 from gpupool.monitoring.frames import (
+    OBSERVER,
     Answered,
     Asked,
     HistoryAnswered,
     HistoryAsked,
-    frame_reader,
-    from_frame,
-    to_frame,
+    ObserverMessage,
 )
 from gpupool.monitoring.history.history_settings import NOT_BEGUN
 from gpupool.monitoring.observer import Observer
@@ -108,14 +107,12 @@ async def test_a_question_waits_until_there_are_accounts(
     near, far = (trio.SocketStream(each) for each in trio.socket.socketpair())
     async with near, far, trio.open_nursery() as nursery:
         nursery.start_soon(Observer(far, tmp_path).run)
-        await near.send_all(to_frame(Asked(1, EVERYTHING)))
-        reader, found = frame_reader(), list[RecordPage]()
+        await near.send_all(OBSERVER.encode(Asked(1, EVERYTHING)))
+        reader, found = OBSERVER.reader(), list[RecordPage]()
         with trio.fail_after(10):
             while not found:
                 reader.feed(await near.receive_some())
-                found += [
-                    m.page for f in reader.frames() if isinstance(m := from_frame(f), Answered)
-                ]
+                found += [OBSERVER.decode(Answered, f).page for f in reader.frames()]
         nursery.cancel_scope.cancel()
     assert found[0].problem == ""
 
@@ -123,15 +120,16 @@ async def test_a_question_waits_until_there_are_accounts(
 async def answers(folder: Path, *asked: Asked | HistoryAsked) -> dict[int, str]:
     """Ask an observer in this process; return the problem of each answer, by its number."""
     near, far = (trio.SocketStream(each) for each in trio.socket.socketpair())
-    reader, found = frame_reader(), dict[int, str]()
+    reader, found = OBSERVER.reader(), dict[int, str]()
     async with near, far, trio.open_nursery() as nursery:
         nursery.start_soon(Observer(far, folder).run)
         for each in asked:
-            await near.send_all(to_frame(each))
+            await near.send_all(OBSERVER.encode(each))
         with trio.fail_after(10):
             while len(found) < len(asked):
                 reader.feed(await near.receive_some())
-                for message in map(from_frame, reader.frames()):
+                for frame in reader.frames():
+                    message = OBSERVER.decode(ObserverMessage, frame)
                     assert isinstance(message, Answered | HistoryAnswered)
                     found[message.number] = message.page.problem
         nursery.cancel_scope.cancel()

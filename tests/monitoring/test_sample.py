@@ -21,7 +21,7 @@ from tests.monitoring.samples import (
 from tests.monitoring.test_observer import LOG
 
 from gpupool.monitoring import observer_link
-from gpupool.monitoring.frames import frame_reader, from_frame, to_frame
+from gpupool.monitoring.frames import OBSERVER
 from gpupool.monitoring.history.time_slots import SlotMaker
 from gpupool.monitoring.metric_totals import Totals
 from gpupool.monitoring.observer_link import ObserverLink
@@ -120,9 +120,9 @@ def test_a_gpu_has_the_state_of_its_server(change: dict[str, object], word: str)
 
 
 def test_it_goes_through_a_frame_unchanged() -> None:
-    reader, sent = frame_reader(), sample(table(gpus=8, leases=50), START_MS + 1000)
-    reader.feed(to_frame(sent))
-    assert [from_frame(frame) for frame in reader.frames()] == [sent]
+    reader, sent = OBSERVER.reader(), sample(table(gpus=8, leases=50), START_MS + 1000)
+    reader.feed(OBSERVER.encode(sent))
+    assert [OBSERVER.decode(Sample, frame) for frame in reader.frames()] == [sent]
 
 
 def test_two_minutes_of_samples_wait_for_an_observer_that_is_away(tmp_path: Path) -> None:
@@ -130,10 +130,10 @@ def test_two_minutes_of_samples_wait_for_an_observer_that_is_away(tmp_path: Path
     got: list[Sample] = []
 
     async def observe(stream: trio.SocketStream) -> None:
-        reader = frame_reader()
+        reader = OBSERVER.reader()
         while len(got) < 121:
             reader.feed(await stream.receive_some())
-            got.extend(m for m in map(from_frame, reader.frames()) if isinstance(m, Sample))
+            got.extend(OBSERVER.decode(Sample, frame) for frame in reader.frames())
 
     async def main() -> None:
         ours, theirs = trio.socket.socketpair()

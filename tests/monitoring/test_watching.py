@@ -8,8 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from gpupool.monitoring import observer_link
-from gpupool.monitoring.frames import FRAME_SIZE_MAX, RecordsWritten, frame_reader, from_frame
+from gpupool.monitoring.frames import OBSERVER, RecordsWritten
 from gpupool.monitoring.observer_link import ObserverLink
 from gpupool.monitoring.sample import Sample
 from gpupool.pool.model.ids import Milliseconds, ServerId
@@ -119,22 +118,18 @@ async def test_a_sample_that_is_too_large_is_dropped_and_counted(
     """The frame was too large for the observer, and its server ended."""
     link = ObserverLink(tmp_path, PoolState, logging.getLogger("observer"))
     near, far = (trio.SocketStream(each) for each in trio.socket.socketpair())
-    too_large = sample(FRAME_SIZE_MAX // 2000 + 1)
+    too_large = sample(OBSERVER.size_max // 2000 + 1)
     async with near, far, trio.open_nursery() as nursery:
         nursery.start_soon(link.pump_samples, near, trio.Lock())
         for each in (too_large, too_large, sample(1)):
             link.add_sample(each)
         await trio.testing.wait_all_tasks_blocked()
         link.add_sample(sample(2))
-        reader, found = frame_reader(), list[Sample]()
+        reader, found = OBSERVER.reader(), list[Sample]()
         with trio.fail_after(10):
             while len(found) < 2:
                 reader.feed(await far.receive_some())
-                found += [
-                    message
-                    for frame in reader.frames()
-                    if isinstance(message := from_frame(frame), Sample)
-                ]
+                found += [OBSERVER.decode(Sample, frame) for frame in reader.frames()]
         nursery.cancel_scope.cancel()
     assert [len(each.telemetry.findings) for each in found] == [1, 2]
     assert [each.dropped for each in found] == [0, 2]
@@ -146,7 +141,7 @@ async def test_no_other_word_to_the_observer_ends_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     link = ObserverLink(tmp_path, PoolState, logging.getLogger("observer"))
-    monkeypatch.setattr(observer_link, "to_frame", _refuse)
+    monkeypatch.setattr(OBSERVER, "encode", _refuse)
     assert link._frame(RecordsWritten()) == b""  # pyright: ignore[reportPrivateUsage]
     assert link.dropped == 1
 

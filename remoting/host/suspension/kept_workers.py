@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
+from gpupool.pool.model.ids import GpuId
 from gpupool.remoting.host.suspension import checkpointer, spilled_memory
 from gpupool.remoting.host.suspension.spilled_memory import Area, SpilledMemory, SpillError
 from gpupool.remoting.protocol import keeper_messages
@@ -29,7 +30,7 @@ _POLL_S = 0.001
 class Kept(Protocol):
     """What is needed of a worker."""
 
-    saved_on: Mapping[str, str]
+    saved_on: Mapping[GpuId, GpuId]
     """Where it would be restored, by its GPUs, after a move that was not done; empty: there."""
     spilled: SpilledMemory | None
     """What it has on a disk."""
@@ -136,7 +137,7 @@ def _bring_back(workers: Sequence[Kept]) -> list[int]:
 
 
 def resume(
-    stopped: Sequence[Kept], saved: Sequence[Kept], size: int, moves: Mapping[str, str]
+    stopped: Sequence[Kept], saved: Sequence[Kept], size: int, moves: Mapping[GpuId, GpuId]
 ) -> keeper_messages.Moved:
     """Let suspended workers go on: first all have their memory again, then all run.
 
@@ -167,10 +168,10 @@ def resume(
     return keeper_messages.Moved()
 
 
-def _pairs(saved_on: Mapping[str, str], moves: Mapping[str, str]) -> dict[str, str]:
+def _pairs(saved_on: Mapping[GpuId, GpuId], moves: Mapping[GpuId, GpuId]) -> dict[str, str]:
     """Return where what a worker had goes from where the driver would bring it back to."""
     every = {*saved_on, *moves}
-    pairs = {saved_on.get(gpu, gpu): moves.get(gpu, gpu) for gpu in every}
+    pairs: dict[str, str] = {saved_on.get(gpu, gpu): moves.get(gpu, gpu) for gpu in every}
     return pairs if any(old != new for old, new in pairs.items()) else {}
 
 

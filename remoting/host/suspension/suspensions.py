@@ -392,7 +392,7 @@ class Suspensions:
         try:
             # What gives no answer in time may be done later, on the new GPUs.
             order.tried = True
-            moved = await self._means.keeper.resume(request)
+            moved = await self._means.keeper.ask(request)
             order.on_disk = 0  # It was read first.
             order.tried = not moved.unmoved
             return moved
@@ -449,11 +449,11 @@ class Suspensions:
         return self.room.place(size, taken, moving)
 
     async def _let_go(self, request: keeper_messages.SuspendWorkers) -> keeper_messages.Moved:
-        file = self.room.open_file() if request.spill else -1
+        files = [self.room.open_file()] if request.spill else []
         try:
-            return await self._means.keeper.suspend(request, file)
+            return await self._means.keeper.ask(request, *files)
         finally:
-            if file >= 0:
+            for file in files:
                 os.close(file)
 
     def _memory_besides(self, lease: LeaseId) -> int:

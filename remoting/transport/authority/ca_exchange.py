@@ -16,6 +16,7 @@ from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError, 
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.transitions.authorities import fingerprint_of, moves_on, short_name
 from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.remoting.protocol.signer_messages import CreateCa, KeepKey
 from gpupool.remoting.transport.authority.ca_bundle import (
     belongs,
     bundle_of,
@@ -122,7 +123,8 @@ class CaExchange:
         if self._giving is not None:
             raise DeniedError("the CA is being exchanged already")
         number, cluster_id = number_of(trusted[-1]) + 1, self._contexts.identity.cluster_id
-        authority = self._ca_key.vault.create(cluster_id, self._now_ms(), number, trusted[-1])
+        asked = CreateCa(cluster_id, self._now_ms(), number, trusted[-1])
+        authority = Authority(*self._ca_key.vault.ask(asked))
         giving = self._giving = _Giving(fingerprint(authority.certificate_pem))
         try:
             await self._give(authority, giving)
@@ -182,7 +184,7 @@ class CaExchange:
 
     def _take_next(self, peer: ServerId, certificate: bytes, key: bytes) -> bytes:
         try:
-            authority = Authority(certificate, self._ca_key.vault.keep(key))
+            authority = Authority(certificate, self._ca_key.vault.ask(KeepKey(key))[0])
             if cluster_id_of(authority) != self._contexts.identity.cluster_id:
                 raise AuthenticationError("it is another pool's")
         except AuthenticationError as error:

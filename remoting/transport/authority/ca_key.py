@@ -14,6 +14,7 @@ from gpupool.pool.errors import AuthenticationError
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import Server
 from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.remoting.protocol.signer_messages import GiveKeys, KeepKey, SignServer, SignWeb
 from gpupool.remoting.transport.authority.ca_bundle import belongs, certificates_of, keys_of
 from gpupool.remoting.transport.authority.ca_vault import CaVaultPort, make_request
 from gpupool.remoting.transport.pki import (
@@ -44,12 +45,17 @@ class AuthoritySigner:
 
     def sign(self, server: ServerId, csr_pem: bytes) -> bytes:
         """Return a certificate for ``server``."""
-        now_ms = self._now_ms()
-        return self._vault.sign_server(self._authority, server, csr_pem, now_ms, self._valid_ms)
+        ca, now_ms, valid_ms = self._authority, self._now_ms(), self._valid_ms
+        asked = SignServer(ca.certificate_pem, ca.key_pem, server, csr_pem, now_ms, valid_ms)
+        return self._vault.ask(asked)[0]
 
     def sign_web(self, csr_pem: bytes, server: Server) -> bytes:
         """Return a certificate for the observer of ``server``."""
-        return self._vault.sign_web(self._authority, server, csr_pem, self._now_ms())
+        ca, name, address = self._authority, server.name, server.address
+        asked = SignWeb(
+            *(ca.certificate_pem, ca.key_pem, server.id, name, address, csr_pem, self._now_ms())
+        )
+        return self._vault.ask(asked)[0]
 
     def key_pem(self) -> bytes:
         """Return the CA's key, sealed to this server's vault."""
@@ -159,7 +165,7 @@ class CaKey:
         if not keys:
             return b""
         try:
-            given = self.vault.give(keys, peer, request)
+            given = self.vault.ask(GiveKeys(tuple(keys), peer, request))[0]
         except AuthenticationError as error:
             why = str(error) if request else "its version of gpupool is older than this one"
             self._log.warning("the CA's key was not given to server %s: %s", server.name, why)
@@ -188,7 +194,7 @@ class CaKey:
         for each in keys_of(key_pem):
             known = set(self._signers)
             try:
-                key = self.vault.keep(each)
+                key = self.vault.ask(KeepKey(each))[0]
             except AuthenticationError:
                 continue
             certificate = self.adopt(key)

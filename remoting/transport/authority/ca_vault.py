@@ -21,6 +21,7 @@ from gpupool.pool.model import codec
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import Server
 from gpupool.remoting.protocol import framing
+from gpupool.remoting.protocol import signer_messages as m
 from gpupool.remoting.protocol.sealed_key import (
     X25519_SIZE,
     OpenKey,
@@ -61,7 +62,7 @@ class KeyRequest:
 
 
 class CaVaultPort(Protocol):
-    """Who uses the CA's key; all methods raise ``AuthenticationError`` when they refuse."""
+    """Who uses the CA's key."""
 
     @property
     def has_own_user(self) -> bool:
@@ -72,26 +73,12 @@ class CaVaultPort(Protocol):
         """Return the X25519 key to which keys for this vault are sealed."""
         ...
 
-    def keep(self, key_pem: bytes) -> bytes:
-        """Return a key sealed to this vault, which an older build has given in the clear."""
-        ...
+    def ask(self, asked: m.Request) -> tuple[bytes, ...]:
+        """Do one of what ``signer_messages`` lists, and return what was made.
 
-    def create(self, cluster_id: str, now_ms: int, number: int, former: bytes) -> Authority:
-        """Make a CA; servers of the one with the certificate ``former`` may have its key, too."""
-        ...
-
-    def sign_server(
-        self, authority: Authority, server: ServerId, csr_pem: bytes, now_ms: int, valid_ms: int
-    ) -> bytes:
-        """Return a server's certificate."""
-        ...
-
-    def sign_web(self, authority: Authority, server: Server, csr_pem: bytes, now_ms: int) -> bytes:
-        """Return the certificate of a server's observer."""
-        ...
-
-    def give(self, keys: Sequence[bytes], server: ServerId, request: bytes) -> bytes:
-        """Return keys sealed to another server's vault, one behind the other."""
+        Raises:
+            AuthenticationError: when it refuses.
+        """
         ...
 
 
@@ -151,36 +138,50 @@ class CaVault:
     def public(self) -> bytes:  # noqa: D102
         return self._secret.public_key().public_bytes_raw()
 
-    def keep(self, key_pem: bytes, voucher: bytes = b"") -> bytes:  # noqa: D102
+    def ask(self, asked: m.Request) -> tuple[bytes, ...]:  # noqa: D102
+        match asked:
+            case m.KeepKey(key_pem):
+                return (self.keep(key_pem),)
+            case m.CreateCa():
+                return self._create(asked)
+            case m.SignServer():
+                return (self._sign_server(asked),)
+            case m.SignWeb():
+                return (self._sign_web(asked),)
+            case m.GiveKeys(keys, server, request):
+                return (self._give(keys, server, request),)
+            case _:
+                raise AuthenticationError("the signer cannot do that")
+
+    def keep(self, key_pem: bytes, voucher: bytes = b"") -> bytes:
+        """Return a key sealed to this vault, which an older build has given in the clear."""
         if is_sealed(key_pem):
             self._open(key_pem)
             return key_pem
         return seal(open_plain(key_pem, voucher), self.public())
 
-    def create(self, cluster_id: str, now_ms: int, number: int, former: bytes) -> Authority:  # noqa: D102
+    def _create(self, asked: m.CreateCa) -> tuple[bytes, bytes]:
         self._creations.take()
-        voucher = _public_of_certificate(former) if former else b""
-        made = create_ca(cluster_id, _moment(now_ms), number=number)
+        voucher = _public_of_certificate(asked.former) if asked.former else b""
+        made = create_ca(asked.cluster_id, _moment(asked.now_ms), number=asked.number)
         self._record("made a CA", ServerId(""), b"")
-        return Authority(made.certificate_pem, self.keep(made.key_pem, voucher))
+        return made.certificate_pem, self.keep(made.key_pem, voucher)
 
-    def sign_server(  # noqa: D102
-        self, authority: Authority, server: ServerId, csr_pem: bytes, now_ms: int, valid_ms: int
-    ) -> bytes:
+    def _sign_server(self, asked: m.SignServer) -> bytes:
+        server = asked.server
         if not server or len(server) > SERVER_ID_SIZE_MAX or not server.isascii() or "." in server:
             raise AuthenticationError("this is no server's id")
         self._signatures.take()
-        valid = min(timedelta(milliseconds=max(0, valid_ms)), SERVER_VALID)
-        opened = self._opened(authority)
-        return sign_server(opened, csr_pem, server, _moment(now_ms), valid=valid)
+        valid = min(timedelta(milliseconds=max(0, asked.valid_ms)), SERVER_VALID)
+        opened = self._opened(asked)
+        return sign_server(opened, asked.csr_pem, server, _moment(asked.now_ms), valid=valid)
 
-    def sign_web(  # noqa: D102
-        self, authority: Authority, server: Server, csr_pem: bytes, now_ms: int
-    ) -> bytes:
+    def _sign_web(self, asked: m.SignWeb) -> bytes:
         self._signatures.take()
-        return sign_web(self._opened(authority), csr_pem, server, _moment(now_ms))
+        server = Server(asked.server, asked.name, asked.address, voter=False)
+        return sign_web(self._opened(asked), asked.csr_pem, server, _moment(asked.now_ms))
 
-    def give(self, keys: Sequence[bytes], server: ServerId, request: bytes) -> bytes:  # noqa: D102
+    def _give(self, keys: Sequence[bytes], server: ServerId, request: bytes) -> bytes:
         asked = _read_request(request)
         opened = [self._open(each) for each in keys]
         try:
@@ -206,9 +207,9 @@ class CaVault:
     def _open(self, key_pem: bytes) -> OpenKey:
         return unseal(key_pem, self._secret) if is_sealed(key_pem) else open_plain(key_pem)
 
-    def _opened(self, authority: Authority) -> Authority:
-        check_authority(authority)
-        return Authority(authority.certificate_pem, self._open(authority.key_pem).pem())
+    def _opened(self, asked: m.SignServer | m.SignWeb) -> Authority:
+        check_authority(Authority(asked.ca_pem, asked.key_pem))
+        return Authority(asked.ca_pem, self._open(asked.key_pem).pem())
 
 
 def _vouches(opened: OpenKey, certificate: x509.Certificate) -> bool:

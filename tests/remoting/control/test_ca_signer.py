@@ -22,10 +22,11 @@ from gpupool.remoting.daemon.signer_start import fork_signer
 from gpupool.remoting.privileges import former_ca, remote_vault
 from gpupool.remoting.privileges.remote_vault import RemoteVault
 from gpupool.remoting.privileges.signer_process import RECORD, SECRET, SignerFolders
-from gpupool.remoting.protocol import signer_messages
 from gpupool.remoting.protocol.sealed_key import is_sealed, public_of
+from gpupool.remoting.protocol.signer_messages import SIGNER, CreateCa, GiveKeys, KeepKey, Made
 from gpupool.remoting.transport.authority import ca_vault
 from gpupool.remoting.transport.authority.ca_bundle import belongs, keys_of
+from gpupool.remoting.transport.authority.ca_key import AuthoritySigner
 from gpupool.remoting.transport.authority.ca_vault import CaVault, make_request
 from gpupool.remoting.transport.pki import (
     SERVER_VALID,
@@ -38,7 +39,6 @@ from gpupool.remoting.transport.pki import (
 A, B = ServerId("a" * 12), ServerId("b" * 12)
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
 NOW_MS = int(NOW.timestamp() * 1000)
-YEAR_MS = int(SERVER_VALID.total_seconds() * 1000)
 LOG = logging.getLogger("test")
 
 FRONT = """
@@ -46,17 +46,19 @@ import logging, os, pathlib, sys
 from gpupool.remoting.daemon.signer_start import fork_signer
 from gpupool.remoting.privileges import former_ca
 from gpupool.remoting.privileges.signer_process import SignerFolders
+from gpupool.remoting.protocol.signer_messages import CreateCa
+from gpupool.remoting.transport.authority.ca_key import AuthoritySigner
 from gpupool.remoting.transport.pki import Authority, create_key_and_csr
 folder = pathlib.Path(sys.argv[1])
 state, own = (os.open(folder, os.O_RDONLY | os.O_DIRECTORY) for _ in range(2))
 with former_ca.opened(folder / "former") as former:
     vault = fork_signer(SignerFolders(own, state, former), logging.getLogger("x"), None)
-vault.sign_server(vault.former, "a" * 12, create_key_and_csr("a" * 12)[1], 10**12, 10**9)
+AuthoritySigner(vault.former, vault, lambda: 10**12).sign("a" * 12, create_key_and_csr("a" * 12)[1])
 ca, key = (folder / "ca.pem").read_bytes(), (folder / "ca.key").read_bytes()
 authority = Authority(ca, key)
-kept = vault.sign_server(authority, "a" * 12, create_key_and_csr("a" * 12)[1], 10**12, 10**9)
-made = vault.create("cluster-1", 10**12, 2, ca)
-(folder / "made.key").write_bytes(made.key_pem)
+signer = AuthoritySigner(authority, vault, lambda: 10**12)
+kept = signer.sign("a" * 12, create_key_and_csr("a" * 12)[1])
+(folder / "made.key").write_bytes(vault.ask(CreateCa("cluster-1", 10**12, 2, ca))[1])
 print(vault.pid, flush=True)
 sys.stdin.read()
 """
@@ -86,18 +88,18 @@ def test_a_signer_that_was_late_once_signs_again(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(remote_vault, "ANSWER_TIMEOUT_S", 0.05)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        theirs.send(signer_messages.encode(signer_messages.Made((b"public",))))
+        theirs.send(SIGNER.encode(Made((b"public",))))
         vault = RemoteVault(ours, -1)
         for key in (b"1", b"2"):
             with pytest.raises(AuthenticationError, match="does not answer yet"):
-                vault.keep(key)
+                vault.ask(KeepKey(key))
         for answer in (b"one", b"two", b"three"):
-            theirs.send(signer_messages.encode(signer_messages.Made((answer,))))
-        assert vault.keep(b"3") == b"three"
-        theirs.send(signer_messages.encode(signer_messages.Made((b"four",))))
-        assert vault.keep(b"4") == b"four"
+            theirs.send(SIGNER.encode(Made((answer,))))
+        assert vault.ask(KeepKey(b"3")) == (b"three",)
+        theirs.send(SIGNER.encode(Made((b"four",))))
+        assert vault.ask(KeepKey(b"4")) == (b"four",)
     with pytest.raises(AuthenticationError, match="is not there"):
-        vault.keep(b"5")
+        vault.ask(KeepKey(b"5"))
     vault.end()
 
 
@@ -211,24 +213,25 @@ def test_keys_of_an_older_build_are_sealed_at_the_start(signer: RemoteVault, sta
     assert (state / "ca.key").stat().st_mode & 0o777 == 0o600
     authority = Authority((state / "ca.pem").read_bytes(), sealed)
     key, csr = create_key_and_csr(A)
-    certificate = signer.sign_server(authority, A, csr, NOW_MS, 50 * YEAR_MS)
+    long = AuthoritySigner(authority, signer, lambda: NOW_MS, valid=50 * SERVER_VALID)
+    certificate = long.sign(A, csr)
     made = x509.load_pem_x509_certificate(certificate)
     assert made.not_valid_after_utc - NOW == SERVER_VALID
-    web = signer.sign_web(authority, Server(A, "a", "a:1", voter=True), csr, NOW_MS)
+    web = long.sign_web(csr, Server(A, "a", "a:1", voter=True))
     for each in (certificate, web):
         found = x509.load_pem_x509_certificate(each)
         limits = found.extensions.get_extension_for_class(x509.BasicConstraints).value
         assert not limits.ca
     for name in ("", "a.b", "x" * 65):
         with pytest.raises(AuthenticationError, match="no server's id"):
-            signer.sign_server(authority, ServerId(name), csr, NOW_MS, YEAR_MS)
+            long.sign(ServerId(name), csr)
     other = CaVault.of_this_process(lambda: 0.0)
     asked = make_request(other.public(), certificate, key)
-    given = signer.give([sealed], A, asked)
+    (given,) = signer.ask(GiveKeys((sealed,), A, asked))
     assert other.keep(given) == given
     assert public_of(given) == public_of(sealed)
     with pytest.raises(AuthenticationError, match="another signer"):
-        signer.keep(given)
+        signer.ask(KeepKey(given))
     entry = json.loads((state / RECORD).read_text())
     assert (entry["what"], entry["server"]) == ("gave the CA's key", A)
 
@@ -277,24 +280,25 @@ def test_the_key_is_given_to_one_vault_of_a_server_of_the_ca() -> None:
         (B, b"x" * 5000, "too long"),
     ):
         with pytest.raises(AuthenticationError, match=why):
-            vault.give([sealed], server, request)
-    assert theirs.keep(vault.give([sealed], B, good))
+            vault.ask(GiveKeys((sealed,), server, request))
+    assert theirs.keep(*vault.ask(GiveKeys((sealed,), B, good)))
     # Nor by a CA that the asking server has made: only what its CA vouches for is given.
-    both = vault.give([sealed, vault.keep(strange.key_pem)], B, good)
+    (both,) = vault.ask(GiveKeys((sealed, vault.keep(strange.key_pem)), B, good))
     assert [public_of(each) for each in keys_of(both)] == [public_of(sealed)]
     with pytest.raises(AuthenticationError, match="another vault of this server"):
-        vault.give([sealed], B, make_request(thief.public(), certificate, key))
-    following = vault.create("cluster-1", NOW_MS, 2, authority.certificate_pem)
-    given = vault.give([following.key_pem], B, good)
-    assert belongs(theirs.keep(given), following.certificate_pem)
+        vault.ask(GiveKeys((sealed,), B, make_request(thief.public(), certificate, key)))
+    following, sealed = vault.ask(CreateCa("cluster-1", NOW_MS, 2, authority.certificate_pem))
+    (given,) = vault.ask(GiveKeys((sealed,), B, good))
+    assert belongs(theirs.keep(given), following)
 
 
 def test_calls_of_the_signer_are_bounded() -> None:
     now = [0.0]
     vault = CaVault.of_this_process(lambda: now[0])
+    asked = CreateCa("cluster-1", NOW_MS, 1, b"")
     for _ in range(ca_vault.CREATION_BURST):
-        vault.create("cluster-1", NOW_MS, 1, b"")
+        vault.ask(asked)
     with pytest.raises(AuthenticationError, match="makes CAs no more for a while"):
-        vault.create("cluster-1", NOW_MS, 1, b"")
+        vault.ask(asked)
     now[0] = 601.0
-    vault.create("cluster-1", NOW_MS, 1, b"")
+    vault.ask(asked)

@@ -6,7 +6,7 @@ import os
 import stat
 import struct
 import weakref
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.properties import examples
+from tests.test_message_families import PLAIN
 
 from gpupool.pool.errors import (
     AuthenticationError,
@@ -54,18 +55,6 @@ from gpupool.remoting.server.listener.router import (
     route,
 )
 
-PLAIN = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**63), 2**64 - 1)
-    | st.text(max_size=20)
-    | st.binary(max_size=20)
-    | st.floats(allow_nan=False),
-    lambda inner: (
-        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4)
-    ),
-    max_leaves=10,
-)
 ADDRESSES = (Address("10.0.0.4", 7470), Address("fd00::4", 7470), Address("gpu-a", 80))
 TOKEN = TokenText("cluster", TokenKind.USER, TokenId("0" * 12), bytes(32), bytes(32), ADDRESSES)
 
@@ -184,49 +173,6 @@ def test_an_oversize_frame_is_refused_by_its_header() -> None:
 
 
 # --- messages ------------------------------------------------------------------------------------
-
-
-@given(MESSAGES, st.integers(0, m.CALL_NUMBER_MAX))
-@settings(max_examples=examples(150), deadline=None)
-def test_messages_survive(message: m.Message, call: int) -> None:
-    """Figures of telemetry are trimmed when they are sent; what has arrived survives again."""
-    frame = m.to_frame(call, message, size_max=2**30)
-    same_call, found = m.from_body(frame[4], frame[5:])
-    assert same_call == call
-    trimmed = {
-        each.name: getattr(message, each.name)
-        for each in fields(cast(Any, message))
-        if "elemetry" in str(each.type)
-    }
-    assert replace(cast(Any, found), **trimmed) == message
-    frame = m.to_frame(call, found, size_max=2**30)
-    assert m.from_body(frame[4], frame[5:]) == (call, found)
-
-
-@given(st.integers(0, 255), st.binary(max_size=100) | st.tuples(st.just(1), PLAIN).map(list))
-@settings(max_examples=examples(500), deadline=None)
-def test_any_body_is_a_message_or_refused(kind: int, content: Any) -> None:
-    body = content if isinstance(content, bytes) else dump(content)
-    try:
-        _call, message = m.from_body(kind, body)
-    except RemoteProtocolError:
-        return
-    assert type(message) is m.all_of(m.Message)[kind]
-
-
-@given(MESSAGES, st.data())
-@settings(max_examples=examples(120), deadline=None)
-def test_changed_fields_are_refused_or_typed(message: m.Message, data: st.DataObject) -> None:
-    plain: Any = load(m.to_frame(1, message, size_max=2**30)[5:])
-    fields = plain[1]
-    key = data.draw(st.sampled_from([*fields, "extra"]))
-    fields[key] = data.draw(PLAIN)
-    try:
-        _call, changed = m.from_body(type(message).declared.number, dump(plain))
-    except RemoteProtocolError:
-        return
-    assert key != "extra" or type(message) not in m.all_of(m.Call).values()
-    assert type(changed) is type(message)
 
 
 def test_every_error_crosses_as_itself() -> None:

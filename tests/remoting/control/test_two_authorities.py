@@ -22,6 +22,7 @@ from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.protocol.connection import Connection, End
 from gpupool.remoting.protocol.sealed_key import public_of
+from gpupool.remoting.protocol.signer_messages import CreateCa
 from gpupool.remoting.protocol.token_text import TokenText
 from gpupool.remoting.transport.authority.ca_bundle import ders_of, numbers_of, shows_one_of
 from gpupool.remoting.transport.authority.ca_exchange import CaExchange
@@ -287,9 +288,9 @@ def test_voters_of_a_pool_whose_key_is_lost_are_given_that_of_the_next_ca(tmp_pa
     request = make_request(theirs.public(), certificate, key)
     assert lab.ca_key.give(B, request) == b""
     now_ms = RealClock().wall_ms()
-    made = lab.ca_key.vault.create("cluster-1", now_ms, 2, lab.old.certificate_pem)
-    lab.ca_key.next_key = made.key_pem
-    assert public_of(theirs.keep(lab.ca_key.give(B, request))) == public_of(made.key_pem)
+    _, made = lab.ca_key.vault.ask(CreateCa("cluster-1", now_ms, 2, lab.old.certificate_pem))
+    lab.ca_key.next_key = made
+    assert public_of(theirs.keep(lab.ca_key.give(B, request))) == public_of(made)
 
 
 async def test_a_table_with_what_is_no_ca_is_not_followed(

@@ -11,107 +11,9 @@ from hypothesis import given
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.host.worker_handle import WorkerHandle, WorkerProcess
-from gpupool.remoting.protocol import framing, worker_messages
+from gpupool.remoting.protocol import keeper_messages, worker_messages
 from gpupool.remoting.protocol.driver_variables import ALLOWED, VALUE_LENGTH_MAX
 from gpupool.remoting.worker.worker_channel import BudgetClient, HostGoneError, WorkerChannel
-
-text = st.text(max_size=40)
-device = st.builds(
-    worker_messages.AssignedDevice,
-    index=st.integers(0, 255),
-    uuid=text,
-    name=text,
-    memory=st.integers(0, 2**48),
-    emulated=st.booleans(),
-    ordinal=st.integers(-1, 255),
-)
-host_message = st.one_of(
-    st.builds(
-        worker_messages.Start,
-        own_uid=st.booleans(),
-        cuda=st.booleans(),
-        landlock=st.booleans(),
-        directory=text,
-        readable=st.lists(text, max_size=3).map(tuple),
-        expose=st.lists(text, max_size=3).map(tuple),
-        doors=st.dictionaries(text, text, max_size=3),
-    ),
-    st.builds(
-        worker_messages.Assign,
-        lease=st.integers(0, 2**63 - 1),
-        session=st.binary(min_size=16, max_size=16),
-        ticket=st.binary(min_size=32, max_size=32),
-        door=text,
-        program=text,
-        cuda_visible=text,
-        devices=st.lists(device, max_size=3).map(tuple),
-        uid=st.integers(-1, 2**31),
-        groups=st.lists(st.integers(0, 2**31), max_size=3).map(tuple),
-        settings=st.dictionaries(text, text, max_size=3),
-    ),
-    st.builds(worker_messages.Connection, plain=st.booleans(), lane=st.binary(max_size=16)),
-    st.builds(worker_messages.Proceed),
-)
-counts = st.integers(0, 2**56)
-worker_message = st.one_of(
-    st.builds(
-        worker_messages.Ready,
-        certificate_sha256=st.binary(max_size=32),
-        confinement=st.lists(text, max_size=3).map(tuple),
-        cuda_problem=text,
-    ),
-    st.builds(worker_messages.Assigned),
-    st.builds(worker_messages.ContextReady),
-    st.builds(worker_messages.Connected, transport=text),
-    st.builds(worker_messages.Rejected, reason=text),
-    st.builds(worker_messages.Report, calls=counts, bytes_in=counts, bytes_out=counts),
-    st.builds(worker_messages.Log, text=text),
-    st.builds(worker_messages.Ended, reason=text, failed=st.booleans()),
-)
-
-
-def frames_of(data: bytes) -> list[framing.Frame]:
-    reader = worker_messages.frame_reader()
-    reader.feed(data)
-    return list(reader.frames())
-
-
-@given(host_message)
-def test_host_messages_survive_the_wire(message: worker_messages.HostMessage) -> None:
-    (frame,) = frames_of(worker_messages.encode(message))
-    assert worker_messages.decode_from_host(frame) == message
-
-
-@given(worker_message)
-def test_worker_messages_survive_the_wire(message: worker_messages.WorkerMessage) -> None:
-    (frame,) = frames_of(worker_messages.encode(message))
-    assert worker_messages.decode_from_worker(frame) == message
-
-
-@given(st.integers(0, 20), st.binary(max_size=60))
-def test_garbage_is_refused_and_nothing_else(kind: int, body: bytes) -> None:
-    for decode in (worker_messages.decode_from_host, worker_messages.decode_from_worker):
-        try:
-            decode(framing.Frame(kind, body))
-        except RemoteProtocolError:
-            continue
-
-
-@given(worker_message, st.data())
-def test_damaged_messages_are_refused_and_nothing_else(
-    message: worker_messages.WorkerMessage, data: st.DataObject
-) -> None:
-    damaged = bytearray(worker_messages.encode(message))
-    position = data.draw(st.integers(0, len(damaged) - 1))
-    damaged[position] ^= data.draw(st.integers(1, 255))
-    with contextlib.suppress(RemoteProtocolError):
-        for frame in frames_of(bytes(damaged)):
-            worker_messages.decode_from_worker(frame)
-
-
-def test_oversize_message_is_refused_by_its_header() -> None:
-    with pytest.raises(RemoteProtocolError, match="oversize"):
-        frames_of(framing.HEADER.pack(worker_messages.MESSAGE_SIZE_MAX + 1, 0))
 
 
 def test_largest_assignment_fits() -> None:
@@ -123,7 +25,7 @@ def test_largest_assignment_fits() -> None:
         2**63 - 1, bytes(16), bytes(32), "arrays", "p", uuids, (device,) * 256
     )
     assign = replace(assign, settings=dict.fromkeys(ALLOWED, "x" * VALUE_LENGTH_MAX))
-    assert len(worker_messages.encode(assign)) < worker_messages.MESSAGE_SIZE_MAX
+    assert len(worker_messages.WORKER.encode(assign)) < worker_messages.WORKER.size_max
 
 
 @given(st.text())
@@ -169,10 +71,10 @@ def test_descriptor_arrives_with_its_message() -> None:
     host, worker = socket.socketpair()
     ours, theirs = socket.socketpair()
     with host, worker, ours, theirs:
-        host.sendall(worker_messages.encode(worker_messages.Proceed()))
+        host.sendall(worker_messages.WORKER.encode(worker_messages.Proceed()))
         message = worker_messages.Connection(plain=True)
-        socket.send_fds(host, [worker_messages.encode(message)], [theirs.fileno()])
-        host.sendall(worker_messages.encode(worker_messages.Proceed()))
+        socket.send_fds(host, [worker_messages.WORKER.encode(message)], [theirs.fileno()])
+        host.sendall(worker_messages.WORKER.encode(worker_messages.Proceed()))
         channel = WorkerChannel(worker)
         assert channel.receive() == worker_messages.Proceed()
         assert channel.receive() == message
@@ -223,8 +125,8 @@ def test_budget_client_asks_and_hears() -> None:
 def handle(session: bytes, killed: list[str]) -> WorkerHandle:
     """Return what the host keeps for a worker that has a client; no process is behind it."""
 
-    async def reap() -> int:
-        return 0
+    async def reap() -> keeper_messages.Reaped:
+        return keeper_messages.Reaped(0)
 
     process = WorkerProcess(1, kill=lambda: killed.append(session.hex()), reap=reap)
     sockets = socket.socketpair()

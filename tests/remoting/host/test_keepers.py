@@ -4,6 +4,7 @@ import errno
 import os
 import socket
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,14 @@ import trio.testing
 
 from gpupool.remoting.host.keepers import OwnKeeper
 from gpupool.remoting.host.worker_keeper import KeeperSettings, WorkerKeeper
+from gpupool.remoting.protocol.keeper_messages import (
+    Answered,
+    Buried,
+    BuryWorker,
+    Open,
+    Request,
+    StartWorker,
+)
 
 
 def no_more_descriptors(_pid: int) -> int:
@@ -23,14 +32,14 @@ def test_a_worker_that_cannot_be_watched_is_not_left(
 ) -> None:
     """A start for which the descriptors did not suffice left a directory and a process."""
     keeper = WorkerKeeper(KeeperSettings(tmp_path, None, own_uids=False), print)
-    keeper.open(cuda=False, nodes=None)
+    keeper.carry_out(Open(False, None), ())
     (workers,) = tmp_path.iterdir()
     monkeypatch.setattr(os, "pidfd_open", no_more_descriptors)
     ours, theirs = socket.socketpair()
     errors, their_errors = os.pipe()
     try:
         with ours, theirs, pytest.raises(OSError, match="Too many open files"):
-            keeper.start(1, theirs.fileno(), their_errors)
+            keeper.carry_out(StartWorker(1), (theirs.fileno(), their_errors))
     finally:
         os.close(their_errors)
     assert not list(workers.iterdir())
@@ -47,9 +56,9 @@ class SlowKeeper(WorkerKeeper):
         super().__init__(KeeperSettings(folder, None), print)
         self.goes_on = threading.Event()
 
-    def bury(self, number: int) -> bool:
+    def carry_out(self, asked: Request, descriptors: Sequence[int]) -> Answered:
         self.goes_on.wait(20)
-        return number < 0
+        return Buried(out_of_memory=False), -1
 
 
 async def test_many_workers_that_end_slowly_hold_nothing_else_up(tmp_path: Path) -> None:
@@ -58,7 +67,7 @@ async def test_many_workers_that_end_slowly_hold_nothing_else_up(tmp_path: Path)
     keeper = OwnKeeper(slow)
     async with trio.open_nursery() as nursery:
         for number in range(50):
-            nursery.start_soon(keeper.bury, number)
+            nursery.start_soon(keeper.ask, BuryWorker(number))
         await trio.testing.wait_all_tasks_blocked()
         try:
             with trio.move_on_after(1) as waited:

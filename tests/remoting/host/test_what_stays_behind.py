@@ -1,6 +1,7 @@
 """What a host keeps of a lease that has ended, or of a client that has gone: nothing."""
 
 import signal
+from typing import Any
 
 import pytest
 import trio
@@ -9,7 +10,7 @@ from host_kit import MakeHost, until
 from gpupool.pool.errors import GpupoolError, LeaseLostError
 from gpupool.pool.host_suspension import SuspensionPhase
 from gpupool.remoting.host.keepers import OwnKeeper
-from gpupool.remoting.protocol import keeper_messages
+from gpupool.remoting.protocol.keeper_messages import BuryWorker, Moved, RequestFor, SuspendWorkers
 
 
 async def test_an_opening_that_begins_while_its_lease_ends_is_refused(make_host: MakeHost) -> None:
@@ -56,13 +57,14 @@ async def test_no_session_gets_a_worker_that_is_being_buried(make_host: MakeHost
     spare = await kit.warm()
     keeper = kit.host.keeper
     assert isinstance(keeper, OwnKeeper)
-    bury, may_end = keeper.bury, trio.Event()
+    ask, may_end = keeper.ask, trio.Event()
 
-    async def bury_late(number: int) -> bool:
-        await may_end.wait()
-        return await bury(number)
+    async def bury_late(asked: RequestFor[Any], *descriptors: int) -> Any:
+        if isinstance(asked, BuryWorker):
+            await may_end.wait()
+        return await ask(asked, *descriptors)
 
-    keeper.bury = bury_late
+    keeper.ask = bury_late
     kit.kept(spare).process.send_signal(signal.SIGKILL)
     await spare.exited.wait()
     try:
@@ -78,18 +80,18 @@ async def test_a_lease_that_ends_while_it_is_suspended_is_in_use_no_more(
     kit = await make_host()
     lease = kit.lease()
     await kit.connect(lease)
-    keeper = kit.host.keeper
+    ask = kit.host.keeper.ask
     began, ends = trio.Event(), trio.Event()
 
-    async def suspend(
-        request: keeper_messages.SuspendWorkers, file: int = -1
-    ) -> keeper_messages.Moved:
-        assert len(request.stop) == 1
+    async def suspend(asked: RequestFor[Any], *descriptors: int) -> Any:
+        if not isinstance(asked, SuspendWorkers):
+            return await ask(asked, *descriptors)
+        assert len(asked.stop) == 1
         began.set()
         await ends.wait()
-        return keeper_messages.Moved("one of its workers ended meanwhile")
+        return Moved("one of its workers ended meanwhile")
 
-    keeper.suspend = suspend
+    kit.host.keeper.ask = suspend
     kit.host.suspend(lease.id, 1)
     await began.wait()
     await kit.host.kill_lease(lease.id, "its client disconnected")

@@ -655,7 +655,10 @@ def test_files_are_measured_no_more_once_the_keeper_has_closed(tmp_path: Path) -
     """A measurement that began while a server stopped ended the server with a traceback."""
     said: list[str] = []
     keeper = WorkerKeeper(KeeperSettings(tmp_path, None, own_uids=False), said.append)
-    keeper.open(cuda=False, nodes=None)
-    assert keeper.files().whole > 0
+    keeper.carry_out(keeper_messages.Open(False, None), ())
+    files, _ = keeper.carry_out(keeper_messages.MeasureFiles(), ())
+    assert isinstance(files, keeper_messages.Files)
+    assert files.whole > 0
     keeper.close()
-    assert keeper.files() == keeper_messages.Files({}, 0)
+    files, _ = keeper.carry_out(keeper_messages.MeasureFiles(), ())
+    assert files == keeper_messages.Files({}, 0)

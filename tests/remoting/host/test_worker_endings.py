@@ -41,13 +41,13 @@ def test_what_the_machine_refuses_a_worker_is_said(tmp_path: Path) -> None:
         worker = spawn.start_process(far.fileno(), line.fileno(), errors.fileno(), tmp_path)
         gone = str(tmp_path / "gone")
         start = worker_messages.Start(False, False, False, gone, (), (), {"arrays": "json:dumps"})
-        keeper.sendall(worker_messages.encode(start))
+        keeper.sendall(worker_messages.WORKER.encode(start))
         far.close()
-        reader = worker_messages.frame_reader()
+        reader = worker_messages.WORKER.reader()
         while (frame := reader.next()) is None:
             reader.feed(near.recv(65536))
         worker.wait()
-    said = worker_messages.decode_from_worker(frame)
+    said = worker_messages.WORKER.decode(worker_messages.WorkerMessage, frame)
     assert said == worker_messages.Ended("its machine says: No such file or directory", failed=True)
 
 
@@ -115,7 +115,10 @@ async def test_crash_harms_nobody_else(make_host: MakeHost, command: bytes, reas
             "it broke the protocol: malformed message",
             marks=pytest.mark.long,
         ),
-        (worker_messages.encode(worker_messages.Ready(b"", (), "")), "it sent Ready out of turn"),
+        (
+            worker_messages.WORKER.encode(worker_messages.Ready(b"", (), "")),
+            "it sent Ready out of turn",
+        ),
     ],
 )
 async def test_worker_that_speaks_nonsense_is_killed(

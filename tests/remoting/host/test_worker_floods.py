@@ -83,12 +83,14 @@ async def test_a_worker_that_leaves_descriptors_with_its_host_is_killed(
             marks=pytest.mark.long,
         ),
         pytest.param(
-            "control, m.encode(m.Report(1, 2, 3, busy=True)) * 500",
+            "control, m.WORKER.encode(m.Report(1, 2, 3, busy=True)) * 500",
             "a flood",
             marks=pytest.mark.long,
         ),
-        pytest.param("control, m.encode(m.Log('x')) * 500", "a flood", marks=pytest.mark.long),
-        ("control, m.encode(m.Rejected('x')) * 500", "a flood"),
+        pytest.param(
+            "control, m.WORKER.encode(m.Log('x')) * 500", "a flood", marks=pytest.mark.long
+        ),
+        ("control, m.WORKER.encode(m.Rejected('x')) * 500", "a flood"),
     ],
     ids=["release", "usage", "report", "log", "rejected"],
 )

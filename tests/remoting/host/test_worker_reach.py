@@ -705,17 +705,17 @@ async def test_a_worker_that_is_moved_has_the_device_of_its_new_gpu_instead(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kept_workers, "resume", resume)
         request = keeper_messages.ResumeWorkers((), (worker.number,), 0, GIB)
-        keeper.resume(replace(request, moves={first: third, second: second}))
+        keeper.carry_out(replace(request, moves={first: third, second: second}), ())
         assert [await attack(client, each) for each in uses] == ["ENOENT", "used", "used"]
         refuses = True
-        keeper.resume(replace(request, moves={third: first, second: second}))
+        keeper.carry_out(replace(request, moves={third: first, second: second}), ())
         assert host_memory.maps(os.getpid(), "/libc.so")
         assert not host_memory.maps(os.getpid(), "/libnccl.so")
         patch.setattr(host_memory, "maps", maps_nccl)
-        found = keeper.resume(replace(request, moves={third: first, second: second}))
-        assert (found.unmoved, found.problem) == (True, USES_NCCL)
+        found, _ = keeper.carry_out(replace(request, moves={third: first, second: second}), ())
+        assert found == keeper_messages.Moved(USES_NCCL, unmoved=True)
         saved = keeper_messages.SuspendWorkers((), (worker.number,), 0, GIB, GIB)
-        assert keeper.suspend(saved) == keeper_messages.Moved(USES_NCCL)
+        assert keeper.carry_out(saved, ()) == (keeper_messages.Moved(USES_NCCL), -1)
     assert seen == [list(nodes), list(nodes)]
     assert [await attack(client, each) for each in uses] == ["ENOENT", "used", "used"]
 

@@ -6,18 +6,16 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import trio
 import trio.testing
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.remoting.control.control_kit import make_authority
 
-from gpupool.pool.errors import GpupoolError, RemoteProtocolError
+from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.ids import LeaseId, ServerId
 from gpupool.pool.model.state import Server
 from gpupool.remoting.host.suspension import spilled_memory
@@ -25,9 +23,11 @@ from gpupool.remoting.host.worker_keeper import KeeperSettings, WorkerKeeper
 from gpupool.remoting.privileges import former_ca, keeper_process
 from gpupool.remoting.privileges.kept_signer import ask_for_signer
 from gpupool.remoting.privileges.remote_keeper import RemoteKeeper
-from gpupool.remoting.protocol import keeper_messages, worker_messages
+from gpupool.remoting.protocol import keeper_messages as m
+from gpupool.remoting.protocol import worker_messages
 from gpupool.remoting.protocol.sealed_key import is_sealed
 from gpupool.remoting.transport.authority.ca_bundle import belongs
+from gpupool.remoting.transport.authority.ca_key import AuthoritySigner
 from gpupool.remoting.transport.pki import create_key_and_csr
 
 Keeper = tuple[socket.socket, "subprocess.Popen[bytes]"]
@@ -70,13 +70,13 @@ async def start(keeper: RemoteKeeper, number: int) -> Worker:
     """Start a worker that says that it is ready."""
     control, theirs = socket.socketpair()
     errors, their_errors = os.pipe()
-    started, pidfd = await keeper.start(number, theirs.fileno(), their_errors)
+    started, pidfd = await keeper.ask_for(m.StartWorker(number), theirs.fileno(), their_errors)
     theirs.close()
     os.close(their_errors)
     os.close(errors)
-    await keeper.confine(number)
+    await keeper.ask(m.ConfineWorker(number))
     control.setblocking(False)
-    reader = worker_messages.frame_reader()
+    reader = worker_messages.WORKER.reader()
     with trio.fail_after(60):
         while reader.next() is None:
             reader.feed(await trio.socket.from_stdlib_socket(control).recv(65536))
@@ -86,39 +86,41 @@ async def start(keeper: RemoteKeeper, number: int) -> Worker:
 async def stops_and_goes_on(remote: RemoteKeeper, worker: Worker) -> None:
     """Suspend a worker, which stays so, and another time, which does not."""
     memory = 1 << 30
-    suspend = keeper_messages.SuspendWorkers((1,), (), 0, memory, memory)
+    suspend = m.SuspendWorkers((1,), (), 0, memory, memory)
     status = trio.Path(f"/proc/{worker.pid}/status")
     with pytest.raises(GpupoolError, match="there is no worker 2"):
-        await remote.suspend(replace(suspend, stop=(2,)))
-    assert await remote.suspend(suspend) == keeper_messages.Moved()
+        await remote.ask(replace(suspend, stop=(2,)))
+    assert await remote.ask(suspend) == m.Moved()
     assert "State:\tT" in await status.read_text()
-    resume = keeper_messages.ResumeWorkers((1,), (), 0, memory)
-    assert await remote.resume(resume) == keeper_messages.Moved()
+    resume = m.ResumeWorkers((1,), (), 0, memory)
+    assert await remote.ask(resume) == m.Moved()
     assert "State:\tT" not in await status.read_text()
-    assert await remote.suspend(suspend) == keeper_messages.Moved()
+    assert await remote.ask(suspend) == m.Moved()
 
 
 async def test_a_worker_lives_and_dies_by_its_keeper(keeper: Keeper) -> None:
     sock, _process = keeper
     remote = RemoteKeeper(sock)
     async with remote.running():
-        await remote.open(cuda=False, nodes={})
+        await remote.ask(m.Open(False, {}))
         worker = await start(remote, 1)
         directory = trio.Path(worker.directory)
-        assert "no-new-privileges" in await remote.confinement(1)
-        given_user = await remote.assign(1, LeaseId(7), (), 1 << 30, "ada", across=False)
+        assert "no-new-privileges" in (await remote.ask(m.AskConfinement(1))).holds
+        given_user = await remote.ask(
+            m.AssignWorker(1, LeaseId(7), (), 1 << 30, "ada", across=False)
+        )
         assert (given_user.uid >= 52_000) == (os.geteuid() == 0)
         assert await directory.exists()
         await stops_and_goes_on(remote, worker)
         remote.kill(1)
         with trio.fail_after(10):
             await trio.lowlevel.wait_readable(worker.pidfd)
-        assert await remote.reap(1) == -signal.SIGKILL
-        assert not await remote.bury(1)
+        assert await remote.ask(m.ReapWorker(1)) == m.Reaped(-signal.SIGKILL)
+        assert await remote.ask(m.BuryWorker(1)) == m.Buried(out_of_memory=False)
         worker.close()
         assert not await directory.exists()
         assert not await trio.Path(f"/proc/{worker.pid}").exists()
-        await remote.close()
+        await remote.ask(m.Close())
         assert not await directory.parent.exists()
 
 
@@ -127,10 +129,10 @@ async def test_a_call_that_fails_by_a_bug_is_answered(
 ) -> None:
     """The server awaits each answer, whatever cancels it: it would have waited for ever."""
 
-    def fail(_keeper: WorkerKeeper) -> keeper_messages.Files:
+    def fail(*_: object) -> m.Answered:
         raise ValueError("a name that nobody thought of")
 
-    monkeypatch.setattr(WorkerKeeper, "files", fail)
+    monkeypatch.setattr(WorkerKeeper, "carry_out", fail)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     said: list[str] = []
     server = keeper_process.KeeperServer(
@@ -142,7 +144,7 @@ async def test_a_call_that_fails_by_a_bug_is_answered(
         try:
             async with remote.running():
                 with trio.fail_after(10), pytest.raises(GpupoolError, match="cannot do that"):
-                    await remote.files()
+                    await remote.ask(m.MeasureFiles())
         finally:
             ours.close()
     server.close()
@@ -159,25 +161,25 @@ async def test_a_worker_whose_descriptor_finds_no_room_is_not_left(
     keeper = trio.socket.from_stdlib_socket(theirs)
 
     async def play_keeper() -> None:
-        answers: dict[str, list[keeper_messages.Answer]] = {
-            "StartWorker": [keeper_messages.Started(7, 0, "/nowhere")],
+        answers: dict[str, list[m.Answer]] = {
+            "StartWorker": [m.Started(7, 0, "/nowhere")],
             "KillWorker": [],
             "BuryWorker": [
-                keeper_messages.Failed("a worker that lives cannot be reaped", ""),
-                keeper_messages.Buried(out_of_memory=False),
+                m.Failed("a worker that lives cannot be reaped", ""),
+                m.Buried(out_of_memory=False),
             ],
         }
         while True:
-            number, request = keeper_messages.decode_request(await keeper.recv(1 << 16))
+            number, request = m.KEEPER.decode(m.Request, await keeper.recv(1 << 16))
             asked.append(type(request).__name__)
             if waiting := answers[asked[-1]]:
-                await keeper.send(keeper_messages.encode(number, waiting.pop(0)))
+                await keeper.send(m.KEEPER.encode(waiting.pop(0), number))
 
     with ours, keeper:
         async with trio.open_nursery() as nursery, remote.running():
             nursery.start_soon(play_keeper)
             with pytest.raises(GpupoolError, match="no worker can be started"):
-                await remote.start(1, ours.fileno(), ours.fileno())
+                await remote.ask_for(m.StartWorker(1), ours.fileno(), ours.fileno())
             nursery.cancel_scope.cancel()
     assert asked == ["StartWorker", "KillWorker", "BuryWorker", "BuryWorker"]
 
@@ -187,7 +189,7 @@ async def test_the_end_of_a_keeper_is_noticed_and_is_that_of_its_workers(keeper:
     remote = RemoteKeeper(sock)
     with pytest.RaisesGroup(pytest.RaisesExc(GpupoolError, match="keeper has ended")):
         async with remote.running():
-            await remote.open(cuda=False, nodes={})
+            await remote.ask(m.Open(False, {}))
             worker = await start(remote, 1)
             process.kill()
             with trio.CancelScope(shield=True), trio.fail_after(10):
@@ -195,7 +197,7 @@ async def test_the_end_of_a_keeper_is_noticed_and_is_that_of_its_workers(keeper:
             worker.close()
             await trio.sleep_forever()
     with pytest.raises(GpupoolError, match="keeper has ended"):
-        await remote.confinement(1)
+        await remote.ask(m.AskConfinement(1))
 
 
 def test_a_keepers_signer_has_its_secret_where_the_server_cannot_read_it(
@@ -216,16 +218,17 @@ def test_a_keepers_signer_has_its_secret_where_the_server_cannot_read_it(
     assert sorted(path.name for path in state.iterdir()) == ["ca.key"]
     assert (tmp_path / "state" / "signer.key").stat().st_mode & 0o777 == 0o600
     _key, csr = create_key_and_csr(ServerId("0" * 12))
-    vault.sign_server(replace(authority, key_pem=sealed), ServerId("0" * 12), csr, 0, 1000)
+    signer = AuthoritySigner(replace(authority, key_pem=sealed), vault, lambda: 0)
+    signer.sign(ServerId("0" * 12), csr)
     # The signer can load no module any more; one that it lacked was that of names in addresses.
     observed = Server(ServerId("0" * 12), "a", "a.example:1", voter=True)
-    assert vault.sign_web(replace(authority, key_pem=sealed), observed, csr, 0)
+    assert signer.sign_web(csr, observed)
 
     async def use_the_keeper() -> None:
         remote = RemoteKeeper(sock)
         async with remote.running():
-            await remote.open(cuda=False, nodes={})
-            await remote.close()
+            await remote.ask(m.Open(False, {}))
+            await remote.ask(m.Close())
 
     trio.run(use_the_keeper)
     vault.end()
@@ -292,7 +295,7 @@ def test_a_server_that_is_gone_takes_its_workers_along(keeper: Keeper) -> None:
     async def begin() -> Worker:
         remote = RemoteKeeper(sock)
         async with remote.running():
-            await remote.open(cuda=False, nodes={})
+            await remote.ask(m.Open(False, {}))
             return await start(remote, 1)
 
     worker = trio.run(begin)
@@ -312,33 +315,6 @@ def test_a_packet_that_makes_no_sense_ends_the_keeper(keeper: Keeper, packet: by
     assert b"broke the protocol" in process.stderr.read()
 
 
-REQUESTS: list[keeper_messages.Request] = [
-    keeper_messages.Open(True, {"GPU-1": ("/dev/nvidia0",)}),
-    keeper_messages.Open(False, None),
-    keeper_messages.AssignWorker(1, 2, ("GPU-1",), 3, "ada", True),
-    keeper_messages.KillWorker(4),
-    keeper_messages.Close(),
-]
-
-
-@pytest.mark.parametrize("request_", REQUESTS, ids=lambda each: type(each).__name__)
-def test_requests_come_as_they_were_sent(request_: keeper_messages.Request) -> None:
-    packet = keeper_messages.encode(7, request_)
-    assert keeper_messages.decode_request(packet) == (7, request_)
-    for wrong in (packet[:-1], packet + b"\0", packet[:5]):
-        with pytest.raises(RemoteProtocolError):
-            keeper_messages.decode_request(wrong)
-
-
-@given(st.binary(max_size=200))
-def test_nothing_but_a_request_is_read(packet: bytes) -> None:
-    try:
-        call, request = keeper_messages.decode_request(packet)
-    except RemoteProtocolError:
-        return
-    assert keeper_messages.decode_request(keeper_messages.encode(call, request)) == (call, request)
-
-
 async def test_the_file_for_memory_goes_to_the_keeper(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -346,12 +322,12 @@ async def test_the_file_for_memory_goes_to_the_keeper(
     found: list[int] = []
 
     def suspend(
-        _keeper: WorkerKeeper, request: keeper_messages.SuspendWorkers, file: int
-    ) -> keeper_messages.Moved:
-        found.append(-1 if file < 0 else os.pwrite(file, b"sealed", 0))
-        return keeper_messages.Moved(spilled=request.size)
+        _keeper: WorkerKeeper, _asked: m.SuspendWorkers, files: Sequence[int]
+    ) -> m.Answered:
+        found.extend([os.pwrite(file, b"sealed", 0) for file in files] or [-1])
+        return m.Moved(spilled=7), -1
 
-    monkeypatch.setattr(WorkerKeeper, "suspend", suspend)
+    monkeypatch.setattr(WorkerKeeper, "carry_out", suspend)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     server = keeper_process.KeeperServer(
         theirs, WorkerKeeper(KeeperSettings(tmp_path, None), print), None, print
@@ -362,9 +338,9 @@ async def test_the_file_for_memory_goes_to_the_keeper(
         try:
             async with remote.running():
                 for spill, descriptor in ((True, file), (False, file), (True, ours.fileno())):
-                    request = keeper_messages.SuspendWorkers((), (), 7, 0, 0, spill=spill)
+                    request = m.SuspendWorkers((), (), 7, 0, 0, spill=spill)
                     with trio.fail_after(10):
-                        assert (await remote.suspend(request, descriptor)).spilled == 7
+                        assert (await remote.ask(request, descriptor)).spilled == 7
         finally:
             ours.close()
     server.close()
