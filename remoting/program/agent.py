@@ -4,7 +4,6 @@ One JSON object per line each way. A connection lives as long as the process tha
 the lease is pushed on it.
 """
 
-import json
 import math
 import os
 import secrets
@@ -19,6 +18,7 @@ from typing import cast
 import trio
 
 from gpupool.pool.errors import GpupoolError
+from gpupool.pool.model.codec import CodecError, decode
 from gpupool.pool.model.policy import DataEncryption
 from gpupool.remoting.client.session_answer import (
     OpenedSession,
@@ -28,13 +28,12 @@ from gpupool.remoting.client.session_answer import (
 )
 from gpupool.remoting.local.abandoned_folders import make_folder
 from gpupool.remoting.local.paths import runtime_dir
+from gpupool.remoting.program.json_lines import LineReader, LineTooLongError, line_of, object_of
 from gpupool.remoting.program.lease_followers import (
     AskToGoOn,
     Followers,
     FollowLease,
-    FollowRequest,
     MoveDone,
-    parse_follow_request,
 )
 from gpupool.remoting.program.program_lease import SessionRequest
 from gpupool.remoting.program.tls_relay import offer_relay
@@ -47,7 +46,6 @@ SOCKET_PATH_LENGTH_MAX = 100
 
 PUSH_TIMEOUT_S = 2.0
 OPEN_TIMEOUT_S = 30.0
-TEXT_LENGTH_MAX = 300
 
 OpenSession = Callable[[SessionRequest], Awaitable[list[SessionAnswer]]]
 Describe = Callable[[], Awaitable[dict[str, object]]]
@@ -64,7 +62,7 @@ class SessionBroken:
     """A process of the program reports that its session is broken."""
 
     what: str
-    pid: int
+    pid: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,83 +80,69 @@ class ReleaseLease:
     """A ``gpupool release`` wants the lease given back."""
 
 
-_SIMPLE: dict[str, type[DevicesWanted | CheckLease | Watch | ReleaseLease]] = {
+REQUESTS: dict[str, type[object]] = {
+    "session": SessionRequest,
+    "broken": SessionBroken,
     "nvml": DevicesWanted,
     "check": CheckLease,
     "watch": Watch,
     "release": ReleaseLease,
+    "follow": FollowLease,
+    "go-on": AskToGoOn,
+    "moved": MoveDone,
 }
-AgentRequest = (
-    SessionRequest
-    | SessionBroken
-    | DevicesWanted
-    | CheckLease
-    | Watch
-    | ReleaseLease
-    | FollowRequest
-)
+LENGTHS = {"door": 40, "session": 64, "program": 300, "what": 300, "stays": 300}
+"""A text that is longer is cut: a library of another version may send it."""
 
 
 # --- lines, without any socket --------------------------------------------------------------------
 
 
-def parse_request(line: bytes) -> AgentRequest:
+def parse_request(line: bytes) -> object:
     """Return what one line asks for.
 
     Raises:
         ValueError: with a sentence, when it is not a request of ours.
     """
     try:
-        body: object = json.loads(line)
-    except (ValueError, RecursionError):
-        raise ValueError("the request is not JSON") from None
-    if not isinstance(body, dict):
-        raise ValueError("the request is not a JSON object")
-    fields = cast("dict[str, object]", body)
-    pid, what = fields.get("pid", 0), fields.get("what")
-    if fields.get("op") == "broken" and isinstance(what, str) and type(pid) is int:
-        return SessionBroken(what[:TEXT_LENGTH_MAX], pid)
-    if (simple := _SIMPLE.get(str(fields.get("op")))) is not None:
-        return simple()
-    if (follows := parse_follow_request(fields)) is not None:
-        return follows
-    if fields.get("op") != "session":
-        raise ValueError(f"unknown request {str(fields.get('op'))[:40]!r}")
-    door, program = fields.get("door"), fields.get("program", "")
-    visible, settings = fields.get("visible"), fields.get("settings", {})
-    if not isinstance(door, str) or not isinstance(program, str) or type(pid) is not int:
-        raise ValueError("a field of the request has the wrong type")
-    if not isinstance(visible, str | None) or not isinstance(settings, dict):
-        raise ValueError("a field of the request has the wrong type")
-    passed_on = allowed_environment(cast("dict[str, object]", settings))
-    return SessionRequest(door[:40], program[:TEXT_LENGTH_MAX], pid, visible, passed_on)
+        body = object_of(line)
+    except ValueError as error:
+        raise ValueError(f"the request {error}") from None
+    kind = REQUESTS.get(str(body.get("op")))
+    if kind is None:
+        raise ValueError(f"unknown request {str(body.get('op'))[:40]!r}")
+    fields = {n: v[: LENGTHS.get(n)] if isinstance(v, str) else v for n, v in body.items()}
+    settings, fields["settings"] = body.get("settings", {}), None
+    if isinstance(settings, dict):  # and not pairs, as the codec has maps
+        known = allowed_environment(cast("dict[str, object]", settings))
+        fields["settings"] = [list(each) for each in known.items()]
+    try:
+        return decode(kind, fields, unknown_fields=True)
+    except CodecError:
+        raise ValueError("a field of the request has the wrong type") from None
 
 
 def success_line(lease: str, sessions: list[SessionAnswer], notices: list[str]) -> bytes:
     """Return the answer that carries the sessions."""
     plain = [to_plain(each) for each in sessions]
-    return _line({"ok": True, "lease": lease, "notices": notices, "sessions": plain})
+    return line_of({"ok": True, "lease": lease, "notices": notices, "sessions": plain})
 
 
 def failure_line(error: GpupoolError) -> bytes:
     """Return the answer that says why there is no session."""
-    return _line(
+    return line_of(
         {"ok": False, "code": error.code, "what": error.what, "why": error.why, "hint": error.hint}
     )
 
 
 def lost_line(what: str) -> bytes:
     """Return the push that says that the lease is gone."""
-    return _line({"op": "lost", "what": what})
+    return line_of({"op": "lost", "what": what})
 
 
 def notice_line(text: str) -> bytes:
     """Return a push with something that the user should know."""
-    return _line({"op": "notice", "text": text})
-
-
-def _line(body: dict[str, object]) -> bytes:
-    return json.dumps(body, separators=(",", ":")).encode() + b"\n"
+    return line_of({"op": "notice", "text": text})
 
 
 def _is_alive(pid: int) -> bool:
@@ -338,19 +322,15 @@ class Agent:
                 del self._sending[stream]
 
     async def _read_lines(self, stream: trio.SocketStream) -> None:
-        buffer = bytearray()
-        async for chunk in stream:
-            buffer += chunk
-            while (end := buffer.find(b"\n")) >= 0:
-                line = bytes(buffer[:end])
-                del buffer[: end + 1]
+        lines = LineReader(stream, LINE_LENGTH_MAX)
+        try:
+            while (line := await lines.next()) is not None:
                 answer = await self.answer(line, stream)
                 self._opening.discard(stream)
                 await self._send(stream, answer)
-            if len(buffer) > LINE_LENGTH_MAX:
-                too_long = GpupoolError("the request is too long", why="more than 64 KiB")
-                await self._send(stream, failure_line(too_long))
-                return
+        except LineTooLongError:
+            too_long = GpupoolError("the request is too long", why="more than 64 KiB")
+            await self._send(stream, failure_line(too_long))
 
     async def answer(self, line: bytes, stream: trio.SocketStream | None = None) -> bytes:
         """Return the answer to one line; never raises for what is wrong with it."""
@@ -361,17 +341,18 @@ class Agent:
         if isinstance(request, SessionBroken):
             self.log(f"the session of process {request.pid} broke: {request.what}")
             self.broken = self.broken or request.what
-            return _line({"ok": True})
+            return line_of({"ok": True})
         if isinstance(request, Watch | ReleaseLease):
             return await self._answer_holder(request, stream)
         if isinstance(request, FollowLease | AskToGoOn | MoveDone):
-            return _line(await self.followers.answer(request, stream))
+            return line_of(await self.followers.answer(request, stream))
         if isinstance(request, DevicesWanted):
             return await self._answer_devices()
         if isinstance(request, CheckLease):
             check = self._check
             lost = self._lost or (await check() if check is not None else "")
-            return _line({"ok": True, "lost": lost})
+            return line_of({"ok": True, "lost": lost})
+        assert isinstance(request, SessionRequest)
         if self._lost:
             failure = GpupoolError(self._lost)
             failure.code = "lease-lost"
@@ -413,10 +394,10 @@ class Agent:
         if isinstance(request, Watch):
             if stream is not None:
                 self._watchers.add(stream)
-            return _line({"ok": True, "lost": self._lost} | self._held.describe())
+            return line_of({"ok": True, "lost": self._lost} | self._held.describe())
         users = self.watcher_count()
         await self._held.release()
-        return _line({"ok": True, "users": users})
+        return line_of({"ok": True, "users": users})
 
     async def _answer_devices(self) -> bytes:
         if self._describe is None:
@@ -429,7 +410,7 @@ class Agent:
         except trio.TooSlowError:
             return failure_line(GpupoolError("no server describes the devices"))
         alive = sorted(filter(_is_alive, self._pids))
-        return _line({"ok": True, "lease": self._lease, "processes": alive} | fields)
+        return line_of({"ok": True, "lease": self._lease, "processes": alive} | fields)
 
     def _with_relay(self, session: OpenedSession) -> OpenedSession:
         """Offer to encrypt for a library that may not be able to."""

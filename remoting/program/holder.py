@@ -6,7 +6,6 @@ the result. If ``alloc`` ends before that, the request ends too. Afterwards the 
 ``gpupool release``, by its time, by SIGTERM, by the pool, or with this process.
 """
 
-import json
 import logging
 import os
 import secrets
@@ -28,6 +27,7 @@ from gpupool.remoting.local.logs import log_to_file
 from gpupool.remoting.program.agent import Agent, HolderActions
 from gpupool.remoting.program.dry_run import NEVER, follow_start
 from gpupool.remoting.program.held_leases import HeldRecord, RecordFile, holder_dir
+from gpupool.remoting.program.json_lines import LineReader, line_of, object_of
 from gpupool.remoting.program.lease_source import RELEASE_S, GrantedLease
 from gpupool.remoting.program.program_run import lease_text
 from gpupool.remoting.program.request import unknown_text
@@ -60,7 +60,7 @@ def parse_spec(line: bytes) -> HolderSpec:
         GpupoolError: when the line is not one of ``gpupool alloc``.
     """
     try:
-        body = cast("dict[str, object]", json.loads(line))
+        body = object_of(line)
         return HolderSpec(
             request=decode(Request, load(bytes.fromhex(str(body["request"])))),
             wait_s=cast("float | None", body["wait_s"]),
@@ -88,7 +88,7 @@ def main() -> None:
 def _say(**fields: object) -> None:
     """Write one line to ``gpupool alloc``, which reads until it has the lease or an error."""
     try:
-        os.write(1, json.dumps(fields).encode() + b"\n")
+        os.write(1, line_of(fields))
     except OSError:
         LOG.debug("gpupool alloc has gone")
 
@@ -111,8 +111,8 @@ def _failure(error: GpupoolError) -> dict[str, object]:
 
 async def _main() -> None:
     async with trio.open_nursery() as nursery:
-        parent = _ParentPipe(trio.lowlevel.FdStream(os.dup(0)))
-        spec = parse_spec(await parent.line())
+        parent = LineReader(trio.lowlevel.FdStream(os.dup(0)), SPEC_SIZE_MAX)
+        spec = parse_spec(await parent.next() or b"")
         if spec.log_file:
             log_to_file(spec.log_file)
         holder = _Holder(spec)
@@ -120,25 +120,6 @@ async def _main() -> None:
         nursery.start_soon(holder.watch_parent, parent)
         await holder.run()
         nursery.cancel_scope.cancel()
-
-
-class _ParentPipe:
-    """The pipe from ``gpupool alloc``: one line with the request, one once it has the answer."""
-
-    def __init__(self, stream: trio.lowlevel.FdStream) -> None:
-        self._stream = stream
-        self._buffer = bytearray()
-
-    async def line(self) -> bytes:
-        """Return the next line; an empty one when ``alloc`` has gone."""
-        while (end := self._buffer.find(b"\n")) < 0:
-            piece = await self._stream.receive_some(4096)
-            if not piece or len(self._buffer) > SPEC_SIZE_MAX:
-                return b""
-            self._buffer += piece
-        line = bytes(self._buffer[:end])
-        del self._buffer[: end + 1]
-        return line
 
 
 class _Holder:
@@ -152,12 +133,12 @@ class _Holder:
         self._over = trio.Event()
         self._why_over = ""
 
-    async def watch_parent(self, parent: _ParentPipe) -> None:
+    async def watch_parent(self, parent: LineReader) -> None:
         """Give up when ``gpupool alloc`` ends before it has received the lease.
 
         A Python program never says that it has: its lease ends with it.
         """
-        self._accepted = await parent.line() == b"taken"
+        self._accepted = await parent.next() == b"taken"
         if not self._accepted:
             alloc = self._spec.request.program == "alloc"
             self._end("gpupool alloc was interrupted" if alloc else "its program is done")

@@ -5,7 +5,6 @@ has a connection of its own, so that a slow answer delays no notice.
 """
 
 import contextlib
-import json
 import os
 from collections.abc import Callable, Mapping
 from typing import cast
@@ -16,6 +15,7 @@ from gpupool.pool.errors import GpupoolError, LeaseLostError
 from gpupool.remoting.client.session_answer import SessionAnswer, from_plain
 from gpupool.remoting.program.agent import LINE_LENGTH_MAX
 from gpupool.remoting.program.held_leases import HeldRecord, find_held
+from gpupool.remoting.program.json_lines import LineReader, LineTooLongError, line_of, object_of
 from gpupool.remoting.program.program_lease import ProgramLease, SessionRequest
 
 ANSWER_TIMEOUT_S = 10.0
@@ -49,7 +49,7 @@ class HeldLease(ProgramLease):
             if lost := str(answer.get("lost", "")):
                 raise LeaseLostError(lost)
         except BaseException:
-            await trio.aclose_forcefully(lines.stream)
+            await lines.aclose()
             raise
         self._lines = lines
         return self
@@ -98,11 +98,7 @@ class HeldLease(ProgramLease):
         Raises:
             GpupoolError: the holder answers with an error.
         """
-        lines = await _connect(self.record)
-        try:
-            return await lines.ask(request)
-        finally:
-            await trio.aclose_forcefully(lines.stream)
+        return await _ask(self.record, request)
 
     async def open_session(self, request: SessionRequest) -> list[SessionAnswer]:
         """Have the holder open sessions for one process of the program.
@@ -136,13 +132,16 @@ async def release_held(record: HeldRecord) -> int:
     Raises:
         GpupoolError: when its holder does not answer.
     """
+    users = (await _ask(record, {"op": "release"})).get("users", 0)
+    return users if isinstance(users, int) else 0
+
+
+async def _ask(record: HeldRecord, request: Mapping[str, object]) -> dict[str, object]:
     lines = await _connect(record)
     try:
-        answer = await lines.ask({"op": "release"})
+        return await lines.ask(request)
     finally:
-        await trio.aclose_forcefully(lines.stream)
-    users = answer.get("users", 0)
-    return users if isinstance(users, int) else 0
+        await lines.aclose()
 
 
 async def _connect(record: HeldRecord) -> "_Lines":
@@ -173,7 +172,7 @@ class _Lines:
     def __init__(self, stream: trio.SocketStream, record: HeldRecord) -> None:
         self.stream = stream
         self._record = record
-        self._buffer = bytearray()
+        self._lines = LineReader(stream, 16 * LINE_LENGTH_MAX)
 
     async def ask(self, request: Mapping[str, object]) -> dict[str, object]:
         """Return the answer to a request; skip messages that are pushed meanwhile.
@@ -184,7 +183,7 @@ class _Lines:
         answer: dict[str, object] | None = None
         with trio.move_on_after(60.0 if request["op"] == "session" else ANSWER_TIMEOUT_S):
             try:
-                await self.stream.send_all(json.dumps(request).encode() + b"\n")
+                await self.stream.send_all(line_of(request))
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 raise self._gone() from None
             answer = await self.receive()
@@ -205,29 +204,20 @@ class _Lines:
         Raises:
             GpupoolError: when it is none of ours.
         """
-        while (end := self._buffer.find(b"\n")) < 0:
-            try:
-                piece = await self.stream.receive_some()
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                piece = b""
-            if not piece:
-                return None
-            self._buffer += piece
-            if len(self._buffer) > 16 * LINE_LENGTH_MAX:
-                raise GpupoolError("the holder sent a line that is too long")
-        line = bytes(self._buffer[:end])
-        del self._buffer[: end + 1]
         try:
-            body: object = json.loads(line)
+            line = await self._lines.next()
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return None
+        except LineTooLongError:
+            raise GpupoolError("the holder sent a line that is too long") from None
+        try:
+            return None if line is None else object_of(line)
         except ValueError:
-            body = None
-        if not isinstance(body, dict):
-            raise GpupoolError("the holder sent nonsense")
-        return cast("dict[str, object]", body)
+            raise GpupoolError("the holder sent nonsense") from None
 
     async def aclose(self) -> None:
         """Hang up."""
-        await self.stream.aclose()
+        await trio.aclose_forcefully(self.stream)
 
     def _gone(self) -> LeaseLostError:
         why = "its holder does not answer"

@@ -14,11 +14,13 @@ from gpupool.pool.model.codec import encode
 from gpupool.remoting.local.terminal import say
 from gpupool.remoting.program.child_process import caught_signals
 from gpupool.remoting.program.held_leases import HeldRecord, parse_record
+from gpupool.remoting.program.json_lines import LineReader, line_of, object_of
 from gpupool.remoting.program.request import Wanted
 from gpupool.remoting.program.waiting_line import WaitingLine
 from gpupool.remoting.protocol.framing import dump
 
 LINE_LENGTH_MAX = 1 << 20
+ENDED = "the process that should hold the lease has ended"
 
 
 async def start_holder(
@@ -85,15 +87,11 @@ def _interruption(number: int) -> BaseException:
 async def _await_grant(
     stream: trio.abc.ReceiveStream, line: WaitingLine, warn: Callable[[str], None]
 ) -> HeldRecord:
-    buffer = bytearray()
-    while True:
-        while (end := buffer.find(b"\n")) < 0:
-            piece = await stream.receive_some()
-            if not piece or len(buffer) > LINE_LENGTH_MAX:
-                raise GpupoolError("the process that should hold the lease has ended")
-            buffer += piece
-        body = cast("dict[str, object]", json.loads(bytes(buffer[:end])))
-        del buffer[: end + 1]
+    lines = LineReader(stream, LINE_LENGTH_MAX)
+    while (said := await lines.next()) is not None:
+        body = object_of(said)
+        if (record := granted(body)) is not None:
+            return record
         if "status" in body:
             line.update(str(body["status"]))
         elif "free_in" in body:
@@ -101,10 +99,18 @@ async def _await_grant(
             line.free_in(by_s if isinstance(by_s, float | int) else math.inf)
         elif "warning" in body:
             warn(str(body["warning"]))
-        elif "granted" in body:
-            return parse_record(json.dumps(body["granted"]))
-        elif "failed" in body:
-            raise error_of(cast("dict[str, object]", body["failed"]))
+    raise GpupoolError(ENDED)
+
+
+def granted(body: dict[str, object]) -> HeldRecord | None:
+    """Return the record of the lease that a holder reports to have; None for other news.
+
+    Raises:
+        GpupoolError: when it reports that there is none.
+    """
+    if "failed" in body:
+        raise error_of(cast("dict[str, object]", body["failed"]))
+    return parse_record(json.dumps(body["granted"])) if "granted" in body else None
 
 
 def holder_spec(
@@ -123,7 +129,7 @@ def holder_spec(
         "credentials": credentials,
         "log_file": log_file,
     }
-    return json.dumps(spec).encode() + b"\n"
+    return line_of(spec)
 
 
 def error_of(failed: dict[str, object]) -> GpupoolError:

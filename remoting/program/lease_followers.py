@@ -11,19 +11,16 @@ which session is its own. One JSON object a line, as on every connection of the 
     {"op": "moved", "stays": WHY}             {"ok": true}
 """
 
-import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import trio
 
 from gpupool.remoting.client.session_answer import OpenedSession, to_plain
+from gpupool.remoting.program.json_lines import line_of
 
 PATIENCE_S = 840.0
 """A program that is not done by then stays: the pool gives the order up after 15 min."""
-
-TEXT_LENGTH_MAX = 300
-SESSION_LENGTH_MAX = 64
 
 Ask = Callable[[], Awaitable[str]]
 Send = Callable[[trio.SocketStream, bytes], Awaitable[None]]
@@ -51,29 +48,9 @@ class MoveDone:
 FollowRequest = FollowLease | AskToGoOn | MoveDone
 
 
-def parse_follow_request(fields: dict[str, object]) -> FollowRequest | None:
-    """Return what a process asks for; None when it is something else.
-
-    Raises:
-        ValueError: with a sentence, when a field makes no sense.
-    """
-    op, session, stays = (fields.get(each) for each in ("op", "session", "stays"))
-    if op == "go-on":
-        return AskToGoOn()
-    if op not in ("follow", "moved"):
-        return None
-    text = session if op == "follow" else stays
-    if not isinstance(text, str):
-        raise ValueError("a field of the request has the wrong type")
-    if op == "moved":
-        return MoveDone(text[:TEXT_LENGTH_MAX])
-    return FollowLease(text[:SESSION_LENGTH_MAX])
-
-
 def move_line(offer: OpenedSession) -> bytes:
     """Return the order to go on with the worker of an offer."""
-    body = {"op": "move", "offer": to_plain(offer)}
-    return json.dumps(body, separators=(",", ":")).encode() + b"\n"
+    return line_of({"op": "move", "offer": to_plain(offer)})
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ class SessionRequest:
     """A process of the program asks for a session of its own."""
 
     door: str
-    program: str
+    program: str = ""
     pid: int = 0
     visible: str | None = None  # its CUDA_VISIBLE_DEVICES; servers without any of them are left out
     settings: dict[str, str] = field(default_factory=dict[str, str])  # for the servers' drivers

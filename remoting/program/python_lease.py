@@ -4,14 +4,13 @@ A process beside this one holds the lease. It gives the lease back when this pro
 between them, and so also when this process is killed.
 """
 
-import json
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypedDict, Unpack, cast
+from typing import Any, TypedDict, Unpack
 
 import trio
 
@@ -20,8 +19,9 @@ from gpupool.pool.model.sizes import SHARE_MIN
 from gpupool.pool.model.state import Placement
 from gpupool.pool.values import free_text, parse_duration, parse_filter, parse_partition
 from gpupool.remoting.local.logins import login_file
-from gpupool.remoting.program.held_leases import HeldRecord, parse_record
-from gpupool.remoting.program.holder_startup import error_of, holder_spec
+from gpupool.remoting.program.held_leases import HeldRecord
+from gpupool.remoting.program.holder_startup import ENDED, granted, holder_spec
+from gpupool.remoting.program.json_lines import object_of
 from gpupool.remoting.program.request import Wanted
 
 CLOSE_S = 5.0
@@ -216,14 +216,12 @@ def _await_grant(
     process.stdin.write(spec)
     process.stdin.flush()
     for line in process.stdout:
-        body = cast("dict[str, object]", json.loads(line))
-        if "granted" in body:
-            return parse_record(json.dumps(body["granted"]))
-        if "failed" in body:
-            raise error_of(cast("dict[str, object]", body["failed"]))
+        body = object_of(line)
+        if (record := granted(body)) is not None:
+            return record
         if text := str(body.get("status") or body.get("warning") or _start_text(body)):
             on_status(text)
-    raise GpupoolError("the process that should hold the lease has ended")
+    raise GpupoolError(ENDED)
 
 
 def _start_text(body: dict[str, object]) -> str:

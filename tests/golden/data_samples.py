@@ -197,7 +197,7 @@ def driver_records() -> dict[str, bytes]:
 
 # --- the agent, and files ------------------------------------------------------------------------
 
-AGENT_REQUESTS: dict[str, tuple[bytes, agent.AgentRequest]] = {
+AGENT_REQUESTS: dict[str, tuple[bytes, object]] = {
     "session": (
         b'{"op":"session","door":"arrays","pid":7,"ppid":6,"program":"train.py"}',
         SessionRequest("arrays", "train.py", 7),

@@ -80,7 +80,7 @@ def test_recorded_lines_of_the_agent_are_read_as_what_was_asked() -> None:
     for name, (_line, request) in samples.AGENT_REQUESTS.items():
         assert agent.parse_request(read(FILE)[f"agent asked: {name}"]) == request
     asked = {type(request) for _line, request in samples.AGENT_REQUESTS.values()}
-    assert asked == set(agent.AgentRequest.__args__)
+    assert asked == set(agent.REQUESTS.values())
 
 
 def test_recorded_files_of_a_server_are_read(tmp_path: Path) -> None:
