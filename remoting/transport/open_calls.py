@@ -1,4 +1,4 @@
-"""Calls that wait for their answers over one connection, by the numbers that they carry.
+"""Calls that wait for their answers, by the numbers that they carry over a connection.
 
 Whoever has a connection sends and reads by itself; here is what all of them need besides::
 
@@ -7,10 +7,11 @@ Whoever has a connection sends and reads by itself; here is what all of them nee
         answer = await call.wait(timeout_s)  # None: none in time, or the other end has gone
 
 The reader says ``calls.answered(number, answer)``, and ``calls.end()`` once nothing more comes.
+Where no number is on the wire, a key of the caller's own has its place.
 """
 
 import itertools
-from collections.abc import Generator
+from collections.abc import Generator, Hashable
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
@@ -39,29 +40,28 @@ class OpenCalls(Generic[T]):
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
-        self._calls: dict[int, OpenCall[T]] = {}
+        self._calls: dict[Hashable, OpenCall[T]] = {}
         self.ended = False
 
     @contextmanager
-    def opened(self) -> Generator[OpenCall[T]]:
+    def opened(self, key: Hashable = None) -> Generator[OpenCall[T]]:
         """Have a call under way in the body; after the end it is done at once."""
         call = OpenCall[T](next(self._numbers))
         if self.ended:
             call.done.set()
-        self._calls[call.number] = call
+        name = call.number if key is None else key
+        self._calls[name] = call
         try:
             yield call
         finally:
-            del self._calls[call.number]
+            del self._calls[name]
 
-    def answered(self, number: int, answer: T) -> bool:
-        """Take an answer; False when nobody waits for it, or not any more."""
-        call = self._calls.get(number)
-        if call is None or call.done.is_set():
-            return False
-        call.answer = answer
-        call.done.set()
-        return True
+    def answered(self, key: Hashable, answer: T) -> None:
+        """Take an answer; one that nobody waits for is passed over."""
+        call = self._calls.get(key)
+        if call is not None and not call.done.is_set():
+            call.answer = answer
+            call.done.set()
 
     def end(self) -> None:
         """Say that the other end has gone."""

@@ -34,6 +34,7 @@ from gpupool.remoting.transport.authority.ca_bundle import (
 from gpupool.remoting.transport.authority.ca_store import CaStore
 from gpupool.remoting.transport.authority.ca_vault import CaVaultPort
 from gpupool.remoting.transport.failures import explain
+from gpupool.remoting.transport.open_calls import OpenCalls
 from gpupool.remoting.transport.pki import (
     SERVER_VALID,
     Identity,
@@ -191,9 +192,7 @@ class Renewal:
         self._failure = ""
         self.renewed: Callable[[], None] = lambda: None
         """Called after each renewal."""
-        self._asked: ServerId | None = None
-        self._answer = b""
-        self._has_answer = trio.Event()
+        self._calls = OpenCalls[bytes]()
         self._awake = trio.Event()
         self._time, self._is_current = self._read()
 
@@ -204,10 +203,7 @@ class Renewal:
 
     def answered(self, peer: ServerId, certificate_pem: bytes) -> None:
         """Take the answer of a peer; an empty one says that it does not sign."""
-        if peer == self._asked:
-            self._asked = None
-            self._answer = certificate_pem
-            self._has_answer.set()
+        self._calls.answered(peer, certificate_pem)
 
     def ca_changed(self) -> None:
         """Look at the certificate anew, now: other CAs are trusted."""
@@ -285,15 +281,11 @@ class Renewal:
             GpupoolError: when none does.
         """
         for peer in self._voters():
-            self._asked, self._answer, self._has_answer = peer, b"", trio.Event()
-            try:
-                if self._ask(peer, csr_pem):
-                    with trio.move_on_after(self._settings.answer_timeout_s):
-                        await self._has_answer.wait()
-            finally:
-                self._asked = None
-            if self._answer:
-                return self._answer
+            with self._calls.opened(peer) as call:
+                if self._ask(peer, csr_pem) and (
+                    signed := await call.wait(self._settings.answer_timeout_s)
+                ):
+                    return signed
         raise GpupoolError("no voter that holds the CA's key has signed it")
 
     def _read(self) -> tuple[CertificateTime, bool]:

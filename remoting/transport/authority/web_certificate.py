@@ -21,6 +21,7 @@ from gpupool.pool.errors import GpupoolError, UsageError
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import PoolState
 from gpupool.remoting.transport.authority.ca_key import CaKey
+from gpupool.remoting.transport.open_calls import OpenCalls
 from gpupool.remoting.transport.pki import create_key_and_csr, validity_of
 
 RENEWED_BEFORE_MS = 30 * 86_400_000
@@ -116,8 +117,8 @@ class WebCertificates:
         self._now_ms = now_ms
         self._log = log
         self._site = site
-        self._asked = self._answer = b""
-        self._answered = trio.Event()
+        self._asked = b""
+        self._calls = OpenCalls[bytes]()
         self._made_for: tuple[object, ...] = ()
         self.current: WebCertificate | None = None
         links.sign_web = self.sign_for
@@ -182,19 +183,16 @@ class WebCertificates:
         """Return what the first voter that answers has signed."""
         self._asked = csr_pem
         for voter in self._state().voters():
-            self._answer, self._answered = b"", trio.Event()
-            if voter == self._server or not self._links.ask_web(voter, csr_pem):
-                continue
-            with trio.move_on_after(ANSWER_TIMEOUT_S):
-                await self._answered.wait()
-            if self._answer:
-                return self._answer
+            with self._calls.opened(csr_pem) as call:
+                if voter == self._server or not self._links.ask_web(voter, csr_pem):
+                    continue
+                if signed := await call.wait(ANSWER_TIMEOUT_S):
+                    return signed
         return b""
 
     def _take(self, _voter: ServerId, certificate_pem: bytes) -> None:
         if not certificate_pem or _is_for(certificate_pem, self._asked):  # or it is late
-            self._answer = certificate_pem
-            self._answered.set()
+            self._calls.answered(self._asked, certificate_pem)
 
 
 def _is_for(certificate_pem: bytes, csr_pem: bytes) -> bool:
