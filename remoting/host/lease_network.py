@@ -18,7 +18,8 @@ from gpupool.remoting.host.isolation import held_sockets
 from gpupool.remoting.host.isolation.confinement import HELD, LEASE_ADDRESSES
 from gpupool.remoting.host.isolation.held_sockets import Network
 from gpupool.remoting.host.keepers import Keeper
-from gpupool.remoting.host.worker_handle import WorkerFailedError, WorkerHandle
+from gpupool.remoting.host.spawn import WorkerFailedError
+from gpupool.remoting.host.worker_handle import WorkerHandle
 from gpupool.remoting.protocol import worker_messages
 from gpupool.remoting.protocol.addresses import parse_address
 from gpupool.remoting.protocol.keeper_messages import LoadFilter

@@ -17,7 +17,8 @@ from gpupool.remoting.host.budget import Budget
 from gpupool.remoting.host.inventory import Inventory, OwnUse
 from gpupool.remoting.host.limits import MIB, HostLimits
 from gpupool.remoting.host.measuring.worker_files import UNSEEN_SIZE, lacking
-from gpupool.remoting.host.worker_handle import WorkerFailedError, WorkerHandle, WorkerState
+from gpupool.remoting.host.spawn import WorkerFailedError
+from gpupool.remoting.host.worker_handle import WorkerHandle, WorkerState
 from gpupool.remoting.protocol import keeper_messages, worker_messages
 
 

@@ -23,7 +23,8 @@ from gpupool.remoting.host.inventory import Inventory
 from gpupool.remoting.host.lease_network import LeaseNetwork
 from gpupool.remoting.host.limits import MIB, HostLimits
 from gpupool.remoting.host.sharing.arbiter import Arbiter
-from gpupool.remoting.host.worker_handle import WorkerFailedError, WorkerHandle, WorkerState
+from gpupool.remoting.host.spawn import WorkerFailedError
+from gpupool.remoting.host.worker_handle import WorkerHandle, WorkerState
 from gpupool.remoting.host.worker_pool import WorkerPool
 from gpupool.remoting.protocol import mps_folders, worker_messages
 from gpupool.remoting.protocol.driver_variables import VISIBLE

@@ -390,13 +390,19 @@ def give_directory(directory: Path, uid: int) -> None:
 # --- the line between a worker and who started it ------------------------------------------------
 
 
+class WorkerFailedError(GpupoolError):
+    """A worker died, or broke its protocol."""
+
+    code = "worker"
+
+
 def send(
     line: socket.socket, message: worker_messages.HostMessage, descriptor: int | None = None
 ) -> None:
     """Send one message over a worker's line, whose buffer holds all that is ever sent there.
 
     Raises:
-        GpupoolError: when it takes none.
+        WorkerFailedError: when it takes none.
     """
     data = worker_messages.WORKER.encode(message)
     descriptors = [] if descriptor is None else [descriptor]
@@ -404,9 +410,9 @@ def send(
     try:
         sent = socket.send_fds(line, [data], descriptors)
     except OSError as error:
-        raise GpupoolError("the worker takes no messages", why=str(error)) from error
+        raise WorkerFailedError("the worker takes no messages", why=str(error)) from error
     if sent != len(data):
-        raise GpupoolError("the worker takes no messages", why="its socket is full")
+        raise WorkerFailedError("the worker takes no messages", why="its socket is full")
 
 
 def ready_of(line: socket.socket, timeout_s: float) -> worker_messages.Ready:

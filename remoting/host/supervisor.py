@@ -64,10 +64,11 @@ from gpupool.remoting.host.measuring.session_meter import (
 from gpupool.remoting.host.memory_watchdog import MemoryWatchdog
 from gpupool.remoting.host.session_opener import SessionOpener
 from gpupool.remoting.host.sharing.arbiter import Arbiter
+from gpupool.remoting.host.spawn import WorkerFailedError
 from gpupool.remoting.host.suspension.room import Room
 from gpupool.remoting.host.suspension.suspensions import Means, Suspensions
 from gpupool.remoting.host.unix_listener import SOCKET_NAME, bind_unix_listener, serve_unix_listener
-from gpupool.remoting.host.worker_handle import WorkerFailedError, WorkerHandle, WorkerState
+from gpupool.remoting.host.worker_handle import WorkerHandle, WorkerState
 from gpupool.remoting.host.worker_keeper import DOORS, KeeperSettings, WorkerKeeper
 from gpupool.remoting.host.worker_pool import WorkerPool, WorkerPoolSettings
 from gpupool.remoting.protocol import keeper_messages, mps_folders, worker_messages

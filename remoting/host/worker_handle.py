@@ -1,6 +1,5 @@
 """The host's handle of one worker process: its state, its messages, its end."""
 
-import array
 import os
 import signal
 import socket
@@ -15,9 +14,11 @@ from gpupool.pool.errors import GpupoolError, RemoteProtocolError
 from gpupool.pool.measures import Transport
 from gpupool.pool.model.ids import GpuId, LeaseId, ServerId
 from gpupool.pool.user_bound import Holder
+from gpupool.remoting.host import spawn
 from gpupool.remoting.host.budget import Budget, BudgetError
 from gpupool.remoting.host.measuring.execution import Execution
 from gpupool.remoting.host.shared_handles import TOKEN_SIZE, Sharing
+from gpupool.remoting.host.spawn import WorkerFailedError
 from gpupool.remoting.protocol import keeper_messages, worker_messages
 from gpupool.remoting.protocol.handshake import SESSION_SIZE
 from gpupool.remoting.transport.descriptor_passing import (
@@ -59,12 +60,6 @@ class WorkerState(Enum):
     WAITING = "waiting"  # for the client's data connection
     CONNECTED = "connected"
     ENDED = "ended"
-
-
-class WorkerFailedError(GpupoolError):
-    """A worker died, or broke its protocol."""
-
-    code = "worker"
 
 
 class FloodLimit:
@@ -169,15 +164,7 @@ class WorkerHandle:
         Raises:
             WorkerFailedError: when the worker does not take the whole message.
         """
-        data = worker_messages.WORKER.encode(message)
-        rights = [] if descriptor is None else [array.array("i", [descriptor])]
-        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, each) for each in rights]
-        try:
-            sent = self.control.sendmsg([data], ancillary)
-        except OSError as error:
-            raise WorkerFailedError("the worker takes no messages", why=str(error)) from error
-        if sent != len(data):
-            raise WorkerFailedError("the worker takes no messages", why="its socket is full")
+        spawn.send(self.control, message, descriptor)
 
     def expect_lanes(self, lanes: tuple[bytes, ...], others: Iterable["WorkerHandle"]) -> None:
         """Note the numbers that further connections of the client name; once, and new ones.

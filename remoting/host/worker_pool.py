@@ -49,9 +49,9 @@ from gpupool.remoting.host.budget import Budget
 from gpupool.remoting.host.isolation.confinement import Confinement
 from gpupool.remoting.host.keepers import Keeper
 from gpupool.remoting.host.shared_handles import Sharing, descriptor_room
+from gpupool.remoting.host.spawn import WorkerFailedError
 from gpupool.remoting.host.worker_handle import (
     LAST_WORDS_TIMEOUT_S,
-    WorkerFailedError,
     WorkerHandle,
     WorkerProcess,
     WorkerState,

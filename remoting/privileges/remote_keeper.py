@@ -10,7 +10,7 @@ from typing import TypeVar, cast
 import trio
 
 from gpupool.pool.errors import GpupoolError
-from gpupool.remoting.host.worker_handle import WorkerFailedError
+from gpupool.remoting.host.spawn import WorkerFailedError
 from gpupool.remoting.protocol.keeper_messages import (
     KEEPER,
     Answer,

@@ -11,9 +11,10 @@ import trio
 
 from gpupool.pool.model.ids import GpuId, LeaseId
 from gpupool.remoting.host.budget import Budget
+from gpupool.remoting.host.spawn import WorkerFailedError
 from gpupool.remoting.host.suspension.room import Room
 from gpupool.remoting.host.suspension.suspensions import Suspensions, _Order
-from gpupool.remoting.host.worker_handle import WorkerFailedError, WorkerState
+from gpupool.remoting.host.worker_handle import WorkerState
 from gpupool.remoting.host.worker_pool import WorkerPool
 
 LEASE = LeaseId(7)
