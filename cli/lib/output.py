@@ -59,7 +59,7 @@ def error_lines(error: GpupoolError) -> list[str]:
 def report(error: GpupoolError, *, as_json: bool) -> None:
     """Print an error the way that was asked for."""
     if as_json:
-        message = error.what if not error.why else f"{error.what}: {error.why}"
+        message = str(error)
         body = {"code": error.code, "message": message, "hint": error.hint}
         print_json(error=body)
         return

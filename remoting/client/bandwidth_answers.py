@@ -11,12 +11,12 @@ import trio
 
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.ids import ServerId
+from gpupool.remoting.client.all_servers import ask_all
 from gpupool.remoting.client.server_connections import Connections, ServerConnection
 from gpupool.remoting.protocol import messages as m
 
 REACH_S = 3.0
 MEASURE_TIMEOUT_S = 30.0
-ALL_SERVERS = 4096
 MEASURES_SINCE = 8
 """The version of the protocol whose servers can measure."""
 ROUND_COUNT_MAX = 63
@@ -62,19 +62,15 @@ def rounds(servers: Sequence[ServerId]) -> list[list[tuple[ServerId, ServerId]]]
 
 async def ask_bandwidth(connections: Connections) -> BandwidthAnswer:
     """Have the pairs of all servers that answer measured, a round of pairs at a time."""
-    connections.widen(ALL_SERVERS)
-    answer, reached = BandwidthAnswer(), dict[ServerId, ServerConnection]()
 
-    async def reach(server: ServerId) -> None:
-        try:
-            connection = await connections.reach(server, REACH_S)
-        except GpupoolError as error:
-            answer.silent[server] = _said(error)
-            return
+    async def reach(server: ServerId) -> ServerConnection:
+        connection = await connections.reach(server, REACH_S)
         if connection.welcome.protocol < MEASURES_SINCE:
-            answer.silent[server] = "its version of gpupool cannot measure"
-        else:
-            reached[server] = connection
+            raise GpupoolError("its version of gpupool cannot measure")
+        return connection
+
+    reached, silent = await ask_all(connections, reach)
+    answer = BandwidthAnswer(silent=silent)
 
     async def measure(pair: tuple[ServerId, ServerId]) -> None:
         source, target = pair
@@ -82,14 +78,11 @@ async def ask_bandwidth(connections: Connections) -> BandwidthAnswer:
         try:
             said = await reached[source].call(call, timeout_s=MEASURE_TIMEOUT_S)
         except GpupoolError as error:
-            answer.failed[pair] = _said(error)
+            answer.failed[pair] = str(error)
             return
         answer.ways.append(WaySpeed(source, target, said.there))
         answer.ways.append(WaySpeed(target, source, said.back))
 
-    async with trio.open_nursery() as nursery:
-        for server in list(connections.members) or list(connections.by_server):
-            nursery.start_soon(reach, server)
     planned = rounds(sorted(reached))
     for pairs in planned[:ROUND_COUNT_MAX]:
         async with trio.open_nursery() as nursery:
@@ -97,7 +90,3 @@ async def ask_bandwidth(connections: Connections) -> BandwidthAnswer:
                 nursery.start_soon(measure, pair)
     answer.pairs_left = sum(map(len, planned[ROUND_COUNT_MAX:]))
     return answer
-
-
-def _said(error: GpupoolError) -> str:
-    return f"{error.what}: {error.why}" if error.why else error.what

@@ -12,6 +12,7 @@ import trio
 from gpupool.pool.errors import GpupoolError, NotNowError
 from gpupool.pool.history_query import HistoryPage, HistoryQuery, joined
 from gpupool.pool.model.ids import ServerId
+from gpupool.remoting.client.all_servers import ask_all
 from gpupool.remoting.client.server_connections import Connections
 from gpupool.remoting.client.usage_query import nobody
 from gpupool.remoting.protocol import messages as m
@@ -21,8 +22,6 @@ DEADLINE_S = 2.0
 
 TRIES = 2
 PATIENCE_S = 0.3
-IN_FLIGHT = 64
-ALL_SERVERS = 4096
 PART_TIMEOUT_S = 7.0
 """The observer ends a question that takes five seconds."""
 
@@ -47,19 +46,11 @@ async def ask_history(
     Raises:
         GpupoolError: when no server answers.
     """
-    connections.widen(ALL_SERVERS)
-    answer, limit = HistoryAnswer(), trio.CapacityLimiter(IN_FLIGHT)
 
-    async def ask(server: ServerId) -> None:
-        async with limit:
-            try:
-                answer.pages[server] = await _all_parts(connections, server, query)
-            except GpupoolError as error:
-                answer.silent[server] = f"{error.what}: {error.why}" if error.why else error.what
+    async def ask(server: ServerId) -> HistoryPage:
+        return await _all_parts(connections, server, query)
 
-    async with trio.open_nursery() as nursery:
-        for server in servers or list(connections.members) or list(connections.by_server):
-            nursery.start_soon(ask, server)
+    answer = HistoryAnswer(*await ask_all(connections, ask, servers))
     if not answer.pages and not servers:
         raise nobody(connections, answer.silent)
     return answer

@@ -76,7 +76,7 @@ class LeaseMove:
         try:
             why = await self._bring_over(program, settings)
         except GpupoolError as error:
-            why = f"{error.what}: {error.why}" if error.why else error.what
+            why = str(error)
         if not self.gone and self.decided:
             await self._stay(why)
 

@@ -27,6 +27,7 @@ from gpupool.pool.errors import GpupoolError, NoQuorumError, UnreachableError, U
 from gpupool.pool.model.ids import RequestId, ServerId
 from gpupool.pool.model.state import Request, TokenKind
 from gpupool.pool.ports import Clock, Randomness
+from gpupool.remoting.client.all_servers import ALL_SERVERS
 from gpupool.remoting.client.credentials import Credentials
 from gpupool.remoting.client.lease_handle import LeaseHandle
 from gpupool.remoting.client.server_connections import (
@@ -58,7 +59,6 @@ BACKUP_TIMEOUT_S = 30.0  # the largest backup is tens of megabytes
 LEADER_TIMEOUT_S = 1.0
 ROTATE_TIMEOUT_S = 8.0  # the voters have some seconds to keep the next CA's key
 POLICY_TIMEOUT_S = 6.0  # a large policy takes some commands
-ALL_SERVERS = 4096
 LOG = logging.getLogger("gpupool.client")
 
 A = TypeVar("A", bound=m.Answer)

@@ -8,6 +8,7 @@ named, never left out in silence.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import trio
 
@@ -15,6 +16,7 @@ from gpupool.pool.errors import GpupoolError, UnreachableError
 from gpupool.pool.model.ids import LeaseId, ServerId
 from gpupool.pool.model.state import LeaseRecord
 from gpupool.pool.record_query import ClassSum, GroupSum, RecordPage, RecordQuery, Runs, common
+from gpupool.remoting.client.all_servers import ask_all
 from gpupool.remoting.client.server_connections import Connections, ServerConnection
 from gpupool.remoting.protocol import messages as m
 
@@ -25,8 +27,6 @@ TRIES = 2
 PATIENCE_S = 0.3
 """After a refused connection, as of a machine on which no server runs."""
 
-IN_FLIGHT = 64
-ALL_SERVERS = 4096
 DIGITS_MAX = 40
 """Of a sum: the bytes of all GPUs of a pool for a century have 31."""
 
@@ -56,22 +56,8 @@ async def ask_usage(connections: Connections, query: RecordQuery) -> UsageAnswer
     Raises:
         GpupoolError: when no server answers, or the last one that has them is lost meanwhile.
     """
-    connections.widen(ALL_SERVERS)
-    answer = UsageAnswer()
-    limit = trio.CapacityLimiter(IN_FLIGHT)
-
-    async def ask(server: ServerId) -> None:
-        async with limit:
-            try:
-                page = await _what_it_has(connections, server)
-            except GpupoolError as error:
-                answer.silent[server] = f"{error.what}: {error.why}" if error.why else error.what
-            else:
-                answer.answered[server] = page
-
-    async with trio.open_nursery() as nursery:
-        for server in list(connections.members) or list(connections.by_server):
-            nursery.start_soon(ask, server)
+    found, silent = await ask_all(connections, partial(_what_it_has, connections))
+    answer = UsageAnswer(answered=found, silent=silent)
     if not answer.answered:
         raise nobody(connections, answer.silent)
     await _read(connections, query, answer)
@@ -133,7 +119,7 @@ async def _read(connections: Connections, query: RecordQuery, answer: UsageAnswe
                 await _read_run(connections, server, query, (first, last), collected)
         except GpupoolError as error:
             failure = error
-            answer.silent[server] = f"{error.what}: {error.why}" if error.why else error.what
+            answer.silent[server] = str(error)
             left = _after(left, collected.upto)
             continue
         left = common(left, lacks)
