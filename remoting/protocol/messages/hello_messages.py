@@ -2,23 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from gpupool.pool.errors import (
-    AuthenticationError,
-    ConflictError,
-    DeniedError,
-    GpupoolError,
-    LeaseLostError,
-    LeaseSuspendedError,
-    LocalProtocolError,
-    NeverFitsError,
-    NoQuorumError,
-    NotNowError,
-    ProtocolError,
-    StorageError,
-    UnknownNameError,
-    UnreachableError,
-    UsageError,
-)
+from gpupool.pool import errors
+from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.codec import OPTIONAL
 from gpupool.pool.model.ids import Milliseconds, ServerId, TokenId
 from gpupool.pool.model.state import TokenKind
@@ -133,26 +118,13 @@ class Members(Push):
     """As in ``Welcome``."""
 
 
-_ERRORS: dict[str, type[GpupoolError]] = {
-    kind.code: kind
-    for kind in (
-        GpupoolError,
-        UsageError,
-        UnknownNameError,
-        UnreachableError,
-        AuthenticationError,
-        ConflictError,
-        DeniedError,
-        NeverFitsError,
-        NotNowError,
-        NoQuorumError,
-        LeaseLostError,
-        LeaseSuspendedError,
-        StorageError,
-    )
-}
+# Of a code, the most general error, which stands first.
+_ERRORS: dict[str, type[GpupoolError]] = {}
+for _kind in vars(errors).values():
+    if isinstance(_kind, type) and issubclass(_kind, GpupoolError):
+        _ERRORS.setdefault(_kind.code, _kind)
 # Both ends must be able to say so; which end broke the rules is seen from the other side.
-_ERRORS[ProtocolError.code] = LocalProtocolError
+_ERRORS[errors.ProtocolError.code] = errors.LocalProtocolError
 
 
 def refused(error: GpupoolError) -> Refused:
