@@ -5,11 +5,12 @@ line. The client libraries of both doors read the same fields, so their names an
 """
 
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
+from gpupool.pool.model.codec import decode
 from gpupool.pool.model.ids import GpuId, ServerId
 from gpupool.remoting.protocol import messages as m
-from gpupool.remoting.protocol.addresses import parse_address
+from gpupool.remoting.protocol.addresses import Address, parse_address
 from gpupool.remoting.protocol.sessions import SessionDevice
 from gpupool.remoting.transport.client_tls import SESSION_SUFFIX
 
@@ -20,7 +21,7 @@ class OpenedSession:
 
     server: str  # its name
     server_id: ServerId
-    address: tuple[str, int]
+    address: Address
     unix: str | None  # Unix socket for clients on the same host
     session: bytes
     certificate_sha256: bytes
@@ -44,11 +45,10 @@ SessionAnswer = OpenedSession | SkippedServer
 def opened_session(server: ServerId, name: str, opened: m.SessionOpened) -> OpenedSession:
     """Return the answer for the session that a server has opened."""
     info = opened.info
-    address = parse_address(opened.address)
     return OpenedSession(
         server=name,
         server_id=server,
-        address=(address.host, address.port),
+        address=parse_address(opened.address),
         unix=info.unix_path or None,
         session=info.session,
         certificate_sha256=info.certificate_sha256,
@@ -70,7 +70,7 @@ def to_plain(answer: SessionAnswer) -> dict[str, object]:
     plain: dict[str, object] = {
         "server": answer.server,
         "server_id": answer.server_id,
-        "address": list(answer.address),
+        "address": [answer.address.host, answer.address.port],
         "unix": answer.unix,
         "session": answer.session.hex(),
         "server_name": answer.session.hex() + SESSION_SUFFIX,
@@ -98,45 +98,14 @@ def from_plain(plain: object) -> SessionAnswer:
         ValueError: when a field is missing or makes no sense.
     """
     try:
-        fields = cast("dict[str, object]", plain)
-        devices = cast("list[dict[str, object]]", fields["devices"])
+        fields = dict(cast("dict[str, Any]", plain))
         if "session" not in fields:
-            gpus = tuple(GpuId(_text(each["uuid"])) for each in devices)
-            return SkippedServer(_text(fields["server"]), gpus)
-        host, port = cast("list[object]", fields["address"])
-        return OpenedSession(
-            server=_text(fields["server"]),
-            server_id=ServerId(_text(fields["server_id"])),
-            address=(_text(host), _number(port)),
-            unix=None if fields["unix"] is None else _text(fields["unix"]),
-            session=bytes.fromhex(_text(fields["session"])),
-            certificate_sha256=bytes.fromhex(_text(fields["certificate_sha256"])),
-            ticket=bytes.fromhex(_text(fields["ticket"])),
-            encryption=_text(fields["encryption"]),
-            devices=tuple(map(_device, devices)),
-            relay=_text(fields["relay"]) if "relay" in fields else None,
-        )
+            gpus = [each["uuid"] for each in fields["devices"]]
+            return decode(SkippedServer, {"server": fields["server"], "gpus": gpus})
+        for name in ("session", "certificate_sha256", "ticket"):
+            fields[name] = bytes.fromhex(fields[name])
+        host, port = fields["address"]
+        fields["address"] = {"host": host, "port": port}
+        return decode(OpenedSession, fields, unknown_fields=True)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"not the answer of a server: {error}") from error
-
-
-def _device(fields: dict[str, object]) -> SessionDevice:
-    return SessionDevice(
-        index=_number(fields["index"]),
-        uuid=GpuId(_text(fields["uuid"])),
-        name=_text(fields["name"]),
-        memory=_number(fields["memory"]),
-        emulated=fields["emulated"] is True,
-    )
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError("a text is missing")
-    return value
-
-
-def _number(value: object) -> int:
-    if type(value) is not int:
-        raise TypeError("a number is missing")
-    return value

@@ -28,7 +28,13 @@ from gpupool.remoting.client.session_answer import (
 )
 from gpupool.remoting.local.abandoned_folders import make_folder
 from gpupool.remoting.local.paths import runtime_dir
-from gpupool.remoting.program.json_lines import LineReader, LineTooLongError, line_of, object_of
+from gpupool.remoting.program.json_lines import (
+    LineReader,
+    LineTooLongError,
+    line_of,
+    object_of,
+    words_of,
+)
 from gpupool.remoting.program.lease_followers import (
     AskToGoOn,
     Followers,
@@ -130,9 +136,7 @@ def success_line(lease: str, sessions: list[SessionAnswer], notices: list[str]) 
 
 def failure_line(error: GpupoolError) -> bytes:
     """Return the answer that says why there is no session."""
-    return line_of(
-        {"ok": False, "code": error.code, "what": error.what, "why": error.why, "hint": error.hint}
-    )
+    return line_of({"ok": False} | words_of(error))
 
 
 def lost_line(what: str) -> bytes:

@@ -15,9 +15,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 from gpupool.pool.errors import GpupoolError
+from gpupool.pool.model.codec import decode
 from gpupool.remoting.local.paths import cache_dir, runtime_dir
 from gpupool.remoting.program.agent import SOCKET_PATH_LENGTH_MAX
 
@@ -220,22 +221,10 @@ def parse_record(text: str) -> HeldRecord:
     Raises:
         ValueError: when it is not exactly a record.
     """
-    body: object = json.loads(text)
-    if not isinstance(body, dict):
-        raise ValueError("not an object")
-    fields = cast("dict[str, object]", body)
-    if fields.get("format") != FORMAT or fields.keys() != set(HeldRecord.__dataclass_fields__):
+    record = decode(HeldRecord, json.loads(text))
+    if record.format != FORMAT:
         raise ValueError("a record of another version")
-    servers = fields["servers"]
-    if not isinstance(servers, list):
-        raise ValueError("servers are a list")
-    fields["servers"] = tuple(str(each) for each in cast("list[object]", servers))
-    durations = dict.fromkeys(("idle_timeout_s", "time_s", "time_left_s"), (int, float))
-    numbers = {"pid": int, "format": int, **durations}
-    for name, value in fields.items():
-        if name != "servers" and not isinstance(value, numbers.get(name, str)):
-            raise ValueError(f"{name} has the wrong type")
-    return HeldRecord(**fields)  # pyright: ignore[reportArgumentType]
+    return record
 
 
 def _age_s(path: Path) -> float:

@@ -12,7 +12,6 @@ import secrets
 import signal
 import sys
 from dataclasses import asdict, dataclass, replace
-from typing import cast
 
 import trio
 
@@ -27,7 +26,7 @@ from gpupool.remoting.local.logs import log_to_file
 from gpupool.remoting.program.agent import Agent, HolderActions
 from gpupool.remoting.program.dry_run import NEVER, follow_start
 from gpupool.remoting.program.held_leases import HeldRecord, RecordFile, holder_dir
-from gpupool.remoting.program.json_lines import LineReader, line_of, object_of
+from gpupool.remoting.program.json_lines import LineReader, line_of, object_of, words_of
 from gpupool.remoting.program.lease_source import RELEASE_S, GrantedLease
 from gpupool.remoting.program.program_run import lease_text
 from gpupool.remoting.program.request import unknown_text
@@ -61,13 +60,8 @@ def parse_spec(line: bytes) -> HolderSpec:
     """
     try:
         body = object_of(line)
-        return HolderSpec(
-            request=decode(Request, load(bytes.fromhex(str(body["request"])))),
-            wait_s=cast("float | None", body["wait_s"]),
-            time_s=float(cast("float", body["time_s"])),
-            credentials=cast("str | None", body["credentials"]),
-            log_file=cast("str | None", body["log_file"]),
-        )
+        request = load(bytes.fromhex(str(body["request"])))
+        return decode(HolderSpec, body | {"request": request})
     except (ValueError, KeyError, TypeError, CodecError) as error:
         raise GpupoolError("the holder is started by gpupool alloc", why=str(error)) from error
 
@@ -81,7 +75,7 @@ def main() -> None:
         if not isinstance(error, GpupoolError):
             LOG.exception("the holder failed")
             error = GpupoolError("the holder failed", why=f"{type(error).__name__}: {error}")
-        _say(failed=_failure(error))
+        _say(failed=words_of(error) | {"exit_code": int(error.exit_code)})
         sys.exit(1)
 
 
@@ -97,16 +91,6 @@ async def _estimate(pool: Pool, request: Request) -> None:
     """Say when GPUs are free, if limits of leases or the policy say so."""
     await trio.sleep(ESTIMATE_AFTER_S)
     await follow_start(pool, request, lambda by_s: _say(free_in=by_s if by_s < NEVER else None))
-
-
-def _failure(error: GpupoolError) -> dict[str, object]:
-    return {
-        "code": error.code,
-        "exit_code": int(error.exit_code),
-        "what": error.what,
-        "why": error.why,
-        "hint": error.hint,
-    }
 
 
 async def _main() -> None:

@@ -15,7 +15,13 @@ from gpupool.pool.errors import GpupoolError, LeaseLostError
 from gpupool.remoting.client.session_answer import SessionAnswer, from_plain
 from gpupool.remoting.program.agent import LINE_LENGTH_MAX
 from gpupool.remoting.program.held_leases import HeldRecord, find_held
-from gpupool.remoting.program.json_lines import LineReader, LineTooLongError, line_of, object_of
+from gpupool.remoting.program.json_lines import (
+    LineReader,
+    LineTooLongError,
+    error_of,
+    line_of,
+    object_of,
+)
 from gpupool.remoting.program.program_lease import ProgramLease, SessionRequest
 
 ANSWER_TIMEOUT_S = 10.0
@@ -192,10 +198,7 @@ class _Lines:
         if answer is None:
             raise self._gone()
         if answer.get("ok") is not True:
-            words = [str(answer.get(key, "")) for key in ("what", "why", "hint")]
-            failure = GpupoolError(words[0] or "the holder refuses", why=words[1], hint=words[2])
-            failure.code = str(answer.get("code", failure.code))
-            raise failure
+            raise error_of(answer)
         return answer
 
     async def receive(self) -> dict[str, object] | None:

@@ -9,12 +9,12 @@ from typing import cast
 
 import trio
 
-from gpupool.pool.errors import ExitCode, GpupoolError
+from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.codec import encode
 from gpupool.remoting.local.terminal import say
 from gpupool.remoting.program.child_process import caught_signals
 from gpupool.remoting.program.held_leases import HeldRecord, parse_record
-from gpupool.remoting.program.json_lines import LineReader, line_of, object_of
+from gpupool.remoting.program.json_lines import LineReader, error_of, line_of, object_of
 from gpupool.remoting.program.request import Wanted
 from gpupool.remoting.program.waiting_line import WaitingLine
 from gpupool.remoting.protocol.framing import dump
@@ -130,13 +130,3 @@ def holder_spec(
         "log_file": log_file,
     }
     return line_of(spec)
-
-
-def error_of(failed: dict[str, object]) -> GpupoolError:
-    """Return the error that a holder reports."""
-    error = GpupoolError(
-        str(failed["what"]), why=str(failed.get("why", "")), hint=str(failed.get("hint", ""))
-    )
-    error.code = str(failed["code"])
-    error.exit_code = ExitCode(cast("int", failed["exit_code"]))
-    return error

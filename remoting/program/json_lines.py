@@ -6,6 +6,8 @@ from typing import cast
 
 import trio
 
+from gpupool.pool.errors import ExitCode, GpupoolError
+
 
 def line_of(body: Mapping[str, object]) -> bytes:
     """Return an object as a line."""
@@ -25,6 +27,20 @@ def object_of(line: bytes | str) -> dict[str, object]:
     if not isinstance(body, dict):
         raise ValueError("is not a JSON object")
     return cast("dict[str, object]", body)
+
+
+def words_of(error: GpupoolError) -> dict[str, object]:
+    """Return an error as the fields of an object."""
+    return {"code": error.code, "what": error.what, "why": error.why, "hint": error.hint}
+
+
+def error_of(body: Mapping[str, object]) -> GpupoolError:
+    """Return the error that an object reports."""
+    what, why, hint = (str(body.get(each, "")) for each in ("what", "why", "hint"))
+    error = GpupoolError(what or "the holder refuses", why=why, hint=hint)
+    error.code = str(body.get("code", error.code))
+    error.exit_code = ExitCode(cast("int", body.get("exit_code", error.exit_code)))
+    return error
 
 
 class LineTooLongError(ValueError):

@@ -34,7 +34,7 @@ def address_of(session: OpenedSession) -> SessionAddress:
         session=session.session,
         ticket=session.ticket,
         certificate_sha256=session.certificate_sha256,
-        address=session.address,
+        address=(session.address.host, session.address.port),
         encryption=session.encryption,
     )
 

@@ -32,6 +32,7 @@ from gpupool.remoting.program.agent import (
     private_dir,
 )
 from gpupool.remoting.program.program_lease import SessionRequest
+from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.protocol.driver_variables import ALLOWED
 from gpupool.remoting.protocol.sessions import SessionDevice
 
@@ -39,7 +40,7 @@ REQUEST = {"op": "session", "door": "arrays", "pid": 7, "ppid": 1, "program": "t
 SESSION = OpenedSession(
     server="a",
     server_id=ServerId("0" * 12),
-    address=("10.0.0.4", 7470),
+    address=Address("10.0.0.4", 7470),
     unix=None,
     session=bytes(16),
     certificate_sha256=bytes(32),
