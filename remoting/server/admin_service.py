@@ -74,10 +74,7 @@ class AdminService:
             m.ListTokens: self._list_tokens,
             m.JoinPool: self._join,
             **dict.fromkeys(m.all_of(m.Order).values(), self._operate),
-            **dict.fromkeys(
-                (m.EndLease, m.SuspendLease, m.ResumeLease, m.MoveLease, m.RelocateLease),
-                self._order_of_lease,
-            ),
+            **dict.fromkeys(m.all_of(m.LeaseOrder).values(), self._order_of_lease),
         }
 
     # --- looking ---------------------------------------------------------------------------------

@@ -60,6 +60,7 @@ from gpupool.remoting.transport.authority.ca_key import CaKey
 from gpupool.remoting.transport.authority.ca_vault import CaVault
 from gpupool.remoting.transport.authority.certificate_renewal import Renewal, ServerCertificates
 from gpupool.remoting.transport.failures import RateLimitedLog, explain
+from gpupool.remoting.transport.peer_link import Kind
 from gpupool.remoting.transport.peer_transport import PeerTransport
 from gpupool.remoting.transport.pki import Authority, Identity, TlsContexts
 
@@ -182,7 +183,7 @@ class ControlServer:
             name=name,
             signer=lambda: self.ca_key.signer,
             voters=lambda: [each for each in self._machine.state.voters() if each != me],
-            ask=self._links.ask_certificate,
+            ask=lambda peer, csr: self._links.tell(peer, Kind.CERTIFICATE_ASK, csr),
             log=self._log,
         )
 
@@ -209,12 +210,13 @@ class ControlServer:
         """
         self.controller.checks.places_of = self._links.book.places
         router = self._router() if listeners else None
-        self._links.give_key = self.ca_key.give
-        self._links.key_request = self.ca_key.request
-        self._links.take_key = self._exchange.take_key
-        self._links.sign_certificate = self.ca_key.sign_for
-        self._links.take_next = self._exchange.take_next
-        self._links.next_kept = self._exchange.next_kept
+        self._links.takes |= {
+            Kind.KEY_ASK: self.ca_key.give,
+            Kind.KEY_GIVE: self._exchange.take_key,
+            Kind.CERTIFICATE_ASK: self.ca_key.sign_for,
+            Kind.NEXT_KEY_GIVE: self._exchange.take_next,
+            Kind.NEXT_KEY_KEPT: self._exchange.next_kept,
+        }
         self._links.agreed = self._machine.formats
         self._exchange.changed = self._ca_changed
         self._machine.on_apply = lambda: self._wake.set()
@@ -224,7 +226,7 @@ class ControlServer:
                 if router is not None:
                     nursery.start_soon(router.pace)
                 if self._renewal is not None:
-                    self._links.take_certificate = self._renewal.answered
+                    self._links.takes[Kind.CERTIFICATE_GIVE] = self._renewal.answered
                     self._renewal.renewed = self._renewed
                     nursery.start_soon(self._renewal.run)
                 if router is not None:
@@ -321,7 +323,7 @@ class ControlServer:
                 case MakeView():
                     self._nursery.start_soon(self._run_view, action)
                 case AskKey():
-                    self._links.ask_key(action.peer)
+                    self._links.tell(action.peer, Kind.KEY_ASK, self.ca_key.request())
                 case MakeCa():
                     self._nursery.start_soon(self._make_ca, action)
         if self.controller.wake_at() < self._asleep_until:

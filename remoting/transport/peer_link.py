@@ -18,6 +18,7 @@ from gpupool.pool.model.ids import ServerId
 from gpupool.remoting.protocol.framing import frame_bytes
 from gpupool.remoting.transport.link_clock import LinkClock
 from gpupool.remoting.transport.link_stream import LinkStream
+from gpupool.remoting.transport.pki import CSR_SIZE_MAX
 
 QUEUE_SIZE_MAX = 32 * 1024 * 1024
 QUEUE_COUNT_MAX = 16_384
@@ -28,6 +29,8 @@ WRITE_SIZE_MAX = 256 * 1024
 
 ASKS_MAX = 64
 PUSH_SIZE_MAX = 1 << 20
+KEY_SIZE_MAX = 4096
+CERTIFICATE_SIZE_MAX = 8192
 
 _INFO = struct.Struct("=60x I 36x I 32x I")
 """``struct tcp_info``, which Linux only ever appends to: path MTU, retransmits, segments sent."""
@@ -52,29 +55,29 @@ class Kind(IntEnum):
     ADDRESSES = 13  # of servers, as ``address_book`` has them
 
 
-class LinkQuestions:
-    """What the links ask the rest of the server, and tell it; each is set by who knows."""
+Take = Callable[[ServerId, bytes], bytes | None]
+"""Takes what a peer has sent; returns the answer, if the frame has one."""
 
-    def __init__(self) -> None:
-        self.key_request: Callable[[], bytes] = lambda: b""
-        """Returns what asks a peer for the CA's key."""
-        self.give_key: Callable[[ServerId, bytes], bytes] = lambda _peer, _request: b""
-        """Returns the CA's key for a peer that may have it, else nothing."""
-        self.take_key: Callable[[ServerId, bytes], None] = lambda _peer, _key: None
-        """Takes the CA's key that a peer sent."""
-        self.sign_certificate: Callable[[ServerId, bytes], bytes] = lambda _peer, _csr: b""
-        """Returns a certificate for a peer's request, or nothing."""
-        self.sign_web: Callable[[ServerId, bytes], bytes] = lambda _peer, _csr: b""
-        """As ``sign_certificate``, of what a peer's observer shows."""
-        self.take_web: Callable[[ServerId, bytes], None] = lambda _peer, _pem: None
-        self.take_certificate: Callable[[ServerId, bytes], None] = lambda _peer, _pem: None
-        """Takes the answer of a peer that was asked for a certificate; it may be empty."""
-        self.take_next: Callable[[ServerId, bytes], bytes] = lambda _peer, _ca: b""
-        """Keeps the next CA that a peer sent, and returns its SHA-256, or nothing."""
-        self.next_kept: Callable[[ServerId, bytes], None] = lambda _peer, _sha256: None
-        """Takes note that a peer keeps the next CA."""
-        self.agreed: Callable[[], int] = lambda: 0
-        """Returns the version that the pool has agreed on (``PoolState.formats``)."""
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A frame of the exchange of keys and certificates, which ``PeerTransport.takes`` handles."""
+
+    size_max: int
+    answered_by: Kind | None = None
+    says_no: bool = False  # an empty answer is sent
+
+
+DECLARED: dict[int, Declared] = {
+    Kind.KEY_ASK: Declared(KEY_SIZE_MAX, Kind.KEY_GIVE),
+    Kind.KEY_GIVE: Declared(KEY_SIZE_MAX),
+    Kind.CERTIFICATE_ASK: Declared(CSR_SIZE_MAX, Kind.CERTIFICATE_GIVE, says_no=True),
+    Kind.CERTIFICATE_GIVE: Declared(CERTIFICATE_SIZE_MAX),
+    Kind.NEXT_KEY_GIVE: Declared(KEY_SIZE_MAX, Kind.NEXT_KEY_KEPT),
+    Kind.NEXT_KEY_KEPT: Declared(KEY_SIZE_MAX),
+    Kind.WEB_ASK: Declared(CSR_SIZE_MAX, Kind.WEB_GIVE, says_no=True),
+    Kind.WEB_GIVE: Declared(CERTIFICATE_SIZE_MAX),
+}
 
 
 @dataclass(eq=False, slots=True)

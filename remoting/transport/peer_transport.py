@@ -40,8 +40,8 @@ from gpupool.remoting.transport.link_clock import (
     WallSteps,
 )
 from gpupool.remoting.transport.peer_dial import Dial, Finder, TlsDialler
-from gpupool.remoting.transport.peer_link import Kind, LinkQuestions, PeerLink, why_down
-from gpupool.remoting.transport.pki import CSR_SIZE_MAX, Identity, TlsContexts
+from gpupool.remoting.transport.peer_link import DECLARED, Kind, PeerLink, Take, why_down
+from gpupool.remoting.transport.pki import Identity, TlsContexts
 
 FRAME_SIZE_MAX = 16 * 1024 * 1024
 """Of Raft's own frames; the same as consensus allows."""
@@ -56,8 +56,6 @@ restarted server may not know any address before its table has caught up with so
 
 GREETING = struct.Struct(">HQ")  # ``formats.VERSION``, wall clock in milliseconds
 
-KEY_SIZE_MAX = 4096
-CERTIFICATE_SIZE_MAX = 8192
 LONG_S = 3600.0
 CLOSED = "closed by the peer"
 
@@ -72,7 +70,7 @@ class _Peer:
     newer: int = VERSION  # the version with which it has hung up on this server, if that was logged
 
 
-class PeerTransport(LinkQuestions):
+class PeerTransport:
     """Connections to all peers; see the module."""
 
     def __init__(
@@ -101,7 +99,10 @@ class PeerTransport(LinkQuestions):
             book: of addresses, in the place of ``address_of``; it is told to peers.
             places: where a person says that servers of the pool are.
         """
-        super().__init__()
+        self.takes: dict[int, Take] = {}
+        """What takes the frames that are ``DECLARED``; each is set by who knows."""
+        self.agreed: Callable[[], int] = lambda: 0
+        """Returns the version that the pool has agreed on (``PoolState.formats``)."""
         self._self = identity.server
         self._clock = clock
         self._rng = rng
@@ -125,7 +126,7 @@ class PeerTransport(LinkQuestions):
 
     def send(self, peer: ServerId, frame: bytes) -> bool:
         """Queue one frame; False when there is no connection or its queue is full."""
-        return self._put(peer, Kind.RAFT, frame)
+        return self.tell(peer, Kind.RAFT, frame)
 
     def set_peers(self, peers: Sequence[ServerId]) -> None:
         """Say which servers to stay connected to; all others are disconnected."""
@@ -229,25 +230,12 @@ class PeerTransport(LinkQuestions):
         """Return the peers with a live connection."""
         return tuple(peer for peer, link in self._links.items() if link.greeted)
 
-    def ask_key(self, peer: ServerId) -> bool:
-        """Ask ``peer`` for the CA's key; ``take_key`` gets the answer, if there is one."""
-        return self._put(peer, Kind.KEY_ASK, self.key_request())
-
-    def ask_certificate(self, peer: ServerId, csr_pem: bytes) -> bool:
-        """Ask ``peer`` to sign a request; ``take_certificate`` gets the answer."""
-        return self._put(peer, Kind.CERTIFICATE_ASK, csr_pem)
-
-    def ask_web(self, peer: ServerId, csr_pem: bytes) -> bool:
-        """Ask ``peer`` to sign what our observer shows; ``take_web`` gets the answer."""
-        return self._put(peer, Kind.WEB_ASK, csr_pem)
-
-    def give_next(self, peer: ServerId, authority: bytes) -> bool:
-        """Send the next CA's certificate; it asks for the key, and ``next_kept`` is called then."""
-        return self._put(peer, Kind.NEXT_KEY_GIVE, authority)
-
-    def tell_kept(self, peer: ServerId, sha256: bytes) -> bool:
-        """Say that the next CA's key is on our disk."""
-        return self._put(peer, Kind.NEXT_KEY_KEPT, sha256)
+    def tell(self, peer: ServerId, kind: Kind, body: bytes) -> bool:
+        """Send one frame; False when no link is up. An answer comes to ``takes``."""
+        link = self._links.get(peer)
+        if link is None or not link.greeted:
+            return False
+        return link.put(frame_bytes(kind, body, size_max=FRAME_SIZE_MAX))
 
     def drop_outdated(self) -> None:
         """End the links to servers that are older than the pool is by now."""
@@ -262,12 +250,6 @@ class PeerTransport(LinkQuestions):
                 self._drop(link)
 
     # --- inside --------------------------------------------------------------------------------
-
-    def _put(self, peer: ServerId, kind: Kind, body: bytes) -> bool:
-        link = self._links.get(peer)
-        if link is None or not link.greeted:
-            return False
-        return link.put(frame_bytes(kind, body, size_max=FRAME_SIZE_MAX))
 
     async def _keep(self, peer: ServerId, state: _Peer) -> None:
         """Dial ``peer`` again and again whenever there is no connection."""
@@ -417,35 +399,20 @@ class PeerTransport(LinkQuestions):
                 self._take_greeting(link, kind, body)
                 self._ask_clock(link)
             case Kind.CLOCK_ASK:
-                self._put(link.peer, Kind.CLOCK_GIVE, WALL.pack(self._clock.wall_ms()))
+                self.tell(link.peer, Kind.CLOCK_GIVE, WALL.pack(self._clock.wall_ms()))
             case Kind.CLOCK_GIVE if len(body) == WALL.size:
                 if not link.answered():
                     link.clock.answered(*WALL.unpack(body))
-            case Kind.KEY_ASK if len(body) <= KEY_SIZE_MAX:
-                if key := self.give_key(link.peer, body):
-                    link.put(frame_bytes(Kind.KEY_GIVE, key, size_max=KEY_SIZE_MAX))
-            case Kind.KEY_GIVE if len(body) <= KEY_SIZE_MAX:
-                self.take_key(link.peer, body)
-            case Kind.CERTIFICATE_ASK if len(body) <= CSR_SIZE_MAX:
-                signed = self.sign_certificate(link.peer, body)
-                self._put(link.peer, Kind.CERTIFICATE_GIVE, signed)
-            case Kind.CERTIFICATE_GIVE if len(body) <= CERTIFICATE_SIZE_MAX:
-                self.take_certificate(link.peer, body)
-            case Kind.WEB_ASK if len(body) <= CSR_SIZE_MAX:
-                self._put(link.peer, Kind.WEB_GIVE, self.sign_web(link.peer, body))
-            case Kind.WEB_GIVE if len(body) <= CERTIFICATE_SIZE_MAX:
-                self.take_web(link.peer, body)
-            case Kind.NEXT_KEY_GIVE if len(body) <= KEY_SIZE_MAX:
-                if kept := self.take_next(link.peer, body):
-                    self._put(link.peer, Kind.NEXT_KEY_KEPT, kept)
-            case Kind.NEXT_KEY_KEPT:
-                self.next_kept(link.peer, body)
             case Kind.ADDRESSES if len(body) <= BODY_SIZE_MAX:
                 for server in self.book.heard(link.peer, body, self._peers):
                     self._tell_change(server)
             case Kind.REMOVED:
                 self._log.warning("server %s says that this one was removed", link.peer)
                 self.removed_by.add(link.peer)
+            case _ if (known := DECLARED.get(kind)) and len(body) <= known.size_max:
+                answer = self.takes[kind](link.peer, body) if kind in self.takes else b""
+                if known.answered_by and (answer or known.says_no):
+                    self.tell(link.peer, known.answered_by, answer or b"")
             case _ if kind > max(Kind) and link.version > VERSION:
                 self._log.debug("a newer server %s sent a frame of kind %d", link.peer, kind)
             case _:
@@ -476,7 +443,7 @@ class PeerTransport(LinkQuestions):
 
     def _ask_clock(self, link: PeerLink) -> None:
         link.clock.asked()
-        if self._put(link.peer, Kind.CLOCK_ASK, b""):
+        if self.tell(link.peer, Kind.CLOCK_ASK, b""):
             link.asks.append(0)
 
     async def _ask_clocks(self) -> None:
@@ -497,4 +464,4 @@ class PeerTransport(LinkQuestions):
                 self._log.warning("this machine's wall clock was set by %+.1f s", step_s)
                 body = GREETING.pack(VERSION, self._clock.wall_ms())
                 for peer in list(self._links):
-                    self._put(peer, Kind.GREETING, body)
+                    self.tell(peer, Kind.GREETING, body)

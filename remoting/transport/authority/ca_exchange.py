@@ -30,6 +30,7 @@ from gpupool.remoting.transport.authority.ca_bundle import (
 )
 from gpupool.remoting.transport.authority.ca_key import CaKey
 from gpupool.remoting.transport.authority.ca_store import CaStore, NextCa
+from gpupool.remoting.transport.peer_link import Kind
 from gpupool.remoting.transport.peer_transport import PeerTransport
 from gpupool.remoting.transport.pki import (
     Authority,
@@ -149,7 +150,7 @@ class CaExchange:
             giving.kept.add(self._self)
         for voter in voters:
             if voter != self._self:
-                self._links.give_next(voter, authority.certificate_pem)
+                self._links.tell(voter, Kind.NEXT_KEY_GIVE, authority.certificate_pem)
         with trio.move_on_after(GIVE_TIMEOUT_S):
             while not giving.kept.issuperset(voters):
                 giving.changed = trio.Event()
@@ -168,7 +169,7 @@ class CaExchange:
             return b""
         if not keys:
             self._announced = certificates[0]
-            self._links.ask_key(peer)
+            self._links.tell(peer, Kind.KEY_ASK, self._ca_key.request())
             return b""
         return self._take_next(peer, certificates[0], keys[0])
 
@@ -179,7 +180,7 @@ class CaExchange:
             if belongs(key, announced) and len(self._ca_key.trusted) == 1:
                 self._announced = b""
                 if kept := self._take_next(peer, announced, key):
-                    self._links.tell_kept(peer, kept)
+                    self._links.tell(peer, Kind.NEXT_KEY_KEPT, kept)
         self._ca_key.take(peer, body)
 
     def _take_next(self, peer: ServerId, certificate: bytes, key: bytes) -> bytes:

@@ -10,7 +10,7 @@ It is due at once when the CA that signs is another one than the certificate's.
 ``CertificateTime`` is the rule, without I/O; ``Renewal`` carries it out::
 
     renewal = Renewal(certificates, ...)
-    links.take_certificate = renewal.answered
+    links.takes[Kind.CERTIFICATE_GIVE] = renewal.answered
     await renewal.run()
 """
 

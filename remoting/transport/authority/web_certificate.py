@@ -22,6 +22,7 @@ from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import PoolState
 from gpupool.remoting.transport.authority.ca_key import CaKey
 from gpupool.remoting.transport.open_calls import OpenCalls
+from gpupool.remoting.transport.peer_link import Kind, Take
 from gpupool.remoting.transport.pki import create_key_and_csr, validity_of
 
 RENEWED_BEFORE_MS = 30 * 86_400_000
@@ -87,11 +88,10 @@ class SiteFiles:
 class Links(Protocol):
     """What ``WebCertificates`` needs of the links to the other servers."""
 
-    sign_web: Callable[[ServerId, bytes], bytes]
-    take_web: Callable[[ServerId, bytes], None]
+    takes: dict[int, Take]
 
-    def ask_web(self, peer: ServerId, csr_pem: bytes) -> bool:
-        """Ask a peer to sign."""
+    def tell(self, peer: ServerId, kind: Kind, body: bytes) -> bool:
+        """Send one frame; False when no link is up."""
         ...
 
 
@@ -121,8 +121,7 @@ class WebCertificates:
         self._calls = OpenCalls[bytes]()
         self._made_for: tuple[object, ...] = ()
         self.current: WebCertificate | None = None
-        links.sign_web = self.sign_for
-        links.take_web = self._take
+        links.takes |= {Kind.WEB_ASK: self.sign_for, Kind.WEB_GIVE: self._take}
 
     async def run(self, changed: Callable[[WebCertificate], None]) -> None:
         """Call ``changed`` with each certificate that is to be shown from then on."""
@@ -184,7 +183,7 @@ class WebCertificates:
         self._asked = csr_pem
         for voter in self._state().voters():
             with self._calls.opened(csr_pem) as call:
-                if voter == self._server or not self._links.ask_web(voter, csr_pem):
+                if voter == self._server or not self._links.tell(voter, Kind.WEB_ASK, csr_pem):
                     continue
                 if signed := await call.wait(ANSWER_TIMEOUT_S):
                     return signed

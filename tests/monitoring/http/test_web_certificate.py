@@ -2,7 +2,6 @@
 
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -29,6 +28,7 @@ from gpupool.remoting.transport.authority.web_certificate import (
     WebCertificates,
 )
 from gpupool.remoting.transport.authority.web_signing import sign_web
+from gpupool.remoting.transport.peer_link import Kind, Take
 from gpupool.remoting.transport.pki import (
     Authority,
     Identity,
@@ -86,15 +86,15 @@ class Peers:
     """The links of one server; what it asks comes to the signer of another one."""
 
     def __init__(self) -> None:
-        self.sign_web: Callable[[ServerId, bytes], bytes] = lambda _peer, _csr: b""
-        self.take_web: Callable[[ServerId, bytes], None] = lambda _peer, _pem: None
+        self.takes: dict[int, Take] = {}
         self.asked: list[ServerId] = []
         self.others: WebCertificates | None = None
 
-    def ask_web(self, peer: ServerId, csr_pem: bytes) -> bool:
+    def tell(self, peer: ServerId, kind: Kind, body: bytes) -> bool:
+        assert kind is Kind.WEB_ASK
         self.asked.append(peer)
         if self.others is not None:
-            self.take_web(peer, self.others.sign_for(ME, csr_pem))
+            self.takes[Kind.WEB_GIVE](peer, self.others.sign_for(ME, body))
         return True
 
 
@@ -203,15 +203,15 @@ async def test_a_late_answer_is_not_taken_for_that_of_another_key(
     site = Site(tmp_path, has_key=False)
     voter, requests = site.voter(), list[bytes]()
 
-    def ask(peer: ServerId, csr_pem: bytes) -> bool:
+    def ask(peer: ServerId, _kind: Kind, csr_pem: bytes) -> bool:
         if requests:
-            site.links.take_web(peer, voter.sign_for(ME, requests[0]))
+            site.links.takes[Kind.WEB_GIVE](peer, voter.sign_for(ME, requests[0]))
         requests.append(csr_pem)
         if len(requests) > 2:
-            site.links.take_web(peer, voter.sign_for(ME, csr_pem))
+            site.links.takes[Kind.WEB_GIVE](peer, voter.sign_for(ME, csr_pem))
         return True
 
-    site.links.ask_web = ask
+    site.links.tell = ask
     await site.run_for(10 * ANSWER_TIMEOUT_S)
     (shown,) = site.shown
     tls_context(WebSetup(shown.certificate_pem, shown.key_pem))

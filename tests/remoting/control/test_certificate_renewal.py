@@ -24,6 +24,7 @@ from gpupool.remoting.transport.authority.certificate_renewal import (
 )
 from gpupool.remoting.transport.client_tls import CONTROL_NAME, client_context
 from gpupool.remoting.transport.failures import explain
+from gpupool.remoting.transport.peer_link import Kind
 from gpupool.remoting.transport.pki import (
     Authority,
     Identity,
@@ -154,7 +155,7 @@ class Bench:
             now = datetime.fromtimestamp(self.now_ms() / 1000, UTC)
             return sign_server(authority, csr, peer, now)
 
-        self.network.links[server].sign_certificate = sign
+        self.network.links[server].takes[Kind.CERTIFICATE_ASK] = sign
 
     def renewal(self) -> Renewal:
         links = self.network.links[A]
@@ -168,10 +169,10 @@ class Bench:
             name=lambda: "gpu-1",
             signer=lambda: None,
             voters=lambda: [B, C],
-            ask=links.ask_certificate,
+            ask=lambda peer, csr: links.tell(peer, Kind.CERTIFICATE_ASK, csr),
             log=LOG,
         )
-        links.take_certificate = renewal.answered
+        links.takes[Kind.CERTIFICATE_GIVE] = renewal.answered
         return renewal
 
 
@@ -287,7 +288,7 @@ async def without_ca_key(pool: RealPool, server: RealServer) -> None:
 
     for other in pool.others(server):
         assert other.links is not None
-        other.links.give_key = refuse
+        other.links.takes[Kind.KEY_ASK] = refuse
     server.scope.cancel()
     await trio.sleep(0.2)
     server.has_ca_key = False

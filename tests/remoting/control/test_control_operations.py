@@ -1,5 +1,6 @@
 """Looking at a pool and operating it: views, updates, tokens, drains, departures, admissions."""
 
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -38,6 +39,7 @@ from gpupool.remoting.protocol.sessions import DOCTOR, SIGNER_OPEN, WORKERS_HAVE
 from gpupool.remoting.protocol.token_text import parse_token
 from gpupool.remoting.server import admin_service, controller, lease_service, view_service
 from gpupool.remoting.transport.authority.ca_vault import make_request
+from gpupool.remoting.transport.peer_link import Kind
 from gpupool.remoting.transport.pki import create_ca, create_key_and_csr, sign_server
 
 Clock = trio.testing.MockClock
@@ -449,8 +451,8 @@ async def test_a_new_voter_takes_only_the_real_key(
     await cluster.start([1])
     node = await cluster.add(2, 1)
     node.server.ca_key._signers.clear()  # pyright: ignore[reportPrivateUsage]
-    take = node.server._links.take_key  # pyright: ignore[reportPrivateUsage]
-    give = cluster.nodes[0].server._links.give_key  # pyright: ignore[reportPrivateUsage]
+    take = node.server._links.takes[Kind.KEY_GIVE]  # pyright: ignore[reportPrivateUsage]
+    give = cluster.nodes[0].server._links.takes[Kind.KEY_ASK]  # pyright: ignore[reportPrivateUsage]
     key, csr = create_key_and_csr(node.id)
     certificate = sign_server(cluster.authority, csr, node.id, datetime.now(UTC))
     asked = make_request(node.server.ca_key.vault.public(), certificate, key)
@@ -459,10 +461,18 @@ async def test_a_new_voter_takes_only_the_real_key(
     take(ServerId("x"), b"nonsense")
     take(ServerId("x"), create_ca("other", datetime.now(UTC)).key_pem)
     assert node.server.ca_key.signer is None
-    take(cluster.nodes[0].id, give(node.id, asked))
+    take(cluster.nodes[0].id, give(node.id, asked) or b"")
     assert [public_of(each) for each in node.keys] == [public_of(cluster.authority.key_pem)]
     assert is_sealed(node.keys[0])
     assert node.server.ca_key.signer is not None
+
+
+def noting(asked: list[ServerId]) -> Callable[[ServerId, Kind, bytes], bool]:
+    def tell(peer: ServerId, kind: Kind, _body: bytes) -> bool:
+        asked.append(peer)
+        return kind is Kind.KEY_ASK
+
+    return tell
 
 
 async def test_a_voter_without_the_key_asks_at_once_who_connects(
@@ -474,7 +484,8 @@ async def test_a_voter_without_the_key_asks_at_once_who_connects(
     first, node = cluster.nodes
     asked: list[ServerId] = []
     links = node.server._links  # pyright: ignore[reportPrivateUsage]
-    monkeypatch.setattr(links, "ask_key", asked.append)
+    monkeypatch.setattr(links, "tell", noting(asked))
+    monkeypatch.setattr(node.server.ca_key, "request", bytes)
     node.server.ca_key._signers.clear()  # pyright: ignore[reportPrivateUsage]
     await trio.sleep(1)
     assert asked == [first.id], "even if it is not connected: that costs nothing"
@@ -498,7 +509,8 @@ async def test_the_table_knows_who_has_the_key_and_the_last_of_them_stays(
     assert [each.has_keys for each in cluster.state.servers.values()] == [True, True]
     links = node.server._links  # pyright: ignore[reportPrivateUsage]
     asked: list[ServerId] = []
-    monkeypatch.setattr(links, "ask_key", asked.append)
+    monkeypatch.setattr(links, "tell", noting(asked))
+    monkeypatch.setattr(node.server.ca_key, "request", bytes)
     signers = node.server.ca_key._signers  # pyright: ignore[reportPrivateUsage]
     kept = dict(signers)
     signers.clear()

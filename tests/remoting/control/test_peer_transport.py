@@ -32,6 +32,7 @@ from gpupool.remoting.transport import peer_link
 from gpupool.remoting.transport import peer_transport as links_module
 from gpupool.remoting.transport.link_stream import LinkStream
 from gpupool.remoting.transport.peer_dial import proven_peer
+from gpupool.remoting.transport.peer_link import Kind
 from gpupool.remoting.transport.peer_transport import PeerTransport
 from gpupool.remoting.transport.pki import peer_server_context
 
@@ -345,11 +346,11 @@ async def test_the_key_is_given_to_whom_the_table_trusts(
     network = MemoryNetwork(tmp_path)
     await network.start(nursery, A, B, C)
     await trio.sleep(5)
-    network.links[A].give_key = lambda peer, _request: b"the key" if peer == B else b""
+    network.links[A].takes[Kind.KEY_ASK] = lambda peer, _: b"the key" if peer == B else b""
     taken: list[tuple[str, bytes]] = []
     for server in (B, C):
-        network.links[server].take_key = lambda peer, key: taken.append((peer, key))
-        assert network.links[server].ask_key(A)
+        network.links[server].takes[Kind.KEY_GIVE] = lambda peer, key: taken.append((peer, key))
+        assert network.links[server].tell(A, Kind.KEY_ASK, b"")
     await trio.sleep(1)
     assert taken == [(A, b"the key")]
 
