@@ -19,6 +19,7 @@ from gpupool.remoting.client.credentials import (
     to_text,
 )
 from gpupool.remoting.local.logins import file_beside, first_login, store_login
+from gpupool.remoting.privileges.forked import ForkedProcess, fork
 
 SaveLogin = Callable[[Credentials], str]
 """Writes a login, and returns a sentence that says where, and what became of a former one."""
@@ -44,20 +45,12 @@ def save_login(credentials: Credentials) -> str:
     return who
 
 
-class LoginWriter:
+class LoginWriter(ForkedProcess):
     """The server's side of the process that writes one login."""
 
     def __init__(self) -> None:
         """Fork it off."""
-        self._socket, theirs = socket.socketpair()
-        self.pid = os.fork()
-        if self.pid == 0:
-            try:
-                self._socket.close()
-                _serve(theirs)
-            finally:
-                os._exit(0)
-        theirs.close()
+        super().__init__(*fork(socket.SOCK_STREAM, _serve))
 
     def save(self, credentials: Credentials) -> str:
         """Have a login written, once; return the sentence of ``save_login``.
@@ -77,17 +70,6 @@ class LoginWriter:
             what, why = answer or ("the login cannot be written", "")
             raise StorageError(what, why=why)
         return str(answer[0])
-
-    def end(self) -> None:
-        """Let the process end, and wait for it."""
-        if self.pid:
-            self.hang_up()
-            os.waitpid(self.pid, 0)
-            self.pid = 0
-
-    def hang_up(self) -> None:
-        """Close this end of the socket."""
-        self._socket.close()
 
 
 def _serve(sock: socket.socket) -> None:

@@ -14,6 +14,7 @@ import pwd
 import socket
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -37,6 +38,7 @@ from gpupool.remoting.host.isolation.users import UID_BASE, UID_COUNT
 from gpupool.remoting.host.worker_keeper import KeeperSettings
 from gpupool.remoting.local.paths import user_name
 from gpupool.remoting.privileges import former_ca, keeper_process, ownership, unprivileged
+from gpupool.remoting.privileges.forked import ForkedProcess, fork
 from gpupool.remoting.privileges.former_ca import FormerCa
 from gpupool.remoting.privileges.kept_signer import ask_for_signer
 from gpupool.remoting.privileges.remote_keeper import RemoteKeeper
@@ -82,12 +84,9 @@ class Separated:
 
     def end(self) -> None:
         """Let these processes end, and wait until they have."""
-        if self.login_writer is not None:
-            self.login_writer.end()
-        if self.keeper is not None:
-            self.keeper.end()
-        if self.vault is not None:
-            self.vault.end()
+        for process in (self.login_writer, self.keeper, self.vault):
+            if process is not None:
+                process.end()
         if self.unused is not None:
             ownership.remove_unused(self.unused, LOCK, SECRET, RECORD)
 
@@ -166,7 +165,7 @@ def _signer(
             log.warning("the signer of the CA's key has this server's user: %s", error)
     own = os.dup(state)
     try:
-        return fork_signer(SignerFolders(own, state, former), log, None)
+        return fork_signer(SignerFolders(own, state, former), log)
     finally:
         os.close(own)
 
@@ -189,8 +188,9 @@ def _separate(options: JoinOptions, log: logging.Logger) -> Separated:
         login_writer = LoginWriter() if may_be_new(place) and not options.token else None
         with former_ca.opened(options.ca) as former:
             folders = SignerFolders(part, state, former)
-            signer = fork_signer(folders, log, login_writer, has_own_user=True)
-        keeper = _fork_keeper(part, _runtime_dirs(user), unused, login_writer, signer, log)
+            signer = fork_signer(folders, log, has_own_user=True)
+        others = [signer] if login_writer is None else [signer, login_writer]
+        keeper = _fork_keeper(part, _runtime_dirs(user), unused, others, log)
     except OSError as error:
         raise _CannotError(f"{error.filename or 'its files'}: {error.strerror or error}") from error
     finally:
@@ -303,8 +303,7 @@ def _fork_keeper(
     part: int,
     base: Path | None,
     unused: Path | None,
-    login_writer: LoginWriter | None,
-    signer: RemoteVault,
+    others: Sequence[ForkedProcess],
     log: logging.Logger,
 ) -> RemoteKeeper:
     """Start the keeper's process.
@@ -313,8 +312,7 @@ def _fork_keeper(
         part: descriptor of its part of the state directory.
         base: where workers' directories are made; None: where everybody may write.
         unused: the state directory, if it is to go when no server has come to live there.
-        login_writer: another process of this server, if there is one.
-        signer: likewise.
+        others: the other processes of this server.
         log: takes what it says.
     """
     settings = KeeperSettings(
@@ -322,33 +320,26 @@ def _fork_keeper(
         state_dir=Path(f"/proc/self/fd/{part}"),
         confine=wanted(os.environ),
         ports=nccl_ports(os.environ),
-        siblings=frozenset(
-            {os.getpid(), signer.pid, login_writer.pid if login_writer else os.getpid()}
-        ),
+        siblings=frozenset({os.getpid(), *(other.pid for other in others)}),
     )
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    pid = os.fork()
-    if pid == 0:
-        code = 1
+
+    def serve(sock: socket.socket) -> None:
+        os.setsid()  # Ctrl-C is for the server.
+        if base is not None:
+            tempfile.tempdir = str(base)
+        for other in others:
+            other.hang_up()
         try:
-            os.setsid()  # Ctrl-C is for the server.
-            if base is not None:
-                tempfile.tempdir = str(base)
-            ours.close()
-            signer.hang_up()
-            if login_writer is not None:
-                login_writer.hang_up()
-            keeper_process.serve(theirs, settings, logging.getLogger("gpupool.host").info)
+            keeper_process.serve(sock, settings, logging.getLogger("gpupool.host").info)
             if unused is not None:
                 ownership.remove_unused(unused, LOCK)
-            code = 0
         except GpupoolError as error:
             log.error("the keeper has ended: %s", error)
-        finally:
-            os._exit(code)
-    theirs.close()
+            raise
+
+    keeper = RemoteKeeper(*fork(socket.SOCK_SEQPACKET, serve))
     os.close(part)
-    return RemoteKeeper(ours, pid)
+    return keeper
 
 
 def _wants_low_port(options: JoinOptions) -> bool:

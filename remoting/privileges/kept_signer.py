@@ -14,6 +14,7 @@ from pathlib import Path
 
 from gpupool.pool.errors import GpupoolError
 from gpupool.remoting.privileges import signer_process
+from gpupool.remoting.privileges.forked import fork
 from gpupool.remoting.privileges.former_ca import FILE_COUNT_MAX, FormerCa
 from gpupool.remoting.privileges.remote_vault import RemoteVault
 from gpupool.remoting.privileges.signer_process import SignerFolders
@@ -96,18 +97,14 @@ def _fork(server: socket.socket, own: Path, given: list[int], say: Callable[[str
         say: takes a line.
     """
     former = FormerCa(given[1], given[2], tuple(given[3:])) if len(given) > 1 else None
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    if os.fork() == 0:
-        code = 1
+
+    def serve(sock: socket.socket) -> None:
+        server.close()
         try:
-            ours.close()
-            server.close()
             folder = os.open(own, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            signer_process.serve(theirs, SignerFolders(folder, given[0], former), say)
-            code = 0
+            signer_process.serve(sock, SignerFolders(folder, given[0], former), say)
         except OSError as error:
             say(f"the signer has ended: {error}")
-        finally:
-            os._exit(code)
-    theirs.close()
-    return ours.detach()
+            raise
+
+    return fork(socket.SOCK_SEQPACKET, serve)[0].detach()

@@ -11,6 +11,7 @@ import trio
 
 from gpupool.pool.errors import GpupoolError
 from gpupool.remoting.host.spawn import WorkerFailedError
+from gpupool.remoting.privileges.forked import ForkedProcess
 from gpupool.remoting.protocol.keeper_messages import (
     KEEPER,
     Answer,
@@ -31,14 +32,13 @@ UNDO_S, UNDO_EVERY_S = 5.0, 0.05
 """A killed process ends within milliseconds, unless it hangs in the kernel."""
 
 
-class RemoteKeeper:
+class RemoteKeeper(ForkedProcess):
     """Implements ``host.keepers.Keeper``; calls need ``running``."""
 
     def __init__(self, sock: socket.socket, pid: int = -1) -> None:
         """Talk over ``sock``, a packet socket, to the keeper ``pid``, which may be our child."""
+        super().__init__(sock, pid)
         sock.setblocking(False)
-        self._socket = sock
-        self.pid = pid
         self._calls = OpenCalls[tuple[Answer, list[int]]]()
         self._outgoing: deque[tuple[bytes, Sequence[int]]] = deque()
         self._more = trio.Event()
@@ -138,13 +138,3 @@ class RemoteKeeper:
         number, answer = KEEPER.decode(Answer, packet)
         self._calls.answered(number, (answer, descriptors))
         return True
-
-    def hang_up(self) -> None:
-        """Close our end of the socket."""
-        self._socket.close()
-
-    def end(self) -> None:
-        """Let the keeper end, and wait for it, if it is our child; blocks."""
-        self.hang_up()
-        if self.pid > 0:
-            os.waitpid(self.pid, 0)

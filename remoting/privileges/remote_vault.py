@@ -5,11 +5,11 @@ server that joins, or renews its certificate. What a signer answers too late, as
 is busy for a second, is passed over: the next call gets an answer of its own.
 """
 
-import os
 import select
 import socket
 
 from gpupool.pool.errors import AuthenticationError, GpupoolError, ProtocolError
+from gpupool.remoting.privileges.forked import ForkedProcess
 from gpupool.remoting.protocol import signer_messages as m
 from gpupool.remoting.transport.pki import Authority
 
@@ -17,7 +17,7 @@ START_TIMEOUT_S = 20.0
 ANSWER_TIMEOUT_S = 1.0
 
 
-class RemoteVault:
+class RemoteVault(ForkedProcess):
     """Implements ``transport.authority.ca_vault.CaVaultPort``, whose docstrings hold here too."""
 
     def __init__(self, sock: socket.socket, pid: int, *, has_own_user: bool = False) -> None:
@@ -31,7 +31,8 @@ class RemoteVault:
         Raises:
             GpupoolError: when it does not come up.
         """
-        self._socket, self.pid, self.has_own_user = sock, pid, has_own_user
+        super().__init__(sock, pid)
+        self.has_own_user = has_own_user
         self._late = 0  # answers that nobody waits for any more
         sock.settimeout(START_TIMEOUT_S)
         try:
@@ -63,17 +64,6 @@ class RemoteVault:
             return not poller.poll(0) or self._socket.recv(1, socket.MSG_PEEK) != b""
         except (OSError, ValueError):  # it is closed
             return False
-
-    def hang_up(self) -> None:
-        """Close this end of the socket."""
-        self._socket.close()
-
-    def end(self) -> None:
-        """Let the signer end, and wait until it has."""
-        self.hang_up()
-        if self.pid > 0:
-            os.waitpid(self.pid, 0)
-            self.pid = -1
 
     def _receive(self) -> tuple[bytes, ...]:
         try:

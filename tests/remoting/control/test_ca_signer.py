@@ -52,7 +52,7 @@ from gpupool.remoting.transport.pki import Authority, create_key_and_csr
 folder = pathlib.Path(sys.argv[1])
 state, own = (os.open(folder, os.O_RDONLY | os.O_DIRECTORY) for _ in range(2))
 with former_ca.opened(folder / "former") as former:
-    vault = fork_signer(SignerFolders(own, state, former), logging.getLogger("x"), None)
+    vault = fork_signer(SignerFolders(own, state, former), logging.getLogger("x"))
 AuthoritySigner(vault.former, vault, lambda: 10**12).sign("a" * 12, create_key_and_csr("a" * 12)[1])
 ca, key = (folder / "ca.pem").read_bytes(), (folder / "ca.key").read_bytes()
 authority = Authority(ca, key)
@@ -76,7 +76,7 @@ def state(tmp_path: Path) -> Path:
 @pytest.fixture
 def signer(state: Path) -> Iterator[RemoteVault]:
     folder, own = (os.open(state, os.O_RDONLY | os.O_DIRECTORY) for _ in range(2))
-    vault = fork_signer(SignerFolders(own, folder), LOG, None)
+    vault = fork_signer(SignerFolders(own, folder), LOG)
     yield vault
     vault.end()
     os.close(folder)
@@ -157,7 +157,7 @@ def started_with(former: Path, state: Path) -> Authority:
     folder, own = (os.open(state, os.O_RDONLY | os.O_DIRECTORY) for _ in range(2))
     try:
         with former_ca.opened(former) as files:
-            vault = fork_signer(SignerFolders(own, folder, files), LOG, None)
+            vault = fork_signer(SignerFolders(own, folder, files), LOG)
         vault.end()
     finally:
         os.close(folder)
@@ -243,7 +243,7 @@ def test_a_start_under_another_user_finds_the_key_or_puts_it_aside(state: Path) 
 
     def start(own: Path) -> bytes:
         folders = [os.open(each, os.O_RDONLY | os.O_DIRECTORY) for each in (own, state)]
-        fork_signer(SignerFolders(folders[0], folders[1]), LOG, None).end()
+        fork_signer(SignerFolders(folders[0], folders[1]), LOG).end()
         for each in folders:
             os.close(each)
         return (state / "ca.key").read_bytes() if (state / "ca.key").exists() else b""
