@@ -51,10 +51,6 @@ class Signer(Protocol):
         """
         ...
 
-    def key_pem(self) -> bytes:
-        """Return the CA's key, for a new voter."""
-        ...
-
     def ca_pem(self) -> bytes:
         """Return the CA's certificate."""
         ...

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import cast
 
 import trio
 
@@ -19,6 +20,7 @@ from gpupool.remoting.protocol.framing import frame_bytes
 from gpupool.remoting.transport.link_clock import LinkClock
 from gpupool.remoting.transport.link_stream import LinkStream
 from gpupool.remoting.transport.pki import CSR_SIZE_MAX
+from gpupool.remoting.transport.socket_options import tcp_info
 
 QUEUE_SIZE_MAX = 32 * 1024 * 1024
 QUEUE_COUNT_MAX = 16_384
@@ -33,7 +35,7 @@ KEY_SIZE_MAX = 4096
 CERTIFICATE_SIZE_MAX = 8192
 
 _INFO = struct.Struct("=60x I 36x I 32x I")
-"""``struct tcp_info``, which Linux only ever appends to: path MTU, retransmits, segments sent."""
+"""Path MTU, retransmits, segments sent."""
 
 
 class Kind(IntEnum):
@@ -152,14 +154,8 @@ class PeerLink:
             stream = getattr(stream, "transport_stream", None)
             if stream is None:
                 return None
-        option = getattr(socket, "TCP_INFO", None)
-        if option is None or stream.socket.family not in (socket.AF_INET, socket.AF_INET6):
-            return None
-        try:
-            data = stream.socket.getsockopt(socket.IPPROTO_TCP, option, _INFO.size)
-        except OSError:
-            return None
-        return LinkPath(*_INFO.unpack(data)) if len(data) == _INFO.size else None
+        found = tcp_info(cast(socket.socket, stream.socket), _INFO)
+        return None if found is None else LinkPath(*found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ keep-alive probes when nothing is in flight, by ``TCP_USER_TIMEOUT`` when someth
 
 import contextlib
 import socket
+import struct
 from typing import Protocol
 
 
@@ -32,6 +33,21 @@ def tune(sock: OptionSocket, *, timeout_s: float) -> None:
     _set(sock, socket.IPPROTO_TCP, "TCP_KEEPINTVL", interval_s)
     _set(sock, socket.IPPROTO_TCP, "TCP_KEEPCNT", 3)
     _set(sock, socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", int(timeout_s * 850))
+
+
+def tcp_info(sock: socket.socket, shape: struct.Struct) -> tuple[int, ...] | None:
+    """Ask the kernel about a connection; None for one that is no TCP, or is closed.
+
+    ``shape`` has the beginning of ``struct tcp_info``, which Linux only ever appends to.
+    """
+    option = getattr(socket, "TCP_INFO", None)
+    if option is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return None
+    try:
+        data = sock.getsockopt(socket.IPPROTO_TCP, option, shape.size)
+    except OSError:
+        return None
+    return shape.unpack(data) if len(data) == shape.size else None
 
 
 def _set(sock: OptionSocket, level: int, name: str, value: int) -> None:

@@ -9,8 +9,10 @@ import struct
 import time
 from dataclasses import dataclass
 
+from gpupool.remoting.transport.socket_options import tcp_info
+
 _INFO = struct.Struct("=68x I I 24x I")
-"""``struct tcp_info``, which Linux only ever appends to: rtt, rttvar, total retransmits."""
+"""Rtt, rttvar, and all retransmits."""
 
 
 @dataclass(slots=True)
@@ -61,11 +63,5 @@ class TcpPath:
 
 def tcp_path(sock: socket.socket) -> TcpPath | None:
     """Ask the kernel about a connection; None for one that is no TCP, or is closed."""
-    option = getattr(socket, "TCP_INFO", None)
-    if option is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
-        return None
-    try:
-        data = sock.getsockopt(socket.IPPROTO_TCP, option, _INFO.size)
-    except OSError:
-        return None
-    return TcpPath(*_INFO.unpack(data)) if len(data) == _INFO.size else None
+    found = tcp_info(sock, _INFO)
+    return None if found is None else TcpPath(*found)

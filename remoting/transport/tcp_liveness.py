@@ -13,12 +13,13 @@ import struct
 import time
 from dataclasses import dataclass
 
+from gpupool.remoting.transport.socket_options import tcp_info
+
 LOOK_EVERY_S = 0.5
 PROBE_COUNT_MIN = 2
 """A single probe without an answer proves nothing: it may be lost, and answers are rationed."""
 
 _INFO = struct.Struct("=3x B 4x 4x 4x 4x 4x I 4x 4x 4x 4x 4x 4x 4x I")
-"""The beginning of ``struct tcp_info``, which Linux only ever appends to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +68,8 @@ def wait_writable(sock: socket.socket, lost_after_s: float) -> None:
 
 def _sent(sock: socket.socket) -> Sent | None:
     """Ask the kernel; None where it does not say."""
-    option = getattr(socket, "TCP_INFO", None)
-    if option is None or sock.family == socket.AF_UNIX:
+    found = tcp_info(sock, _INFO)
+    if found is None:
         return None
-    data = sock.getsockopt(socket.IPPROTO_TCP, option, _INFO.size)
-    if len(data) < _INFO.size:
-        return None
-    probes, unacknowledged, heard_ago_ms = _INFO.unpack(data)
+    probes, unacknowledged, heard_ago_ms = found
     return Sent(unacknowledged > 0 or probes >= PROBE_COUNT_MIN, heard_ago_ms / 1000)

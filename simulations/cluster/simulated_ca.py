@@ -52,10 +52,6 @@ class SimulatedSigner:
         del csr_pem
         return server.encode()
 
-    def key_pem(self) -> bytes:
-        """Return the CA's key."""
-        return self._ca
-
     def ca_pem(self) -> bytes:
         """Return the CA's certificate."""
         return self._ca

@@ -246,7 +246,7 @@ class CaExchange:
 
     def _keys_of(self, certificates: tuple[bytes, ...]) -> list[bytes]:
         """Return the key of each CA; nothing where this server does not have it."""
-        known = {signer.ca_pem(): signer.key_pem() for signer in self._ca_key.signers()}
+        known = {a.certificate_pem: a.key_pem for a in self._ca_key.authorities()}
         if self._next is not None:
             known.setdefault(newest_of(self._next.certificate_pem), self._next.key_pem)
         return [known.get(each, b"") for each in certificates]

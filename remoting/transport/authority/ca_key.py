@@ -40,34 +40,31 @@ class AuthoritySigner:
         check_authority(authority)
         self._vault = vault
         self._valid_ms = int((valid or SERVER_VALID).total_seconds() * 1000)
-        self._authority = authority
+        self.authority = authority
+        """The CA, whose key is sealed to this server's vault."""
         self._now_ms = now_ms
 
     def sign(self, server: ServerId, csr_pem: bytes) -> bytes:
         """Return a certificate for ``server``."""
-        ca, now_ms, valid_ms = self._authority, self._now_ms(), self._valid_ms
+        ca, now_ms, valid_ms = self.authority, self._now_ms(), self._valid_ms
         asked = SignServer(ca.certificate_pem, ca.key_pem, server, csr_pem, now_ms, valid_ms)
         return self._vault.ask(asked)[0]
 
     def sign_web(self, csr_pem: bytes, server: Server) -> bytes:
         """Return a certificate for the observer of ``server``."""
-        ca, name, address = self._authority, server.name, server.address
+        ca, name, address = self.authority, server.name, server.address
         asked = SignWeb(
             *(ca.certificate_pem, ca.key_pem, server.id, name, address, csr_pem, self._now_ms())
         )
         return self._vault.ask(asked)[0]
 
-    def key_pem(self) -> bytes:
-        """Return the CA's key, sealed to this server's vault."""
-        return self._authority.key_pem
-
     def ca_pem(self) -> bytes:
         """Return the CA's certificate."""
-        return self._authority.certificate_pem
+        return self.authority.certificate_pem
 
     def ca_sha256(self) -> bytes:
         """Return the SHA-256 of the CA's certificate in DER."""
-        return fingerprint(self._authority.certificate_pem)
+        return fingerprint(self.authority.certificate_pem)
 
 
 class CaKey:
@@ -128,9 +125,9 @@ class CaKey:
         """Return whether this server has the key of every CA that is trusted."""
         return all(each in self._signers for each in self.trusted)
 
-    def signers(self) -> tuple[AuthoritySigner, ...]:
+    def authorities(self) -> tuple[Authority, ...]:
         """Return every CA whose key this server has."""
-        return tuple(self._signers.values())
+        return tuple(signer.authority for signer in self._signers.values())
 
     def adopt(self, key_pem: bytes) -> bytes | None:
         """Use a key, and return the trusted certificate that it belongs to; None: to none."""
@@ -160,7 +157,8 @@ class CaKey:
         server = self._machine.state.servers.get(peer)
         if server is None or not server.voter:
             return b""
-        keys = [self._signers[each].key_pem() for each in self.trusted if each in self._signers]
+        found = self._signers
+        keys = [found[each].authority.key_pem for each in self.trusted if each in found]
         keys += [self.next_key] if self.next_key and self.next_key not in keys else []
         if not keys:
             return b""

@@ -263,12 +263,12 @@ async def test_a_voter_keeps_the_next_ca_of_its_pool_alone(
     assert [public_of(each.key_pem) for each in lab.disk.kept] == [public_of(lab.new.key_pem)]
     assert b"PRIVATE KEY" not in lab.disk.kept[0].key_pem
     assert lab.ca_key.signer is not None
-    assert lab.ca_key.signer.key_pem() == lab.old.key_pem  # nobody trusts the new one yet
+    assert lab.ca_key.signer.authority.key_pem == lab.old.key_pem  # nobody trusts the new one yet
     lab.trusts(lab.old, lab.new)
     assert lab.exchange.is_behind()
     await lab.exchange.follow()
     assert (lab.ca_key.joiner, lab.ca_key.signer) != (None, None)
-    assert lab.ca_key.signer.ca_pem() == lab.new.certificate_pem
+    assert lab.ca_key.signer.authority.certificate_pem == lab.new.certificate_pem
     assert take(B, body) == b""  # two are trusted
     lab.trusts(lab.old)
     assert not lab.exchange.is_behind()  # of a table that was left behind
