@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import astuple, replace
 from pathlib import Path
@@ -195,17 +195,11 @@ class ObserverLink:
         door, their_door = self._web.pair() if self._web is not None else (None, None)
         with theirs, their_door or nullcontext():
             passed = [theirs.fileno()] + ([their_door.fileno()] if their_door else [])
-            process = await trio.lowlevel.open_process(
-                [
-                    *(sys.executable, "-P", "-m", "gpupool.monitoring.observer"),
-                    *(str(self._folder.resolve()), str(theirs.fileno())),
-                    str(their_door.fileno() if their_door is not None else -1),
-                    *(str(each) for each in astuple(self._settings)),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=passed,
-                env={name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ},
+            process = await start_beside(
+                *("gpupool.monitoring.observer", str(self._folder.resolve())),
+                *(str(theirs.fileno()), str(their_door.fileno() if their_door else -1)),
+                *(str(each) for each in astuple(self._settings)),
+                passed=passed,
             )
         self.process = process
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
@@ -230,7 +224,7 @@ class ObserverLink:
             self._calls.end()
             with trio.CancelScope(shield=True):
                 await trio.aclose_forcefully(stream)
-                await _end(process)
+            await end_beside(process)
         return f"{why}, status {process.returncode}"
 
     async def pump_samples(self, stream: trio.SocketStream, sending: trio.Lock) -> None:
@@ -281,13 +275,25 @@ class ObserverLink:
 
 
 KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "PYTHONHASHSEED", "LD_LIBRARY_PATH")
-"""No more of the server's environment is the observer's."""
+"""No more of the server's environment is that of the processes beside it."""
 
 
-async def _end(process: trio.Process) -> None:
+async def start_beside(module: str, *arguments: str, passed: Sequence[int]) -> trio.Process:
+    """Start a module as a process beside the server, with these descriptors of it."""
+    return await trio.lowlevel.open_process(
+        [sys.executable, "-P", "-m", module, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        pass_fds=passed,
+        env={name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ},
+    )
+
+
+async def end_beside(process: trio.Process) -> None:
     """Let it end by itself, since its socket is closed; then end it."""
-    with trio.move_on_after(STOP_S):
-        await process.wait()
-        return
-    process.kill()
-    await process.wait()
+    with trio.CancelScope(shield=True):
+        with trio.move_on_after(STOP_S):
+            await process.wait()
+        if process.returncode is None:
+            process.kill()
+            await process.wait()

@@ -4,21 +4,17 @@ Its end stops nothing here, and the server never waits for it.
 """
 
 import logging
-import os
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import trio
 
-from gpupool.monitoring.observer_link import KEPT_VARIABLES
+from gpupool.monitoring.observer_link import end_beside, start_beside
 from gpupool.remoting.transport.watching import keep_watching
 
 GATE_EVERY_S = 1.0
-STOP_S = 1.0
 SENDS, MAJORITY = 1, 2
 
 
@@ -45,15 +41,10 @@ class AlertLink:
         """Run one sender to its end, and return its status in words."""
         ours, theirs = socket.socketpair()
         with theirs:
-            process = await trio.lowlevel.open_process(
-                [
-                    *(sys.executable, "-P", "-m", "gpupool.monitoring.health.alert_sender"),
-                    *(str(theirs.fileno()), str(self._settings.resolve())),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                env={name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ},
+            process = await start_beside(
+                *("gpupool.monitoring.health.alert_sender", str(theirs.fileno())),
+                str(self._settings.resolve()),
+                passed=(theirs.fileno(),),
             )
         ours.setblocking(False)
         try:
@@ -63,10 +54,7 @@ class AlertLink:
                 nursery.cancel_scope.cancel()
         finally:
             ours.close()
-            with trio.CancelScope(shield=True), trio.move_on_after(STOP_S):
-                await process.wait()
-            if process.returncode is None:
-                process.kill()
+            await end_beside(process)
         return f"status {process.returncode or 0}"
 
     async def _tell(self, ours: socket.socket) -> None:

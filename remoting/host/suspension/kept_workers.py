@@ -7,14 +7,13 @@ the memory takes to move.
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Protocol
 
 from gpupool.pool.model.ids import GpuId
+from gpupool.remoting.host.spawn import KeptWorker
 from gpupool.remoting.host.suspension import checkpointer, spilled_memory
 from gpupool.remoting.host.suspension.spilled_memory import Area, SpilledMemory, SpillError
 from gpupool.remoting.protocol import keeper_messages
@@ -27,32 +26,8 @@ SLACK = 1 << 30
 _POLL_S = 0.001
 
 
-class Kept(Protocol):
-    """What is needed of a worker."""
-
-    saved_on: Mapping[GpuId, GpuId]
-    """Where it would be restored, by its GPUs, after a move that was not done; empty: there."""
-    spilled: SpilledMemory | None
-    """What it has on a disk."""
-
-    @property
-    def number(self) -> int:
-        """Return its number."""
-        ...
-
-    @property
-    def process(self) -> "subprocess.Popen[bytes]":
-        """Return its process."""
-        ...
-
-    @property
-    def line(self) -> socket.socket:
-        """Return the keeper's end of the socket between them."""
-        ...
-
-
 def suspend(
-    stop: Sequence[Kept], save: Sequence[Kept], size: int, file: int = -1
+    stop: Sequence[KeptWorker], save: Sequence[KeptWorker], size: int, file: int = -1
 ) -> keeper_messages.Moved:
     """Suspend all workers, or none.
 
@@ -89,7 +64,7 @@ def suspend(
 
 
 def _spill(
-    workers: Sequence[Kept], before: Mapping[int, list[Area]], size: int, file: int
+    workers: Sequence[KeptWorker], before: Mapping[int, list[Area]], size: int, file: int
 ) -> keeper_messages.Moved:
     """Have what the driver keeps of suspended workers on the disk, or let them run again."""
     areas: dict[int, list[Area]] = {}
@@ -122,7 +97,7 @@ def _spill(
     return keeper_messages.Moved()
 
 
-def _bring_back(workers: Sequence[Kept]) -> list[int]:
+def _bring_back(workers: Sequence[KeptWorker]) -> list[int]:
     """Have everything of workers in memory again; return the numbers of those that lost some."""
     lost: list[int] = []
     for worker in workers:
@@ -137,7 +112,10 @@ def _bring_back(workers: Sequence[Kept]) -> list[int]:
 
 
 def resume(
-    stopped: Sequence[Kept], saved: Sequence[Kept], size: int, moves: Mapping[GpuId, GpuId]
+    stopped: Sequence[KeptWorker],
+    saved: Sequence[KeptWorker],
+    size: int,
+    moves: Mapping[GpuId, GpuId],
 ) -> keeper_messages.Moved:
     """Let suspended workers go on: first all have their memory again, then all run.
 
@@ -175,7 +153,7 @@ def _pairs(saved_on: Mapping[GpuId, GpuId], moves: Mapping[GpuId, GpuId]) -> dic
     return pairs if any(old != new for old, new in pairs.items()) else {}
 
 
-def _making(workers: Sequence[Kept]) -> partial[checkpointer.CallProcess]:
+def _making(workers: Sequence[KeptWorker]) -> partial[checkpointer.CallProcess]:
     processes = {worker.process.pid: worker.process for worker in workers}
     return partial(checkpointer.CallProcess, lambda pid: _lives(processes[pid]))
 
@@ -202,7 +180,7 @@ def _lives(process: "subprocess.Popen[bytes]") -> bool:
         return False
 
 
-def _problem(workers: Sequence[Kept], problem: str) -> str:
+def _problem(workers: Sequence[KeptWorker], problem: str) -> str:
     if any(not _lives(worker.process) for worker in workers):
         return "one of its workers ended meanwhile"
     return problem

@@ -18,7 +18,6 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Protocol
 
 import trio
 
@@ -31,6 +30,7 @@ from gpupool.remoting.transport.authority.ca_bundle import (
     newest_of,
     number_of,
 )
+from gpupool.remoting.transport.authority.ca_key import AuthoritySigner
 from gpupool.remoting.transport.authority.ca_store import CaStore
 from gpupool.remoting.transport.authority.ca_vault import CaVaultPort
 from gpupool.remoting.transport.failures import explain
@@ -143,14 +143,6 @@ class ServerCertificates:
         return self.vault is None or self.vault.has_own_user
 
 
-class CertificateSigner(Protocol):
-    """A holder of the CA's key."""
-
-    def sign(self, server: ServerId, csr_pem: bytes) -> bytes:
-        """Return a certificate for ``server``."""
-        ...
-
-
 class Renewal:
     """Keeps the certificate of this server fresh; see the module."""
 
@@ -160,7 +152,7 @@ class Renewal:
         *,
         now_ms: Callable[[], int],
         name: Callable[[], str],
-        signer: Callable[[], CertificateSigner | None],
+        signer: Callable[[], AuthoritySigner | None],
         voters: Callable[[], Sequence[ServerId]],
         ask: Callable[[ServerId, bytes], bool],
         log: logging.Logger,
