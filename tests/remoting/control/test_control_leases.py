@@ -24,6 +24,7 @@ from gpupool.remoting.client.server_connections import ServerConnection
 from gpupool.remoting.client.session_answer import OpenedSession
 from gpupool.remoting.program.program_run import lease_text
 from gpupool.remoting.protocol import messages as m
+from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.server.reconciler import LaterStartError
 
 Clock = trio.testing.MockClock
@@ -42,7 +43,7 @@ async def test_lease_session_and_release(autojump_clock: Clock, nursery: trio.Nu
         [session] = await hold.open_session("arrays", "train.py")
         assert isinstance(session, OpenedSession)
         assert session.encryption == "tls"
-        assert session.address == (hold.server_names()[0], 7470)
+        assert session.address == Address(hold.server_names()[0], 7470)
         assert [device.memory for device in session.devices] == [40 * GIB] * 2
         await hold.release()
         await trio.sleep(0.5)
