@@ -151,25 +151,16 @@ async def join_pool(
     raise worst(failures, tuple(tried))
 
 
-class _Deaf:
-    """A listener for a connection that makes one call."""
-
-    def arrived(self, connection: ServerConnection) -> None:
-        """Do nothing."""
-
-    def left(self, connection: ServerConnection) -> None:
-        """Do nothing."""
-
-    def pushed(self, connection: ServerConnection, message: m.Message) -> None:
-        """Do nothing."""
-
-
 A = TypeVar("A", bound=m.Answer)
+
+
+def _pass_over(_connection: ServerConnection, _message: m.Message) -> None:
+    """Take a push for a connection that makes one call."""
 
 
 async def _call_once(connection: ServerConnection, message: m.CallFor[A]) -> A:
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(connection.run, _Deaf())
+        nursery.start_soon(connection.run, _pass_over)
         failure: GpupoolError | None = None
         answer: A | None = None
         try:

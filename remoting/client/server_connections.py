@@ -75,7 +75,7 @@ class ServerConnection:
         self._stream = stream
         self._calls = OpenCalls[m.Message]()
 
-    async def run(self, listener: "Listener") -> None:
+    async def run(self, pushed: "Callable[[ServerConnection, m.Message], None]") -> None:
         """Receive until the connection is gone, whatever the reason."""
         reason = "the server hung up"
         try:
@@ -85,7 +85,7 @@ class ServerConnection:
                     LOG.debug("%s says %s", self.name, gist(message))
                     if isinstance(message, m.Dismissed):
                         reason = m.to_error(message.reason).why or message.reason.what
-                    listener.pushed(self, message)
+                    pushed(self, message)
                 else:
                     self._calls.answered(call, message)
         except GONE as error:
@@ -428,7 +428,7 @@ class Connections:
         for listener in list(self._listeners):
             listener.arrived(connection)
         try:
-            await connection.run(self)
+            await connection.run(self.pushed)
         finally:
             del self.by_server[welcome.server]
             self._log.debug("lost server %s: %s", connection.name, connection.reason)
@@ -476,12 +476,6 @@ class Connections:
             self._take_members(message.members)
         for listener in list(self._listeners):
             listener.pushed(connection, message)
-
-    def arrived(self, connection: ServerConnection) -> None:
-        """Do nothing: this object itself reports connections."""
-
-    def left(self, connection: ServerConnection) -> None:
-        """Do nothing: this object itself reports connections."""
 
 
 FIRST_TIMEOUT_S = DIAL_TIMEOUT_S + 1.0

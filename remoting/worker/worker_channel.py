@@ -96,7 +96,7 @@ class BudgetClient:
         """Reserve ``nbytes`` of the partition if the lease has them left."""
         if nbytes > worker_messages.SIZE_MAX:
             return False  # more than any partition, and than a call can say
-        return self._ask(worker_messages.RESERVE, device_index, nbytes)[0]
+        return self._ask(worker_messages.RESERVE, device_index, nbytes)[0] > 0
 
     def release(self, device_index: int, nbytes: int) -> None:
         """Return ``nbytes`` that were reserved."""
@@ -112,16 +112,8 @@ class BudgetClient:
 
         The descriptor, if any, is passed on, and stays the caller's.
         """
-        payload = token + value
-        with self._lock:
-            self._send(
-                worker_messages.SHARE,
-                int(descriptor >= 0),
-                len(payload),
-                payload,
-                descriptor=descriptor,
-            )
-            return self._answer()[0] > 0
+        has = int(descriptor >= 0)
+        return self._ask(worker_messages.SHARE, has, token + value, descriptor=descriptor)[0] > 0
 
     def find(self, token: bytes, *, opens: bool = False) -> tuple[bytes, int] | None:
         """Return a handle of another worker of the lease, and its descriptor or -1.
@@ -129,7 +121,7 @@ class BudgetClient:
         The caller closes the descriptor. A caller that ``opens`` memory has a hold on it then.
         """
         with self._lock:
-            self._send(worker_messages.FIND, int(opens), len(token), token)
+            self._send(worker_messages.FIND, int(opens), token)
             granted, size = self._answer()
             value = self._socket.recv(size, socket.MSG_WAITALL) if size else b""
         if len(value) != size:
@@ -138,41 +130,33 @@ class BudgetClient:
 
     def forget(self, token: bytes) -> None:
         """Withdraw a handle that this worker has shared; it cannot be found after the return."""
-        with self._lock:
-            self._send(worker_messages.FORGET, 0, len(token), token)
-            self._answer()
+        self._ask(worker_messages.FORGET, 0, token)
 
     def pledge(self, token: bytes, device_index: int, nbytes: int) -> None:
         """Charge reserved bytes for as long as any worker holds the shared memory."""
         payload = token + worker_messages.PLEDGED.pack(nbytes)
-        with self._lock:
-            self._send(worker_messages.PLEDGE, device_index, len(payload), payload)
-            self._answer()
+        self._ask(worker_messages.PLEDGE, device_index, payload)
 
     def take_back(self, token: bytes, nbytes: int) -> None:
         """Return pledged bytes, unless other workers hold the shared memory.
 
         The books have it after the return: another process may be told, and look.
         """
-        payload = token + worker_messages.PLEDGED.pack(nbytes)
-        with self._lock:
-            self._send(worker_messages.TAKE_BACK, 0, len(payload), payload)
-            self._answer()
+        self._ask(worker_messages.TAKE_BACK, 0, token + worker_messages.PLEDGED.pack(nbytes))
 
     def let_go(self, token: bytes) -> None:
         """Give up one hold of memory: that of who pledged it, or of who opened it.
 
         The books have it after the return, as after ``take_back``.
         """
-        with self._lock:
-            self._send(worker_messages.LET_GO, 0, len(token), token)
-            self._answer()
+        self._ask(worker_messages.LET_GO, 0, token)
 
-    def _ask(self, operation: int, device: int, size: int) -> tuple[bool, int]:
+    def _ask(
+        self, operation: int, device: int, said: int | bytes, *, descriptor: int = -1
+    ) -> tuple[int, int]:
         with self._lock:
-            self._send(operation, device, size)
-            granted, usage = self._answer()
-        return bool(granted), usage
+            self._send(operation, device, said, descriptor=descriptor)
+            return self._answer()
 
     def _answer(self) -> tuple[int, int]:
         size = worker_messages.BUDGET_ANSWER.size
@@ -183,8 +167,10 @@ class BudgetClient:
         return worker_messages.BUDGET_ANSWER.unpack(answer)
 
     def _send(
-        self, operation: int, device: int, size: int, payload: bytes = b"", *, descriptor: int = -1
+        self, operation: int, device: int, said: int | bytes, *, descriptor: int = -1
     ) -> None:
+        """Send a call about a size, or with a payload, which has its own size there."""
+        size, payload = (said, b"") if isinstance(said, int) else (len(said), said)
         if size < 0:
             raise ValueError("negative size")
         call = worker_messages.BUDGET_CALL.pack(operation, device, size) + payload
