@@ -19,14 +19,12 @@ from typing import TYPE_CHECKING, TypeVar
 from gpupool.remoting.protocol.messages import declaration, hello_messages, lease_messages
 
 if TYPE_CHECKING:
-    from gpupool.remoting.protocol.messages.account_orders import *
     from gpupool.remoting.protocol.messages.admin_messages import *
     from gpupool.remoting.protocol.messages.backup_messages import *
     from gpupool.remoting.protocol.messages.declaration import *
     from gpupool.remoting.protocol.messages.hello_messages import *
     from gpupool.remoting.protocol.messages.lease_messages import *
     from gpupool.remoting.protocol.messages.lease_orders import *
-    from gpupool.remoting.protocol.messages.membership_messages import *
     from gpupool.remoting.protocol.messages.orders import *
     from gpupool.remoting.protocol.messages.policy_messages import *
 else:

@@ -1,4 +1,4 @@
-"""The messages that show the pool: views, telemetry, tokens, the audit."""
+"""The messages that show the pool: views, telemetry, tokens, the audit; and admit a server."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -12,7 +12,7 @@ from gpupool.pool.telemetry import Finding, Telemetry
 from gpupool.pool.view import PoolView
 from gpupool.remoting.protocol.message_family import Rights, message
 from gpupool.remoting.protocol.messages.declaration import Answer, CallFor, Push
-from gpupool.remoting.protocol.messages.hello_messages import Done
+from gpupool.remoting.protocol.messages.hello_messages import Done, Member
 
 
 @message(135)
@@ -183,3 +183,25 @@ class GetHistory(CallFor[HistoryIs]):
     """
 
     query: HistoryQuery
+
+
+@message(138)
+class Joined(Answer):
+    """What a new server needs: its certificate, the CA, and as a voter the CA's key."""
+
+    certificate_pem: bytes
+    ca_pem: bytes
+    ca_key_pem: bytes = field(repr=False)
+    voter: bool
+    members: tuple[Member, ...]
+
+
+@message(64, rights=Rights.SERVER)
+class JoinPool(CallFor[Joined]):
+    """Admit a server, on a connection that a server token opened."""
+
+    server: ServerId
+    name: str
+    address: str
+    witness: bool
+    csr_pem: bytes

@@ -89,10 +89,8 @@ Outgoing = Message | Encoded
 #: start waits for what its client imports, and most clients only ask for GPUs.
 LATER = (
     "admin_messages",
-    "account_orders",
     "backup_messages",
     "lease_orders",
-    "membership_messages",
     "orders",
     "policy_messages",
 )

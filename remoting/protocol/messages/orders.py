@@ -33,10 +33,12 @@ from gpupool.pool.errors import DeniedError, NotNowError, UsageError
 from gpupool.pool.model import commands
 from gpupool.pool.model.codec import OPTIONAL
 from gpupool.pool.model.commands import Command
+from gpupool.pool.model.forgetting import SALT_SIZE, digest_of, pseudonym_of
 from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds, ServerId, TokenId
 from gpupool.pool.model.silences import SILENCE_MAX_MS, silence_scope
 from gpupool.pool.model.state import TOKEN_USES_MAX, TokenKind
 from gpupool.pool.transitions.gpu_drains import AUTOMATIC
+from gpupool.pool.view import visible
 from gpupool.remoting.protocol.message_family import Rights, message
 from gpupool.remoting.protocol.messages.declaration import CallFor
 from gpupool.remoting.protocol.messages.hello_messages import Done
@@ -410,3 +412,29 @@ class SetSilence(NumberedOrder):
         if self.reason is None:
             return f"{what} is not silenced{' any more' if not note else ''}"
         return f"{what} is silenced"
+
+
+@message(65, rights=Rights.OPERATOR)
+class ForgetUser(NumberedOrder):
+    """Have the accounts and histories of all servers know a user by a pseudonym alone.
+
+    The name goes no further than the server that takes the order; its number salts the hash.
+    """
+
+    user: str
+    order: bytes = b""
+
+    def check(self) -> None:
+        """Refuse an order without a name, or without a number."""
+        if not self.user or len(self.order) != SALT_SIZE:
+            raise UsageError("this order names a user, and has a number")
+
+    def command(self, issue: Issue) -> Command:
+        """Return the command, which has the hash."""
+        return commands.ForgetUser(self.order, digest_of(self.order, self.user), issue.by)
+
+    def outcome(self, note: str) -> str:
+        """Return the pseudonym."""
+        del note
+        name = pseudonym_of(digest_of(self.order, self.user))
+        return f"the accounts and histories know {visible(self.user)} as {name}"
