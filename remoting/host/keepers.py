@@ -1,6 +1,7 @@
 """A host's keeper, as the host calls it: in this process, or in another one (``privileges``)."""
 
-from typing import Any, Protocol, TypeVar, cast
+from abc import ABC, abstractmethod
+from typing import Any, TypeVar, cast
 
 import trio
 
@@ -10,7 +11,7 @@ from gpupool.remoting.protocol.keeper_messages import Answer, RequestFor
 A = TypeVar("A", bound=Answer)
 
 
-class Keeper(Protocol):
+class Keeper(ABC):
     """Carries out what ``keeper_messages`` lists. Cancellation never cuts a call off."""
 
     async def ask(self, asked: RequestFor[A], *descriptors: int) -> A:
@@ -19,18 +20,18 @@ class Keeper(Protocol):
         Raises:
             GpupoolError, OSError: when it cannot be done.
         """
-        ...
+        return (await self.ask_for(asked, *descriptors))[0]
 
+    @abstractmethod
     async def ask_for(self, asked: RequestFor[A], *descriptors: int) -> tuple[A, int]:
         """Do the same; return also the descriptor with the answer, which is the caller's."""
-        ...
 
+    @abstractmethod
     def kill(self, number: int) -> None:
         """Kill a worker, if it lives."""
-        ...
 
 
-class OwnKeeper:
+class OwnKeeper(Keeper):
     """A keeper within this process, which has the privileges that there are."""
 
     def __init__(self, keeper: WorkerKeeper) -> None:
@@ -38,10 +39,6 @@ class OwnKeeper:
         self.keeper = keeper
         # The journal's sync and others must not wait for workers whose remains take long.
         self._threads = trio.CapacityLimiter(THREAD_COUNT)
-
-    async def ask(self, asked: RequestFor[A], *descriptors: int) -> A:
-        """Return the answer."""
-        return (await self.ask_for(asked, *descriptors))[0]
 
     async def ask_for(self, asked: RequestFor[A], *descriptors: int) -> tuple[A, int]:
         """Return the answer, and the descriptor with it."""

@@ -10,6 +10,7 @@ from typing import TypeVar, cast
 import trio
 
 from gpupool.pool.errors import GpupoolError
+from gpupool.remoting.host.keepers import Keeper
 from gpupool.remoting.host.spawn import WorkerFailedError
 from gpupool.remoting.privileges.forked import ForkedProcess
 from gpupool.remoting.protocol.keeper_messages import (
@@ -32,7 +33,7 @@ UNDO_S, UNDO_EVERY_S = 5.0, 0.05
 """A killed process ends within milliseconds, unless it hangs in the kernel."""
 
 
-class RemoteKeeper(ForkedProcess):
+class RemoteKeeper(ForkedProcess, Keeper):
     """Implements ``host.keepers.Keeper``; calls need ``running``."""
 
     def __init__(self, sock: socket.socket, pid: int = -1) -> None:
@@ -57,10 +58,6 @@ class RemoteKeeper(ForkedProcess):
                 yield
             finally:
                 nursery.cancel_scope.cancel()
-
-    async def ask(self, asked: RequestFor[A], *descriptors: int) -> A:
-        """Return the answer."""
-        return (await self.ask_for(asked, *descriptors))[0]
 
     async def ask_for(self, asked: RequestFor[A], *descriptors: int) -> tuple[A, int]:
         """Return the answer, and the descriptor with it."""
