@@ -1,5 +1,7 @@
 """The orders about one lease, which its user may give, too; ``orders`` says how an order works."""
 
+from typing import ClassVar
+
 from gpupool.pool.errors import UsageError
 from gpupool.pool.model import commands
 from gpupool.pool.model.commands import Command
@@ -36,6 +38,11 @@ class NumberedLeaseOrder(LeaseOrder, NumberedOrder):
     """One that another order undoes."""
 
     __slots__ = ()
+    done: ClassVar[str]
+
+    def outcome(self, note: str) -> str:
+        """Return the beginning of it, or what the answer notes."""
+        return f"lease {lease_name(self.lease)}" + (f": {note}" if note else f" {self.done}")
 
 
 @message(53, rights=Rights.OWNER_OR_OPERATOR)
@@ -64,17 +71,13 @@ class SuspendLease(NumberedLeaseOrder):
     lease: LeaseId
     why: str
     order: bytes = b""
+    done: ClassVar[str] = "is being suspended"
 
     def command(self, issue: Issue) -> Command:
         """Return the command."""
         why = visible(self.why[:REASON_LENGTH_MAX])
         by, operator = issue.by, issue.operator
         return SuspendCommand(self.lease, why, by, operator, order=self.order)
-
-    def outcome(self, note: str) -> str:
-        """Return that its workers are about to let go."""
-        name = lease_name(self.lease)
-        return f"lease {name}: {note}" if note else f"lease {name} is being suspended"
 
 
 @message(63, rights=Rights.OWNER_OR_OPERATOR)
@@ -83,15 +86,11 @@ class ResumeLease(NumberedLeaseOrder):
 
     lease: LeaseId
     order: bytes = b""
+    done: ClassVar[str] = "is being resumed"
 
     def command(self, issue: Issue) -> Command:
         """Return the command."""
         return ResumeCommand(self.lease, issue.by, issue.operator, self.order)
-
-    def outcome(self, note: str) -> str:
-        """Return that its workers are about to go on."""
-        name = lease_name(self.lease)
-        return f"lease {name}: {note}" if note else f"lease {name} is being resumed"
 
 
 @message(66, rights=Rights.OWNER_OR_OPERATOR)
@@ -107,6 +106,7 @@ class MoveLease(NumberedLeaseOrder):
     gpus: tuple[GpuId, ...] = ()
     to: tuple[GpuId, ...] = ()
     order: bytes = b""
+    done: ClassVar[str] = "is being moved"
 
     def check(self) -> None:
         """Refuse more GPUs than a lease can have."""
@@ -118,11 +118,6 @@ class MoveLease(NumberedLeaseOrder):
         by, operator = issue.by, issue.operator
         return MoveCommand(self.lease, self.server, by, operator, self.gpus, self.to, self.order)
 
-    def outcome(self, note: str) -> str:
-        """Return where it goes."""
-        name = lease_name(self.lease)
-        return f"lease {name}: {note}" if note else f"lease {name} is being moved"
-
 
 @message(67, rights=Rights.OWNER_OR_OPERATOR)
 class RelocateLease(NumberedLeaseOrder):
@@ -131,13 +126,9 @@ class RelocateLease(NumberedLeaseOrder):
     lease: LeaseId
     server: ServerId
     order: bytes = b""
+    done: ClassVar[str] = "is being moved"
 
     def command(self, issue: Issue) -> Command:
         """Return the command."""
         by, operator = issue.by, issue.operator
         return RelocateCommand(self.lease, self.server, by, operator, self.order)
-
-    def outcome(self, note: str) -> str:
-        """Return where it goes."""
-        name = lease_name(self.lease)
-        return f"lease {name}: {note}" if note else f"lease {name} is being moved"

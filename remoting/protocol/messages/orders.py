@@ -103,6 +103,17 @@ class Order(CallFor[Done]):
         raise NotImplementedError
 
 
+class ServerOrder(Order):
+    """An order about a server, which is its field ``server``: its name or id."""
+
+    __slots__ = ()
+    server: str
+
+    def named_server(self) -> str | None:
+        """Return the server."""
+        return self.server
+
+
 class NumberedOrder(Order):
     """An order that another one undoes; its number is its field ``order``."""
 
@@ -195,14 +206,10 @@ class RevokeToken(Order):
 
 
 @message(51, rights=Rights.OPERATOR)
-class RemoveServer(Order):
+class RemoveServer(ServerOrder):
     """Take a server, by name or id, out of the pool for good."""
 
     server: str
-
-    def named_server(self) -> str | None:
-        """Return the server."""
-        return self.server
 
     def command(self, issue: Issue) -> Command:
         """Return the command."""
@@ -216,16 +223,12 @@ class RemoveServer(Order):
 
 
 @message(52, rights=Rights.OPERATOR)
-class DrainServer(NumberedOrder):
+class DrainServer(ServerOrder, NumberedOrder):
     """Stop granting on a server, by name or id; without a reason, resume."""
 
     server: str
     reason: str | None
     order: bytes = b""
-
-    def named_server(self) -> str | None:
-        """Return the server."""
-        return self.server
 
     def check(self) -> None:
         """Refuse a reason that would not fit into the tables that people read."""
@@ -244,17 +247,13 @@ class DrainServer(NumberedOrder):
 
 
 @message(58, rights=Rights.OPERATOR)
-class DrainGpu(NumberedOrder):
+class DrainGpu(ServerOrder, NumberedOrder):
     """Stop granting on one GPU of a server, both by id or as people name them; or resume."""
 
     server: str
     gpu: str  # its id, or its index on that server
     reason: str | None
     order: bytes = b""
-
-    def named_server(self) -> str | None:
-        """Return the server."""
-        return self.server
 
     def named_gpu(self) -> str | None:
         """Return the GPU."""
@@ -286,17 +285,13 @@ def _check_reason(reason: str | None) -> None:
 
 
 @message(54, rights=Rights.OPERATOR)
-class LabelServer(NumberedOrder):
+class LabelServer(ServerOrder, NumberedOrder):
     """Set some labels of a server, by name or id, and take some away."""
 
     server: str
     labels: dict[str, str]
     without: tuple[str, ...]
     order: bytes = b""
-
-    def named_server(self) -> str | None:
-        """Return the server."""
-        return self.server
 
     def command(self, issue: Issue) -> Command:
         """Return the command."""
