@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,9 +32,9 @@ from gpupool.monitoring.metrics import Own, read
 from gpupool.monitoring.sample import Sample
 from gpupool.pool.model.state import LeaseRecord
 from gpupool.pool.network_turns import network_of
-from gpupool.remoting.transport.descriptor_passing import receive_with_descriptors
 from gpupool.remoting.transport.failures import within
 from gpupool.remoting.transport.freed_memory import free_tls
+from gpupool.remoting.transport.packets import receive_packet, send_packet
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
@@ -163,11 +163,7 @@ class HttpDoor:
         async with trio.open_nursery() as nursery, self._closing():
             self._nursery = nursery
             while True:
-                await trio.lowlevel.wait_readable(self._door)
-                try:
-                    data, descriptors = receive_with_descriptors(self._door, PACKET.size + 1, 1)
-                except BlockingIOError:
-                    continue
+                data, descriptors = await receive_packet(self._door, PACKET.size + 1, 1)
                 taken = [socket.socket(fileno=each) for each in descriptors]
                 if len(data) == PACKET.size and len(taken) == 1:
                     nursery.start_soon(self._serve, taken[0], *PACKET.unpack(data))
@@ -218,15 +214,8 @@ class HttpDoor:
     async def _tell_end(self, number: int) -> None:
         """Tell the server, however slow it is; it sees by itself that this process ends."""
         async with self._telling:
-            while True:
-                try:
-                    self._door.send(PACKET.pack(number))
-                except BlockingIOError:
-                    await trio.lowlevel.wait_writable(self._door)
-                except OSError:
-                    return  # the server is gone
-                else:
-                    return
+            with suppress(OSError):  # the server is gone
+                await send_packet(self._door, PACKET.pack(number))
 
     def _build(self) -> None:
         from gpupool.monitoring.http.http_app import Requests, build_app

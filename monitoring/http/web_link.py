@@ -27,6 +27,7 @@ from gpupool.pool.errors import AuthenticationError, GpupoolError, RemoteProtoco
 from gpupool.pool.model.ids import Milliseconds, TokenId
 from gpupool.pool.model.state import PoolState, Server, Token
 from gpupool.pool.user_bound import Holder, UserBound
+from gpupool.remoting.transport.packets import receive_packet, send_packet
 
 UNPROVEN_S = 30.0
 """How long a connection lasts over which no good token has come."""
@@ -80,7 +81,7 @@ class WebLink:
         try:
             with trio.fail_after(HAND_OVER_S):
                 async with self._sending:
-                    await _send_descriptor(self._door, number, stream.socket.fileno())
+                    await send_packet(self._door, PACKET.pack(number), [stream.socket.fileno()])
             connection.scope.deadline = trio.current_time() + UNPROVEN_S
             with connection.scope:
                 await connection.ended.wait()
@@ -162,11 +163,8 @@ class WebLink:
 
     async def _hear_ends(self, door: socket.socket) -> None:
         while True:
-            await trio.lowlevel.wait_readable(door)
             try:
-                data = door.recv(PACKET.size + 1)
-            except BlockingIOError:
-                continue
+                data, _ = await receive_packet(door, PACKET.size + 1, 0)
             except OSError:
                 return  # the observer has ended, and the other socket says so as well
             if len(data) == PACKET.size and (found := self._open.get(*PACKET.unpack(data))):
@@ -227,16 +225,6 @@ def targets_of(state: PoolState, labels: Iterable[str], ca_pem: bytes = b"") -> 
     servers = sorted(state.servers.values(), key=lambda server: server.name)
     told = tuple(target(server) for server in servers)
     return Targets(state.name, told, state.cluster_id, ca_pem)
-
-
-async def _send_descriptor(door: socket.socket, number: int, descriptor: int) -> None:
-    while True:
-        try:
-            socket.send_fds(door, [PACKET.pack(number)], [descriptor])
-        except BlockingIOError:
-            await trio.lowlevel.wait_writable(door)
-        else:
-            return
 
 
 def _nobody(_text: str) -> Token:

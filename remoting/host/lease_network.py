@@ -23,7 +23,7 @@ from gpupool.remoting.host.worker_handle import WorkerHandle
 from gpupool.remoting.protocol import worker_messages
 from gpupool.remoting.protocol.addresses import parse_address
 from gpupool.remoting.protocol.keeper_messages import LoadFilter
-from gpupool.remoting.transport.descriptor_passing import receive_with_descriptors
+from gpupool.remoting.transport.packets import receive_packet
 
 PEER_TIMEOUT_S = 4.0
 """For a connection to another server, or its name's addresses; as for a client's connection."""
@@ -140,8 +140,7 @@ class LeaseNetwork:
     async def _make_sockets(self, worker: WorkerHandle, line: socket.socket, program: int) -> None:
         descriptors: list[int] = []
         try:
-            await trio.lowlevel.wait_readable(line)
-            _data, descriptors = receive_with_descriptors(line, 1, 1)
+            _data, descriptors = await receive_packet(line, 1, 1)
             line.close()
             if descriptors:
                 await held_sockets.serve(descriptors[0], program)

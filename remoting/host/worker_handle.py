@@ -21,10 +21,8 @@ from gpupool.remoting.host.shared_handles import TOKEN_SIZE, Sharing
 from gpupool.remoting.host.spawn import WorkerFailedError
 from gpupool.remoting.protocol import keeper_messages, worker_messages
 from gpupool.remoting.protocol.handshake import SESSION_SIZE
-from gpupool.remoting.transport.descriptor_passing import (
-    DESCRIPTOR_COUNT_MAX,
-    receive_with_descriptors,
-)
+from gpupool.remoting.transport.descriptor_passing import DESCRIPTOR_COUNT_MAX
+from gpupool.remoting.transport.packets import receive_packet
 
 RECEIVE_SIZE = 65536
 
@@ -259,13 +257,7 @@ async def serve_budget(worker: WorkerHandle, budget: Budget, sharing: Sharing) -
     limit = FloodLimit(SILENT_CALLS_PER_S, SILENT_CALLS_MAX)
     try:
         while True:
-            await trio.lowlevel.wait_readable(sock)
-            try:
-                data, found = receive_with_descriptors(
-                    sock, BUDGET_RECEIVE_SIZE, DESCRIPTOR_COUNT_MAX
-                )
-            except BlockingIOError:
-                continue
+            data, found = await receive_packet(sock, BUDGET_RECEIVE_SIZE, DESCRIPTOR_COUNT_MAX)
             descriptors += found
             if len(descriptors) > 1:
                 raise RemoteProtocolError("more than one descriptor at a time")

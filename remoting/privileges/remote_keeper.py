@@ -24,8 +24,8 @@ from gpupool.remoting.protocol.keeper_messages import (
     RequestFor,
     StartWorker,
 )
-from gpupool.remoting.transport.descriptor_passing import receive_with_descriptors
 from gpupool.remoting.transport.open_calls import OpenCalls
+from gpupool.remoting.transport.packets import receive_packet, send_packet
 
 A = TypeVar("A", bound=Answer)
 
@@ -103,16 +103,9 @@ class RemoteKeeper(ForkedProcess, Keeper):
         while True:
             await self._more.wait()
             self._more = trio.Event()
-            while self._outgoing:
-                packet, descriptors = self._outgoing[0]
-                try:
-                    socket.send_fds(self._socket, [packet], descriptors)
-                except BlockingIOError:
-                    await trio.lowlevel.wait_writable(self._socket)
-                    continue
-                except OSError:
-                    return  # ``_read`` says so
-                self._outgoing.popleft()
+            with suppress(OSError):  # ``_read`` says so
+                while self._outgoing:
+                    await send_packet(self._socket, *self._outgoing.popleft())
 
     async def _read(self) -> None:
         try:
@@ -123,11 +116,8 @@ class RemoteKeeper(ForkedProcess, Keeper):
         raise GpupoolError("this server's keeper has ended", why="all workers ended with it")
 
     async def _read_one(self) -> bool:
-        await trio.lowlevel.wait_readable(self._socket)
         try:
-            packet, descriptors = receive_with_descriptors(self._socket, KEEPER.size_max, 1)
-        except BlockingIOError:
-            return True
+            packet, descriptors = await receive_packet(self._socket, KEEPER.size_max, 1)
         except OSError:
             return False
         if not packet:
