@@ -161,13 +161,11 @@ def _pass_over(_connection: ServerConnection, _message: m.Message) -> None:
 async def _call_once(connection: ServerConnection, message: m.CallFor[A]) -> A:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(connection.run, _pass_over)
-        failure: GpupoolError | None = None
-        answer: A | None = None
         try:
             answer = await connection.call(message, timeout_s=CALL_TIMEOUT_S)
         except GpupoolError as error:
-            failure = error
+            answer = error
         nursery.cancel_scope.cancel()
-    if answer is None:
-        raise failure or UnreachableError(f"lost server {connection.name}")
+    if isinstance(answer, GpupoolError):
+        raise answer
     return answer

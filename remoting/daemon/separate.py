@@ -257,12 +257,7 @@ def _wake_gpus(options: JoinOptions) -> None:
     """Have the driver make its device nodes, which only root can, by a process that ends."""
     if options.witness or options.emulate is not None:
         return
-    pid = os.fork()
-    if pid == 0:
-        with contextlib.suppress(BaseException):
-            PynvmlNvml().open()
-        os._exit(0)
-    os.waitpid(pid, 0)
+    ForkedProcess(*fork(socket.SOCK_STREAM, lambda _socket: PynvmlNvml().open())).end()
 
 
 def _prepare(state: int, user: User, log: logging.Logger) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 def fork(
-    kind: socket.SocketKind, serve: Callable[[socket.socket], None]
+    kind: socket.SocketKind, serve: Callable[[socket.socket], object]
 ) -> tuple[socket.socket, int]:
     """Fork a process off that serves one end of a pair of sockets; return the other, and its pid.
 
