@@ -203,12 +203,12 @@ async def test_a_late_answer_is_not_taken_for_that_of_another_key(
     site = Site(tmp_path, has_key=False)
     voter, requests = site.voter(), list[bytes]()
 
-    def ask(peer: ServerId, _kind: Kind, csr_pem: bytes) -> bool:
+    def ask(peer: ServerId, kind: Kind, body: bytes) -> bool:
         if requests:
             site.links.takes[Kind.WEB_GIVE](peer, voter.sign_for(ME, requests[0]))
-        requests.append(csr_pem)
+        requests.append(body)
         if len(requests) > 2:
-            site.links.takes[Kind.WEB_GIVE](peer, voter.sign_for(ME, csr_pem))
+            site.links.takes[Kind.WEB_GIVE](peer, voter.sign_for(ME, body))
         return True
 
     site.links.tell = ask
