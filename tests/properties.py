@@ -5,6 +5,7 @@ and the measurement of coverage have the profile ``thorough``, and so has CI.
 """
 
 from hypothesis import settings
+from hypothesis import strategies as st
 
 DEFAULT = "gpupool"
 THOROUGH = "thorough"
@@ -30,3 +31,18 @@ def examples(count: int) -> int:
 
 def _part(count: int) -> int:
     return min(count, max(FEWEST, count // 4))
+
+
+PLAIN = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.text(max_size=20)
+    | st.binary(max_size=20)
+    | st.floats(allow_nan=False),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4)
+    ),
+    max_leaves=10,
+)
+"""All that CBOR may carry here."""

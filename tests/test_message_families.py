@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.golden.samples import bare, full
-from tests.properties import examples
+from tests.properties import PLAIN, examples
 from tests.test_decoders import changed
 from tests.test_message_bounds import unbounded
 
@@ -34,19 +34,6 @@ ENDS = {f"{f.name}: {end.__name__}": end for f in Family.every for end in f.ends
 # The size of its frame bounds each field of what a client or a server says.
 BOUNDED = {name: end for name, end in ENDS.items() if end is not control.Message}
 KINDS = [pytest.param(kind, id=f"{end} {n}") for end in ENDS for n, kind in ENDS[end].kinds.items()]
-
-PLAIN = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**63), 2**64 - 1)
-    | st.text(max_size=20)
-    | st.binary(max_size=20)
-    | st.floats(allow_nan=False),
-    lambda inner: (
-        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4)
-    ),
-    max_leaves=10,
-)
 
 
 def sent(message: Message, call: int = 7) -> bytes:
@@ -157,6 +144,6 @@ def test_nothing_larger_than_the_other_end_takes_is_sent(
 
 
 @pytest.mark.parametrize("end", BOUNDED.values(), ids=BOUNDED)
-def test_each_field_has_a_bound(end: type[Message]) -> None:
+def test_each_field_of_each_message_has_a_bound(end: type[Message]) -> None:
     found = [each for kind in end.kinds.values() for each in unbounded(kind, kind.__name__)]
     assert found == []

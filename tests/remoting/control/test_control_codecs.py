@@ -14,8 +14,7 @@ import cbor2
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.properties import examples
-from tests.test_message_families import PLAIN
+from tests.properties import PLAIN, examples
 
 from gpupool.pool.errors import (
     AuthenticationError,
