@@ -28,7 +28,6 @@ SHOWN = {
     "gpupool.pool.model.state.Filter.key": "the name of what is filtered",
     "gpupool.cli.tui.keys.Key.keys": "keys of a keyboard",
     "gpupool.monitoring.history.series.Table.keys": "names of columns",
-    "gpupool.monitoring.web.health_words.Problem.key": "the name of a problem",
     # Paths.
     "gpupool.remoting.program.holder.HolderSpec.credentials": "the path of a file",
     "gpupool.remoting.program.program_run.RunOptions.credentials": "the path of a file",
