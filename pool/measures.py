@@ -48,6 +48,7 @@ class Measures:
         self.counters: dict[str, int] = {}
         self.host: HostTelemetry | None = None
         self.consensus: ConsensusTelemetry | None = None
+        self.loop_lag_s = 0.0  # how late the event loop woke at its last timer
         self._counts: dict[str, list[int]] = {}
         self._sums: dict[str, float] = {}
 

@@ -150,7 +150,23 @@ class HashedStateMachine(StateMachine, Protocol):
         ...
 
 
-class ReplicatedLog(Protocol):
+class ConsensusHealth(Protocol):
+    """The state of consensus as this server knows it."""
+
+    def health(self) -> RaftHealth:
+        """Return all of it."""
+        ...
+
+    def majority_age_s(self) -> float:
+        """Return the ``majority_age_s`` of ``health``, which asks nothing else."""
+        ...
+
+    def role(self) -> Role:
+        """Return the ``role`` of ``health``, which asks nothing else."""
+        ...
+
+
+class ReplicatedLog(ConsensusHealth, Protocol):
     """The replicated table's front: propose commands, see its health."""
 
     async def propose(self, command: Plain, *, timeout_s: float) -> Outcome:
@@ -166,18 +182,6 @@ class ReplicatedLog(Protocol):
 
         ``callback`` gets exactly one outcome, on the trio thread, never from within this call.
         """
-        ...
-
-    def health(self) -> RaftHealth:
-        """Return the state of consensus as this server knows it."""
-        ...
-
-    def majority_age_s(self) -> float:
-        """Return the ``majority_age_s`` of ``health``, which asks nothing else."""
-        ...
-
-    def role(self) -> Role:
-        """Return the ``role`` of ``health``, which asks nothing else."""
         ...
 
 

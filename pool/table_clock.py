@@ -143,7 +143,7 @@ class TableClock:
         """
         self._table = table
         self._self = self_id
-        self._clock = clock
+        self.clock = clock
         self.sample = sample
         """Measures the wall clocks of peers."""
         self._held: _Run | None = None
@@ -171,7 +171,7 @@ class TableClock:
         if pool_ms >= known:
             self._slewed = None
             return pool_ms
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         run = self._slewed
         if run is None or known > run.now(now, SLEW):
             run = self._slewed = _Run(known, now)
@@ -180,7 +180,7 @@ class TableClock:
     def reading(self) -> ClockReading:
         """Return what is known of the time, of this server's clock and of all others."""
         source, pool_ms = self._follow()
-        state, wall_ms = self._table(), self._clock.wall_ms()
+        state, wall_ms = self._table(), self.clock.wall_ms()
         clocks = {self._self: KnownClock((wall_ms - pool_ms) / 1000, 0.0)}
         for server in state.servers:
             sample = self.sample(server)
@@ -189,7 +189,7 @@ class TableClock:
             if (peer_ms := self._peer_ms(server)) is not None:
                 clocks[server] = KnownClock((peer_ms - pool_ms) / 1000, sample.error_s)
         ahead_s = max(0.0, (state.now - pool_ms) / 1000)
-        held_s = self._clock.monotonic() - self._held_since if source is Source.HELD else 0.0
+        held_s = self.clock.monotonic() - self._held_since if source is Source.HELD else 0.0
         return ClockReading(source, pool_ms, wall_ms, ahead_s, held_s, clocks)
 
     def target_ms(self) -> int | None:
@@ -235,10 +235,10 @@ class TableClock:
 
     def _follow(self) -> tuple[Source, int]:
         """Return the source of the time and the time that it gives, and go on from there."""
-        state, now = self._table(), self._clock.monotonic()
+        state, now = self._table(), self.clock.monotonic()
         if not state.now:
             self._held = None
-            return Source.OWN, self._clock.wall_ms()
+            return Source.OWN, self.clock.wall_ms()
         if state.era != self._era:
             self._era, self._held, self._slewed = state.era, None, None
         held = self._held
@@ -256,14 +256,14 @@ class TableClock:
 
     def _walls(self) -> list[int]:
         known = (
-            self._clock.wall_ms() if voter == self._self else self._peer_ms(voter)
+            self.clock.wall_ms() if voter == self._self else self._peer_ms(voter)
             for voter in self._voter_ids()
         )
         return [wall for wall in known if wall is not None]
 
     def _peer_ms(self, peer: ServerId) -> Milliseconds | None:
         """Return what the wall clock of a peer shows now, when it was measured lately."""
-        sample, now = self.sample(peer), self._clock.monotonic()
+        sample, now = self.sample(peer), self.clock.monotonic()
         if sample is None or now - sample.at > FRESH_S or sample.error_s > ERROR_MAX_S:
             return None
         return Milliseconds(sample.zero_ms + int(now * 1000))

@@ -63,10 +63,13 @@ from gpupool.remoting.host.supervisor import HostSupervisor
 from gpupool.remoting.local.logs import name_servers
 from gpupool.remoting.protocol.addresses import parse_listen
 from gpupool.remoting.server.committer import Committer
-from gpupool.remoting.server.control_server import ControlServer
+from gpupool.remoting.server.control_server import BackgroundWork, ControlServer
+from gpupool.remoting.server.controller import Controller
 from gpupool.remoting.server.server_settings import ServerSettings
+from gpupool.remoting.server.software import ServerInstance
 from gpupool.remoting.transport.address_book import AddressBook
 from gpupool.remoting.transport.authority.certificate_renewal import ServerCertificates
+from gpupool.remoting.transport.authority.server_authorities import ServerAuthorities
 from gpupool.remoting.transport.freed_memory import give_back_memory
 from gpupool.remoting.transport.peer_transport import PeerTransport
 from gpupool.remoting.transport.pki import Authority, TlsContexts
@@ -196,25 +199,31 @@ class _Server:
             measures=self.measures,
             log=logging.getLogger("gpupool.host").info,
         )
-        server = ControlServer(
+        authorities = ServerAuthorities(
+            self._certificates(contexts),
             machine=self.machine,
-            replicated_log=replicated_log,
-            host=host,
-            identity=contexts.identity,
-            authority=self._authority(contexts.identity.ca_pem),
             links=links,
-            incarnation=self._incarnation,
-            software=software,
-            clock=self._clock,
+            table_clock=self._table_clock,
+            log=self._log,
+        )
+        controller = Controller(
+            self.machine,
+            me=ServerInstance(me, self._incarnation, software, self.measures),
+            consensus=replicated_log,
+            authorities=authorities,
+            host=host,
+            table_clock=self._table_clock,
             rng=self._rng,
+        )
+        server = ControlServer(
+            controller,
+            replicated_log,
+            authorities=authorities,
+            links=links,
             log=self._log,
             settings=ServerSettings(client_timeout_s=self._options.client_timeout_s),
-            follow=lambda servers, voters: self._follow(replicated_log, servers, voters),
-            save_key=self._state.keep_key,
-            certificates=self._certificates(contexts),
-            table_clock=self._table_clock,
-            measures=self.measures,
-            ask_records=self.health.answer,
+            background=BackgroundWork(ask_records=self.health.answer),
+            follow=partial(self._follow, replicated_log),
             web=self.web.link,
         )
         try:
@@ -250,9 +259,7 @@ class _Server:
                 await nursery.start(links.run, replicated_log)
                 await nursery.start(replicated_log.run)
                 await nursery.start(host.run)
-                committer = Committer(
-                    replicated_log, clock=self._clock, rng=self._rng, table_clock=self._table_clock
-                )
+                committer = Committer(replicated_log, self._table_clock, self._rng)
                 founder = await self._found(replicated_log, committer)
                 await nursery.start(server.serve, listeners)
                 me, now_ms = self._identity.server, self._table_clock.now_ms
@@ -362,7 +369,6 @@ class _Server:
                 processes=lambda: processes_of(host, self._separated.keeper, self.observer.process),
                 peers=lambda: self.machine.state.servers,
                 links=links,
-                clock=self._clock,
                 table_clock=self._table_clock,
                 away=links.finder.away,
             )
@@ -374,15 +380,15 @@ class _Server:
             if record.server == self._identity.server and record.freed_at >= self._began_ms:
                 self.measures.ended(record)
 
-    def _authority(self, ca_pem: bytes) -> Authority | None:
-        key = self._state.read(CA_KEY)
-        return Authority(ca_pem, key) if key else None
-
     def _certificates(self, contexts: TlsContexts) -> ServerCertificates:
-        state = self._state
-        vault = self._separated.signer()
+        state, key = self._state, self._state.read(CA_KEY)
         return ServerCertificates(
-            contexts=contexts, save=state.keep_certificate, store=state, vault=vault
+            contexts=contexts,
+            save=state.keep_certificate,
+            store=state,
+            authority=Authority(contexts.identity.ca_pem, key) if key else None,
+            save_key=state.keep_key,
+            vault=self._separated.signer(),
         )
 
     def _replicated_log(self, storage: Storage, links: PeerTransport) -> RaftDriver:

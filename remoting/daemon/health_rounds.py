@@ -116,7 +116,7 @@ class HealthRounds:
             self.devices,
             state=lambda: machine.state,
             telemetry=controller.telemetry,
-            now_ms=lambda: Milliseconds(controller.table_clock.now_ms()),
+            now_ms=lambda: Milliseconds(controller.context.table_clock.now_ms()),
         )
         async with trio.open_nursery() as nursery:
             if (settings := find_settings(self._files.path)) is not None:
@@ -186,7 +186,7 @@ class HealthRounds:
         health: RaftHealth,
     ) -> None:
         observer = self._observer_link
-        now_ms = Milliseconds(controller.table_clock.now_ms())
+        now_ms = Milliseconds(controller.context.table_clock.now_ms())
         telemetry = controller.telemetry()
         self._gpus = len(telemetry.gpus)
         self.devices.note_errors(telemetry.gpus, now_ms)
@@ -206,8 +206,8 @@ class HealthRounds:
         )
         before = {(each.check, each.subject): each for each in self._monitor.findings}
         findings = self._monitor.round(readings)
-        controller.checks.findings = findings
-        controller.checks.signs = self._monitor.signs()
+        controller.context.me.checks.findings = findings
+        controller.context.me.checks.signs = self._monitor.signs()
         for each in findings:
             known = before.get((each.check, each.subject))
             if known is None or (known.status != each.status and not (known.flaps and each.flaps)):

@@ -138,6 +138,12 @@ def processes_of(
     }
 
 
+def _read(
+    reader: HostReader, pids: Mapping[str, Iterable[int]], folder: Path
+) -> tuple[HostTelemetry, JournalState]:
+    return reader.read(pids), journal_state(folder)
+
+
 async def measure(
     measures: Measures,
     *,
@@ -146,7 +152,6 @@ async def measure(
     processes: Processes,
     peers: Callable[[], Iterable[ServerId]],
     links: Links,
-    clock: Clock,
     table_clock: TableClock,
     away: Mapping[ServerId, int],
 ) -> None:
@@ -159,53 +164,32 @@ async def measure(
         processes: tells which processes are the server's.
         peers: tells the servers of the pool.
         links: to them.
-        clock: of this machine.
-        table_clock: tells how far the table's time is ahead of the clocks.
+        table_clock: tells this machine's time, and how far the table's is ahead.
         away: the linked servers that are not where they say, as ``Finder`` has them.
     """
     async with trio.open_nursery() as nursery:
         nursery.start_soon(push_now_and_then, peers, links)
-        await _measure(measures, folder, address, processes, peers, links, clock, table_clock, away)
-
-
-def _read(
-    reader: HostReader, pids: Mapping[str, Iterable[int]], folder: Path
-) -> tuple[HostTelemetry, JournalState]:
-    return reader.read(pids), journal_state(folder)
-
-
-async def _measure(
-    measures: Measures,
-    folder: Path,
-    address: str,
-    processes: Processes,
-    peers: Callable[[], Iterable[ServerId]],
-    links: Links,
-    clock: Clock,
-    table_clock: TableClock,
-    away: Mapping[ServerId, int],
-) -> None:
-    interface = await trio.to_thread.run_sync(advertised_interface, address)
-    reader = HostReader(folder, interface)
-    while True:
-        pids = {name: list(each) for name, each in processes().items()}
-        read = partial(_read, reader, pids, folder)
-        measures.host, journal = await trio.to_thread.run_sync(read, abandon_on_cancel=True)
-        age_s = journal.snapshot_age_s
-        round_trips, offsets = link_figures(peers(), links.clock_sample, clock)
-        paths, stalls = link_states(peers(), links, trio.current_time())
-        measures.consensus = ConsensusTelemetry(
-            journal_bytes=journal.size,
-            snapshot_age_s=None if age_s is None else round(age_s, 1),
-            link_rtt_s=round_trips,
-            clock_offset_s=offsets,
-            table_ahead_s=round(table_clock.reading().table_ahead_s, 1),
-            snapshot_bytes=journal.snapshot_size,
-            link_mtu={peer: path.mtu for peer, path in paths.items()},
-            link_sent={peer: path.sent for peer, path in paths.items()},
-            link_resent={peer: path.resent for peer, path in paths.items()},
-            link_stalls_s=stalls,
-            link_versions=dict(links.other_versions()),
-            link_away=dict(away),
-        )
-        await trio.sleep(EVERY_S)
+        interface = await trio.to_thread.run_sync(advertised_interface, address)
+        reader = HostReader(folder, interface)
+        while True:
+            pids = {name: list(each) for name, each in processes().items()}
+            read = partial(_read, reader, pids, folder)
+            measures.host, journal = await trio.to_thread.run_sync(read, abandon_on_cancel=True)
+            age_s = journal.snapshot_age_s
+            round_trips, offsets = link_figures(peers(), links.clock_sample, table_clock.clock)
+            paths, stalls = link_states(peers(), links, trio.current_time())
+            measures.consensus = ConsensusTelemetry(
+                journal_bytes=journal.size,
+                snapshot_age_s=None if age_s is None else round(age_s, 1),
+                link_rtt_s=round_trips,
+                clock_offset_s=offsets,
+                table_ahead_s=round(table_clock.reading().table_ahead_s, 1),
+                snapshot_bytes=journal.snapshot_size,
+                link_mtu={peer: path.mtu for peer, path in paths.items()},
+                link_sent={peer: path.sent for peer, path in paths.items()},
+                link_resent={peer: path.resent for peer, path in paths.items()},
+                link_stalls_s=stalls,
+                link_versions=dict(links.other_versions()),
+                link_away=dict(away),
+            )
+            await trio.sleep(EVERY_S)

@@ -37,7 +37,7 @@ class WebParts:
         certificates = WebCertificates(
             me,
             state=self._state,
-            ca_key=server.ca_key,
+            ca_key=server.authorities.key,
             links=links,
             now_ms=now_ms,
             log=logging.getLogger("gpupool.web"),
@@ -47,7 +47,7 @@ class WebParts:
             return  # the others' observers are signed for all the same
         link.check_token = server.controller.check_token
         link.now_ms = now_ms
-        link.ca_pem = lambda: b"".join(server.ca_key.trusted)
+        link.ca_pem = lambda: b"".join(server.authorities.key.trusted)
 
         def changed(certificate: WebCertificate) -> None:
             setup = WebSetup(

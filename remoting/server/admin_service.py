@@ -116,7 +116,7 @@ class AdminService:
 
     def _measure_bandwidth(self, client: Client, call: int, message: m.MeasureBandwidth) -> None:
         check_unexpired(self._context, client)
-        others = self._context.state.servers.keys() - {self._context.self_id}
+        others = self._context.state.servers.keys() - {self._context.me.id}
         if message.peer not in others:
             raise UsageError("the way to this server cannot be measured from here")
         self._ask_observer(client, call, BandwidthQuery(message.peer))
@@ -277,7 +277,7 @@ class AdminService:
 
     def _join(self, client: Client, call: int, message: m.JoinPool) -> None:
         context = self._context
-        signer = context.signer()
+        signer = context.authorities.signer()
         if signer is None:
             raise GpupoolError(
                 "this server cannot admit others",

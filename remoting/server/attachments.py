@@ -54,13 +54,13 @@ class Attachments:
     def lose(self, lease: LeaseId, reason: str) -> None:
         """Note that a lease has lost its client; its workers die now, with or without a quorum."""
         known = self._context.state.leases.get(lease)
-        if known is not None and known.held and self._context.self_id in known.parts:
+        if known is not None and known.held and self._context.me.id in known.parts:
             self._lost.setdefault(lease, reason)
             self._context.kill(lease, reason)
 
     def forget_ended(self) -> None:
         """Forget the lost leases that this server does not hold any more."""
-        leases, self_id = self._context.state.leases, self._context.self_id
+        leases, self_id = self._context.state.leases, self._context.me.id
         for lease_id in list(self._lost):
             lease = leases.get(lease_id)
             if lease is None or not lease.held or lease.parts.get(self_id) is not PartStatus.HELD:

@@ -1,4 +1,7 @@
-"""The call that exchanges the pool's CA. ``RetireCa`` ends the exchange, and is an order."""
+"""The call that exchanges the pool's CA, and the requests of a voter for the keys of its CAs.
+
+``RetireCa`` ends the exchange, and is an order.
+"""
 
 import itertools
 from functools import partial
@@ -6,10 +9,11 @@ from functools import partial
 from gpupool.pool.errors import DeniedError, GpupoolError
 from gpupool.pool.model import commands
 from gpupool.pool.model.formats import KEYS_SINCE
+from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.results import Result
 from gpupool.pool.transitions.authorities import fingerprint_of, short_name
 from gpupool.remoting.protocol import messages as m
-from gpupool.remoting.server.actions import MakeCa
+from gpupool.remoting.server.actions import AskKey, MakeCa
 from gpupool.remoting.server.service_context import Client, Handler, ServiceContext
 from gpupool.remoting.transport.authority.ca_store import NextCa
 
@@ -21,6 +25,7 @@ class CaService:
         self._context = context
         self._numbers = itertools.count(1)
         self._under_way: dict[int, tuple[Client, int, bytes]] = {}
+        self._keys_at, self._linked = float("-inf"), tuple[ServerId, ...]()
 
     def handlers(self) -> dict[type[m.Call], Handler]:
         """Return the handler of each call that is served here."""
@@ -60,6 +65,23 @@ class CaService:
             self._context.propose_for(client, call, command, then)
         except GpupoolError as error:
             self._context.answer(client, call, m.refused(error))
+
+    def ask_for_keys(self, now: float) -> None:
+        """Ask all who may have the CA's keys for them now and then, and at once who has connected.
+
+        They are the other voters, and servers that have them by the table: a vote may have moved.
+        """
+        context, state = self._context, self._context.state
+        me = state.servers.get(context.me.id)
+        if me is None or not me.voter or context.authorities.has_keys():
+            self._linked = ()
+            return
+        before, self._linked = self._linked, context.consensus.health().connected
+        if due := self._keys_at <= now:
+            self._keys_at = now + context.settings.key_every_s
+        new, servers = set(self._linked).difference(before), state.servers.values()
+        may = [each.id for each in servers if each is not me and (each.voter or each.has_keys)]
+        context.actions.extend(AskKey(each) for each in may if due or each in new)
 
 
 def _rotated(made: NextCa, result: Result) -> m.Message:

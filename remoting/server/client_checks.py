@@ -39,9 +39,9 @@ def authenticate(context: ServiceContext, hello: m.Hello) -> Token:
         AuthenticationError: when the token, or the client's version, is refused.
         NoQuorumError: when this server may not know the token yet.
     """
-    server = context.state.servers.get(context.self_id)
-    name = server.name if server is not None else context.self_id
-    check_protocol(hello, name, context.software.version)
+    server = context.state.servers.get(context.me.id)
+    name = server.name if server is not None else context.me.id
+    check_protocol(hello, name, context.me.software.version)
     return check_token(context, hello.token, hello.secret)
 
 
@@ -67,12 +67,12 @@ def check_token(context: ServiceContext, token_id: TokenId, secret: bytes) -> To
         NoQuorumError: when this server may not know the token yet.
     """
     state = context.state
-    if context.self_id in state.removed:
+    if context.me.id in state.removed:
         raise AuthenticationError("this server is not a member of its pool any more")
-    server = state.servers.get(context.self_id)
+    server = state.servers.get(context.me.id)
     token = state.tokens.get(token_id)
     known = token is not None and hmac.compare_digest(token.secret_hash, hash_secret(secret))
-    if server is None or (not known and server.incarnation != context.incarnation):
+    if server is None or (not known and server.incarnation != context.me.incarnation):
         # This table may be old: a token that is not in it may have been created since.
         raise NoQuorumError(
             "this server has just started and does not know the pool's table yet",
@@ -97,9 +97,9 @@ def welcome(context: ServiceContext, token: Token, members: tuple[m.Member, ...]
     )
     return m.Welcome(
         protocol=m.PROTOCOL,
-        version=context.software.version,
-        server=context.self_id,
-        server_name=state.servers[context.self_id].name,
+        version=context.me.software.version,
+        server=context.me.id,
+        server_name=state.servers[context.me.id].name,
         cluster_id=state.cluster_id,
         pool=state.name,
         user=token.user,

@@ -9,7 +9,7 @@ from collections import deque
 import trio
 
 from gpupool.pool.model.commands import Command
-from gpupool.pool.ports import Clock, Randomness, ReplicatedLog
+from gpupool.pool.ports import Randomness, ReplicatedLog
 from gpupool.pool.table_clock import TableClock
 from gpupool.remoting.server.proposer import Decision, Propose, Proposer
 
@@ -20,27 +20,19 @@ class Committer:
     def __init__(
         self,
         replicated_log: ReplicatedLog,
-        *,
-        clock: Clock,
-        rng: Randomness,
         table_clock: TableClock,
+        rng: Randomness,
     ) -> None:
         """Make a committer to the table that ``replicated_log`` replicates."""
         self._replicated_log = replicated_log
         self._table_clock = table_clock
-        self._clock = clock
         self._rng = rng
 
     async def commit(self, command: Command, *, timeout_s: float) -> Decision:
         """Get ``command`` committed within ``timeout_s``; it carries no expiry of its own."""
-        attempts: deque[Propose] = deque()
+        attempts, clock = deque[Propose](), self._table_clock.clock
         decisions: list[Decision] = []
-        proposer = Proposer(
-            clock=self._clock,
-            rng=self._rng,
-            table_clock=self._table_clock,
-            emit=attempts.append,
-        )
+        proposer = Proposer(self._table_clock, self._rng, emit=attempts.append)
         proposer.propose(command, decisions.append, timeout_s=timeout_s, bounded=False)
         while not decisions:
             if attempts:
@@ -50,6 +42,6 @@ class Committer:
                 )
                 proposer.outcome(attempt.number, outcome)
             else:
-                await trio.sleep(max(0.0, proposer.wake_at() - self._clock.monotonic()))
+                await trio.sleep(max(0.0, proposer.wake_at() - clock.monotonic()))
                 proposer.poll()
         return decisions[0]

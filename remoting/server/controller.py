@@ -68,14 +68,11 @@ What is never true:
   each input looks at the tokens first, because the table may have changed before ``applied``.
 """
 
-from collections.abc import Callable
-
 from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError, NotNowError
-from gpupool.pool.measures import Measures
-from gpupool.pool.model.ids import Incarnation, ServerId
+from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.state import PoolState, Server, Token, TokenKind
-from gpupool.pool.ports import Clock, Outcome, RaftHealth, Randomness, Role
+from gpupool.pool.ports import ConsensusHealth, Outcome, Randomness, Role
 from gpupool.pool.record_query import ObserverPage
 from gpupool.pool.table_clock import TableClock
 from gpupool.pool.telemetry import Telemetry
@@ -85,7 +82,7 @@ from gpupool.pool.user_bound import Holder, UserBound
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.sessions import SessionHost, SessionInfo
 from gpupool.remoting.protocol.view_encoding import MadeView
-from gpupool.remoting.server.actions import Action, AskKey
+from gpupool.remoting.server.actions import Action
 from gpupool.remoting.server.admin_service import AdminService
 from gpupool.remoting.server.backup_service import BackupService
 from gpupool.remoting.server.ca_service import CaService
@@ -97,14 +94,13 @@ from gpupool.remoting.server.reconciler import Reconciler
 from gpupool.remoting.server.relocating.relocation_service import RelocationService
 from gpupool.remoting.server.server_settings import ControllerSettings
 from gpupool.remoting.server.service_context import (
+    Authorities,
     Client,
     ClientTable,
     Handler,
-    SelfChecks,
     ServiceContext,
-    Signer,
 )
-from gpupool.remoting.server.software import Software
+from gpupool.remoting.server.software import ServerInstance
 from gpupool.remoting.server.view_service import ViewService
 from gpupool.remoting.server.wait_queue import WaitQueue
 from gpupool.remoting.transport.authority.ca_store import NextCa
@@ -127,8 +123,7 @@ class Controller:
     """The logic of one control server; see the module."""
 
     _seen: PoolState | None = None
-    _reconcile_at = _key_at = float("-inf")
-    _linked: tuple[ServerId, ...] = ()  # while this server lacks a key
+    _reconcile_at = float("-inf")
     _followed: tuple[object, ...] = (None, None, None, b"")
     _tokens: object = None
 
@@ -136,59 +131,29 @@ class Controller:
         self,
         machine: PoolMachine,
         *,
-        self_id: ServerId,
-        incarnation: Incarnation,
-        software: Software,
-        ca_pem: Callable[[], bytes],
-        signer: Callable[[], Signer | None],
-        has_keys: Callable[[], bool] | None = None,
-        issuer: Callable[[], bytes] = bytes,
+        me: ServerInstance,
+        consensus: ConsensusHealth,
+        authorities: Authorities,
         host: SessionHost,
-        clock: Clock,
-        rng: Randomness,
-        health: Callable[[], RaftHealth],
-        majority_age_s: Callable[[], float],
-        role: Callable[[], Role],
-        loop_lag_s: Callable[[], float] = lambda: 0.0,
-        settings: ControllerSettings | None = None,
-        certificate_problems: Callable[[], tuple[str, ...]] = tuple,
-        signer_has_own_user: bool = True,
         table_clock: TableClock,
-        measures: Measures | None = None,
+        rng: Randomness,
+        settings: ControllerSettings | None = None,
     ) -> None:
-        self.checks, self.table_clock, actions = SelfChecks(), table_clock, list[Action]()
-        emit, formats = actions.append, machine.formats
-        self.proposer = Proposer(
-            clock=clock, rng=rng, table_clock=table_clock, emit=emit, formats=formats
-        )
-        context = ServiceContext(
+        actions = list[Action]()
+        self.context = context = ServiceContext(
             machine=machine,
-            self_id=self_id,
-            incarnation=incarnation,
-            software=software,
-            ca_pem=ca_pem,
-            signer=signer,
-            has_keys=has_keys or (lambda: signer() is not None),
-            issuer=issuer,
+            me=me,
+            consensus=consensus,
+            authorities=authorities,
             host=host,
-            clock=clock,
-            health=health,
-            majority_age_s=majority_age_s,
-            role=role,
             table_clock=table_clock,
-            measures=measures or Measures(),
-            loop_lag_s=loop_lag_s,
             settings=settings or ControllerSettings(),
-            certificate_problems=certificate_problems,
-            signer_has_own_user=signer_has_own_user,
-            checks=self.checks,
             clients=ClientTable(),
             wait_queue=WaitQueue(),
-            proposer=self.proposer,
+            proposer=Proposer(table_clock, rng, emit=actions.append, formats=machine.formats),
             actions=actions,
         )
-        self._context, self._clients, self._actions = context, context.clients, actions
-        self._members, self._members_of = tuple[m.Member, ...](), PersistentMap[ServerId, Server]()
+        self._clients, self._known_members = context.clients, _KnownMembers(context)
         self._reconciler, self._policies = Reconciler(context), PolicyService(context)
         self._leases, self._admin = LeaseService(context), AdminService(context)
         self._views, self._authorities = ViewService(context), CaService(context)
@@ -211,13 +176,13 @@ class Controller:
         self._follow_tokens()
         if not self._clients.has(connection):
             return self._take()
-        context, client = self._context, self._clients.get(connection)
+        context, client = self.context, self._clients.get(connection)
         try:
             if client is not None:
                 assert isinstance(message, m.Call)
                 self._handle(client, call, message)
             elif isinstance(message, m.FetchCa):
-                context.send(connection, call, m.CaCertificate(context.ca_pem()))
+                context.send(connection, call, m.CaCertificate(context.authorities.ca_pem()))
                 context.hang_up(connection, "")
             elif isinstance(message, m.Hello):
                 self._greet(connection, call, message)
@@ -236,7 +201,7 @@ class Controller:
     def decided(self, number: int, outcome: Outcome) -> list[Action]:
         """Take the outcome of one attempt of a ``Propose``."""
         self._follow_tokens()
-        self.proposer.outcome(number, outcome)
+        self.context.proposer.outcome(number, outcome)
         return self._take()
 
     def session_opened(self, number: int, result: SessionInfo | GpupoolError) -> list[Action]:
@@ -284,9 +249,9 @@ class Controller:
 
     def poll(self) -> list[Action]:
         """Act on the passing of time."""
-        now = self._context.clock.monotonic()
+        now = self.context.clock.monotonic()
         self._follow_tokens()
-        self.proposer.poll()
+        self.context.proposer.poll()
         self._follow_table()
         self._leases.poll(now)
         if self._reconcile_at <= now:
@@ -305,8 +270,8 @@ class Controller:
         """Return the monotonic time of the next ``poll``."""
         return min(
             self._reconcile_at,
-            self.proposer.wake_at(),
-            self._context.wait_queue.wake_at(),
+            self.context.proposer.wake_at(),
+            self.context.wait_queue.wake_at(),
             self._leases.wake_at(),
             self._views.wake_at(),
         )
@@ -317,39 +282,31 @@ class Controller:
 
     def check_token(self, text: str) -> Token:
         """Return the token that was pasted as ``text``; raises as ``client_checks.check_text``."""
-        return check_text(self._context, text)
+        return check_text(self.context, text)
 
     def user_of(self, connection: int) -> str | None:
         """Return whose token the client of an open connection has shown, if a good one."""
         client = self._clients.get(connection)
         return client.user if client is not None else None
 
-    def calls_under_way(self) -> int:
-        """Return how many calls have no answer yet, those of clients that have gone among them."""
-        return self._clients.calls_under_way()
-
-    def clients(self) -> list[Client]:
-        """Return every welcomed client."""
-        return self._clients.welcomed()
-
     # --- connections -----------------------------------------------------------------------------
 
     def _greet(self, connection: int, call: int, hello: m.Hello) -> None:
-        context = self._context
+        context = self.context
         token = authenticate(context, hello)
         if has := self._clients.reached(CONNECTION_BOUND, Holder(token.user, token.id)):
             why = f"{has} connections to this server"
             raise NotNowError("too many connections", why=why, hint="end some of them")
         name = hello.client[:CLIENT_NAME_LENGTH_MAX]
         client = Client(connection, token.id, token.user, token.kind, name, hello.protocol)
-        client.members, client.ca_pem = self._known_members(), context.exchanged_ca()
+        client.members, client.ca_pem = self._known_members.current(), context.exchanged_ca()
         self._clients.welcome(client)
         context.send(connection, call, welcome(context, token, client.members))
 
     def _forget(self, connection: int) -> None:
         client = self._clients.closed(connection)
         if client is not None:
-            self._context.wait_queue.closed(connection)
+            self.context.wait_queue.closed(connection)
             self._views.closed(client)
             self._leases.closed(client)
             self._reconcile()
@@ -364,26 +321,26 @@ class Controller:
                 raise DeniedError(f"more than {CALL_COUNT_MAX} calls of one client under way")
             if has and not isinstance(message, ALWAYS_TAKEN):
                 raise NotNowError(f"{has} calls under way", hint="ask again soon")
-            check_rights(self._context, client, type(message))
+            check_rights(self.context, client, type(message))
             self._handlers[type(message)](client, call, message)
         except GpupoolError:
             self._clients.end_call(client)
             raise
 
     def _ping(self, client: Client, call: int, _message: m.Ping) -> None:
-        self._context.answer(client, call, m.Done())
+        self.context.answer(client, call, m.Done())
 
     # --- following the table and the time --------------------------------------------------------
 
     def _follow_table(self) -> None:
-        state = self._context.state
+        state = self.context.state
         if self._seen is state:
             return
         self._seen = state
         self._follow_tokens()
         self._leases.table_changed()
-        members, belongs = self._known_members(), self._context.self_id in state.servers
-        ca_pem, followed = self._context.exchanged_ca(), self._followed
+        members, belongs = self._known_members.current(), self.context.me.id in state.servers
+        ca_pem, followed = self.context.exchanged_ca(), self._followed
         if (
             followed[0] is not members
             or followed[1] is not state.tokens
@@ -400,25 +357,25 @@ class Controller:
                 if client is not None:
                     self._follow_client(client, members)
         self._reconcile()
-        self._leases.push_capacity(self._context.clock.monotonic())
+        self._leases.push_capacity(self.context.clock.monotonic())
 
     def _follow_tokens(self) -> None:
         """Dismiss the clients whose tokens are revoked by now, before anything else is done.
 
         A server that was cut off learns of a revocation together with much that it was asked for.
         """
-        tokens = self._context.state.tokens
+        tokens = self.context.state.tokens
         if self._tokens is tokens:
             return
         self._tokens = tokens
         for client in self._clients.welcomed():
             token = tokens.get(client.token)
             if token is None or token.revoked_at:
-                self._follow_client(client, self._known_members())
+                self._follow_client(client, self._known_members.current())
 
     def _follow_client(self, client: Client, members: tuple[m.Member, ...]) -> None:
         """Tell a client what the table's change means to it, and dismiss it if need be."""
-        context, state = self._context, self._context.state
+        context, state = self.context, self.context.state
         self._leases.push_ended(client)
         token = state.tokens.get(client.token)
         reason = ""
@@ -426,7 +383,7 @@ class Controller:
             reason = f"token {client.token} was revoked"
             if client.ends_itself:
                 context.send(client.connection, client.ends_itself, m.Done())
-        elif context.self_id not in state.servers:
+        elif context.me.id not in state.servers:
             reason = "this server has left the pool"
         if reason:
             error = AuthenticationError("the connection is closed", why=reason)
@@ -440,7 +397,33 @@ class Controller:
             client.members, client.ca_pem = members, ca_pem
             context.send(client.connection, 0, m.Members(members, ca_pem))
 
-    def _known_members(self) -> tuple[m.Member, ...]:
+    def _reconcile(self) -> None:
+        context, now = self.context, self.context.clock.monotonic()
+        self._reconcile_at = now + context.settings.sync_interval_s
+        attachments = self._leases.attachments
+        attachments.forget_ended()
+        health = context.consensus.health() if context.consensus.role() is Role.LEADER else None
+        lost = self._relocations.without_undecided(attachments.lost)
+        self._reconciler.reconcile(health, attachments.connections, lost, self._leases.starting)
+        self._leases.push_notices()
+        self._leases.push_suspensions()
+        self._relocations.follow(attachments.connections, self._leases.starting)
+        self._authorities.ask_for_keys(now)
+
+    def _take(self) -> list[Action]:
+        actions = list(self.context.actions)
+        self.context.actions.clear()
+        return actions
+
+
+class _KnownMembers:
+    """The members of the pool, as clients are told of them."""
+
+    def __init__(self, context: ServiceContext) -> None:
+        self._context = context
+        self._members, self._members_of = tuple[m.Member, ...](), PersistentMap[ServerId, Server]()
+
+    def current(self) -> tuple[m.Member, ...]:
         """Return the members: the same tuple for as long as they are the same."""
         servers = self._context.state.servers
         before = self._members_of
@@ -449,41 +432,6 @@ class Controller:
             if not _say_alike(before, servers):
                 self._members = self._context.members()
         return self._members
-
-    def _reconcile(self) -> None:
-        context, now = self._context, self._context.clock.monotonic()
-        self._reconcile_at = now + context.settings.sync_interval_s
-        attachments = self._leases.attachments
-        attachments.forget_ended()
-        health = context.health() if context.role() is Role.LEADER else None
-        lost = self._relocations.without_undecided(attachments.lost)
-        self._reconciler.reconcile(health, attachments.connections, lost, self._leases.starting)
-        self._leases.push_notices()
-        self._leases.push_suspensions()
-        self._relocations.follow(attachments.connections, self._leases.starting)
-        self._ask_for_keys(now)
-
-    def _ask_for_keys(self, now: float) -> None:
-        """Ask all who may have the CA's keys for them now and then, and at once who has connected.
-
-        They are the other voters, and servers that have them by the table: a vote may have moved.
-        """
-        context, state = self._context, self._context.state
-        me = state.servers.get(context.self_id)
-        if me is None or not me.voter or context.has_keys():
-            self._linked = ()
-            return
-        before, self._linked = self._linked, context.health().connected
-        if due := self._key_at <= now:
-            self._key_at = now + context.settings.key_every_s
-        new, servers = set(self._linked).difference(before), state.servers.values()
-        may = [each.id for each in servers if each is not me and (each.voter or each.has_keys)]
-        self._actions += [AskKey(each) for each in may if due or each in new]
-
-    def _take(self) -> list[Action]:
-        actions = list(self._actions)
-        self._actions.clear()
-        return actions
 
 
 def _say_alike(

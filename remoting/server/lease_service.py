@@ -142,7 +142,7 @@ class LeaseService:
             self._context.answer(starting.client, starting.call, m.refused(result))
             return
         encryption = encryption_of(self._context.state, starting.lease)
-        opened = m.SessionOpened(result, self._context.software.address, encryption)
+        opened = m.SessionOpened(result, self._context.me.software.address, encryption)
         self._context.answer(starting.client, starting.call, opened)
 
     def table_changed(self) -> None:
@@ -244,7 +244,7 @@ class LeaseService:
     def push_capacity(self, now: float) -> None:
         """Tell waiting clients of free capacity; see ``wait_queue``."""
         context = self._context
-        due = context.wait_queue.due(context.state, context.self_id, now, context.state_now)
+        due = context.wait_queue.due(context.state, context.me.id, now, context.state_now)
         for connection, request in due:
             context.send(connection, 0, m.CapacityAvailable((request,)))
 
@@ -254,17 +254,20 @@ class LeaseService:
         context, request = self._context, message.request
         check_request(request)
         state, now = context.state, context.clock.monotonic()
-        server = state.servers.get(context.self_id)
-        age_s = context.majority_age_s()
+        server = state.servers.get(context.me.id)
+        age_s = context.consensus.majority_age_s()
         if server is None:
             answer = NoOffer(
-                context.self_id, context.self_id, RefusalKind.BUSY.value, "is not a member any more"
+                context.me.id, context.me.id, RefusalKind.BUSY.value, "is not a member any more"
             )
         elif age_s >= MAJORITY_FRESH_S:
             since = f" for {age_s:.0f} s" if age_s < LONG_AGO_S else ""
-            why = context.health().alarm or f"not in touch with a majority of the servers{since}"
+            why = (
+                context.consensus.health().alarm
+                or f"not in touch with a majority of the servers{since}"
+            )
             answer = NoOffer(server.id, server.name, RefusalKind.NO_QUORUM.value, why)
-        elif not serves(state, context.self_id, context.incarnation):
+        elif not serves(state, context.me.id, context.me.incarnation):
             answer = NoOffer(server.id, server.name, RefusalKind.BUSY.value, "is starting")
         else:
             shown = context.wait_queue.without_reserved(server, request.id, now)
@@ -315,7 +318,7 @@ class LeaseService:
         def decided(decision: Decision) -> None:
             result = decision.result
             kind = RefusalKind.NO_QUORUM.value if result is None else result.kind
-            self._context.measures.claimed(kind, self._context.clock.monotonic() - began)
+            self._context.me.measures.claimed(kind, self._context.clock.monotonic() - began)
             self._claim_decided(client, call, message.request.id, decision)
 
         self._context.propose(client, command, decided)
@@ -392,7 +395,7 @@ class LeaseService:
         if lease is None and context.state.index < message.lease:
             return False
         over = why_over(context.state, lease) if lease else "it is over"
-        if lease is not None and not over and context.self_id not in lease.parts:
+        if lease is not None and not over and context.me.id not in lease.parts:
             return False  # it is to come from another server
         if lease is None or over:
             what = f"lease {lease_name(message.lease)} has ended"
@@ -430,7 +433,7 @@ class LeaseService:
         context.propose(client, commands.EndLease(message.lease, reason, client.user), decided)
 
     def _open_session(self, client: Client, call: int, message: m.OpenSession) -> None:
-        context, self_id = self._context, self._context.self_id
+        context, self_id = self._context, self._context.me.id
         context.require_majority()
         name = lease_name(message.lease)
         lease = context.state.leases.get(message.lease)
@@ -443,7 +446,7 @@ class LeaseService:
             raise LeaseSuspendedError("no session can be opened here", why="the lease has left")
         if lease.parts.get(self_id) is not PartStatus.HELD:
             raise UsageError(f"lease {name} has no GPU of this server")
-        if not serves(context.state, self_id, context.incarnation):
+        if not serves(context.state, self_id, context.me.incarnation):
             # Our own ``ServerUp``, once committed, frees what the table grants here today, in the
             # belief that nothing runs for it.
             raise LeaseLostError(f"lease {name} has ended", why="this server has restarted")
@@ -460,7 +463,7 @@ class LeaseService:
             return lease.suspension is not None
         host = self._context.host
         count = host.worker_count().get(lease.id, 0) + self.starting.get(lease.id, 0)
-        return opens_no_more(lease, self._context.self_id, count)
+        return opens_no_more(lease, self._context.me.id, count)
 
     def _start(
         self,

@@ -54,7 +54,6 @@ from gpupool.pool.model.formats import VERSION, objection
 from gpupool.pool.model.ids import Plain
 from gpupool.pool.model.results import RefusalKind, Result, refuse
 from gpupool.pool.ports import (
-    Clock,
     Committed,
     NotCommitted,
     Outcome,
@@ -129,17 +128,15 @@ class Proposer:
 
     def __init__(
         self,
-        *,
-        clock: Clock,
-        rng: Randomness,
         table_clock: TableClock,
+        rng: Randomness,
+        *,
         emit: Callable[[Propose], None],
         formats: Callable[[], int] = lambda: VERSION,
     ) -> None:
         """Begin without commands; ``formats`` returns the version that all servers know."""
-        self._clock = clock
+        self._table_clock, self._clock = table_clock, table_clock.clock
         self._rng = rng
-        self._table_clock = table_clock
         self._emit = emit
         self._formats = formats
         self._pending: dict[int, _Pending] = {}

@@ -65,9 +65,9 @@ class Reconciler:
 
     def __init__(self, context: ServiceContext) -> None:
         self._context = context
-        self._self = context.self_id
-        self._incarnation = context.incarnation
-        self._software = context.software
+        self._self = context.me.id
+        self._incarnation = context.me.incarnation
+        self._software = context.me.software
         self._host = context.host
         self._clock = context.clock
         self._under_way: set[tuple[str, object]] = set()
@@ -247,12 +247,12 @@ class Reconciler:
 
     def _says_keys(self, state: PoolState, server: Server) -> bool:
         """Return whether the table is to know that this server has the CA's keys."""
-        has_keys = self._context.has_keys()
+        has_keys = self._context.authorities.has_keys()
         return has_keys and (server.has_keys or state.formats() >= KEYS_SINCE)
 
     def _drain_failing(self, state: PoolState) -> None:
         """Drain GPUs of this server that show a sign for which the operators want that."""
-        signs = self._signs.look(self._context.checks.signs, self._context.now_ms(), state.era)
+        signs = self._signs.look(self._context.me.checks.signs, self._context.now_ms(), state.era)
         for command in plan_drains(state, self._self, signs):
             self._once(command, due_ms=command.onset)
 
@@ -260,7 +260,7 @@ class Reconciler:
         """Say which CA has signed this server's certificate, in a pool that exchanges its CA."""
         if not state.authorities or server.incarnation != self._incarnation:
             return
-        issuer = self._context.issuer()
+        issuer = self._context.authorities.issuer()
         known = {fingerprint_of(each) for each in state.authorities}
         if issuer != server.issuer and issuer in known:
             self._once(ReportIssuer(self._self, self._incarnation, issuer))

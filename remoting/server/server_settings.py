@@ -1,6 +1,6 @@
 """The settings of a control server: durations in seconds of its monotonic clock, and limits."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,5 +55,3 @@ class ServerSettings:
 
     #: Messages that wait for one client to read; beyond it, the server hangs up.
     outbox_count_max: int = 256
-
-    controller: ControllerSettings = field(default_factory=ControllerSettings)

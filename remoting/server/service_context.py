@@ -10,17 +10,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from gpupool.pool.automatic_drains import Signs
 from gpupool.pool.errors import GpupoolError, NoQuorumError
-from gpupool.pool.measures import Measures
 from gpupool.pool.model import commands
 from gpupool.pool.model.commands import Command
-from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, Milliseconds, ServerId, TokenId
+from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId, TokenId
 from gpupool.pool.model.results import RefusalKind, Result
 from gpupool.pool.model.state import PoolState, TokenKind, with_changes
-from gpupool.pool.ports import Clock, RaftHealth, Role
+from gpupool.pool.ports import Clock, ConsensusHealth
 from gpupool.pool.table_clock import TableClock
-from gpupool.pool.telemetry import Finding
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.pool.user_bound import Holder, UserBound
 from gpupool.pool.view import LONG_AGO_S, MAJORITY_FRESH_S, has_quorum, visible
@@ -29,7 +26,7 @@ from gpupool.remoting.protocol.sessions import SessionHost
 from gpupool.remoting.server.actions import Action, Hangup, KillLease, Send
 from gpupool.remoting.server.proposer import Decision, Proposer
 from gpupool.remoting.server.server_settings import ControllerSettings
-from gpupool.remoting.server.software import Software
+from gpupool.remoting.server.software import ServerInstance
 from gpupool.remoting.server.wait_queue import WaitQueue
 
 LOG = logging.getLogger("gpupool.leases")
@@ -57,6 +54,33 @@ class Signer(Protocol):
 
     def ca_sha256(self) -> bytes:
         """Return the SHA-256 of the CA's certificate in DER."""
+        ...
+
+
+class Authorities(Protocol):
+    """The CAs that this server trusts, and its own certificate."""
+
+    signer_has_own_user: bool
+    """Whether the signer's secret, if there is a signer, is closed to the server."""
+
+    def ca_pem(self) -> bytes:
+        """Return the certificates of every CA that is trusted."""
+        ...
+
+    def signer(self) -> Signer | None:
+        """Return the signer, or None while this server does not hold the CA's key."""
+        ...
+
+    def has_keys(self) -> bool:
+        """Return whether this server has the key of every CA that is trusted."""
+        ...
+
+    def issuer(self) -> bytes:
+        """Return the SHA-256 of the CA that has signed this server's certificate."""
+        ...
+
+    def problems(self) -> tuple[str, ...]:
+        """Return what is wrong with this server's certificate, as sentences."""
         ...
 
 
@@ -195,17 +219,6 @@ class RefusalLog:
         LOG.log(level, "refused %s a lease: %s", who, visible(why), extra={"fields": fields})
 
 
-@dataclass(slots=True)
-class SelfChecks:
-    """The findings of the server's checks; ``remoting.daemon`` replaces both each second."""
-
-    findings: tuple[Finding, ...] = ()
-    signs: Signs = field(default_factory=dict[tuple[GpuId, str], str])
-    """Of failing GPUs, for which they are drained."""
-    places_of: Callable[[ServerId], list[str]] = lambda _server: []
-    """Returns where a server is looked for, the likeliest address first."""
-
-
 Handler = Callable[[Client, int, Any], None]
 """Acts on one call: takes the client, the number of the call, and a message of its kind."""
 
@@ -215,29 +228,21 @@ class ServiceContext:
     """What a service may read and do; see the module."""
 
     machine: PoolMachine
-    self_id: ServerId
-    incarnation: Incarnation
-    software: Software
-    ca_pem: Callable[[], bytes]  # of every CA that is trusted
-    signer: Callable[[], Signer | None]  # None while this server does not hold the CA's key
-    has_keys: Callable[[], bool]  # of every CA that is trusted
-    issuer: Callable[[], bytes]  # SHA-256 of the CA that has signed this server's certificate
+    me: ServerInstance
+    consensus: ConsensusHealth
+    authorities: Authorities
     host: SessionHost
-    clock: Clock
-    health: Callable[[], RaftHealth]
-    majority_age_s: Callable[[], float]
-    role: Callable[[], Role]
     table_clock: TableClock
-    measures: Measures
-    loop_lag_s: Callable[[], float]
     settings: ControllerSettings
-    certificate_problems: Callable[[], tuple[str, ...]]
-    signer_has_own_user: bool  # or the server's own
-    checks: SelfChecks
     clients: ClientTable
     wait_queue: WaitQueue
     proposer: Proposer
     actions: list[Action]  # the answer of the controller to the present input
+
+    @property
+    def clock(self) -> Clock:
+        """Return this machine's clock, by which waits are measured."""
+        return self.table_clock.clock
 
     @property
     def state(self) -> PoolState:
@@ -262,7 +267,7 @@ class ServiceContext:
 
     def exchanged_ca(self) -> bytes:
         """Return the CAs that are trusted, for clients; nothing before the first exchange."""
-        return self.ca_pem() if self.state.authorities else b""
+        return self.authorities.ca_pem() if self.state.authorities else b""
 
     # --- actions ---------------------------------------------------------------------------------
 
@@ -296,17 +301,17 @@ class ServiceContext:
         Raises:
             NoQuorumError: when it was last in touch with a majority too long ago.
         """
-        age_s = self.majority_age_s()
+        age_s = self.consensus.majority_age_s()
         if age_s >= MAJORITY_FRESH_S:
             since = f"last contact {age_s:.0f} s ago" if age_s < LONG_AGO_S else ""
-            raise self.no_quorum(since or self.health().alarm)
+            raise self.no_quorum(since or self.consensus.health().alarm)
 
     def silent_voters(self) -> tuple[str, ...]:
         """Say which voters do not answer, and where they were, if a majority is missing."""
-        health, found = self.health(), list[str]()
+        health, found = self.consensus.health(), list[str]()
         for voter in () if has_quorum(health) else health.voters:
-            if voter not in (self.self_id, *health.connected):
-                known, places = self.state.servers.get(voter), self.checks.places_of(voter)
+            if voter not in (self.me.id, *health.connected):
+                known, places = self.state.servers.get(voter), self.me.checks.places_of(voter)
                 where = f" at {places[0]}, its last known address" if places else ""
                 name = visible(known.name) if known is not None else f"server {voter}"
                 found.append(f"{name} does not answer{where}")
@@ -314,8 +319,8 @@ class ServiceContext:
 
     def no_quorum(self, why: str) -> NoQuorumError:
         """Return the error of a server that cannot act."""
-        server = self.state.servers.get(self.self_id)
-        name = server.name if server else self.self_id
+        server = self.state.servers.get(self.me.id)
+        name = server.name if server else self.me.id
         return NoQuorumError(
             f"server {name} is not in touch with a majority of the pool's servers",
             why="; ".join((*filter(None, (why,)), *self.silent_voters()[:3])),

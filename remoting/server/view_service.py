@@ -192,12 +192,12 @@ class ViewService:
         context = self._context
         return ViewSource(
             context.state,
-            context.health(),
-            context.self_id,
+            context.consensus.health(),
+            context.me.id,
             context.now_ms(),
             context.machine.violations,
             clock_view(context.state, context.table_clock.reading()),
-            (*context.certificate_problems(), *(f"{s}{MOVED}" for s in context.silent_voters())),
+            (*context.authorities.problems(), *(f"{s}{MOVED}" for s in context.silent_voters())),
         )
 
     def _confinement(self) -> list[str]:
@@ -207,7 +207,7 @@ class ViewService:
         """
         host = self._context.host
         holds = host.confinement()
-        found = [] if self._context.signer_has_own_user else [SIGNER_OPEN]
+        found = [] if self._context.authorities.signer_has_own_user else [SIGNER_OPEN]
         if holds:  # or no worker is warm yet
             found.append(WORKERS_HAVE + ", ".join(holds))
             found += [WORKERS_LACK + text for text in host.unconfined()]
@@ -223,21 +223,21 @@ class ViewService:
         context = self._context
         gpus, sessions = context.host.telemetry()
         return Telemetry(
-            server=context.self_id,
+            server=context.me.id,
             at=Milliseconds(context.clock.wall_ms()),
             gpus=gpus,
             sessions=sessions,
-            loop_lag_s=context.loop_lag_s(),
+            loop_lag_s=context.me.measures.loop_lag_s,
             counters={
                 "connections": len(context.clients.welcomed()),
                 "waiting": len(context.wait_queue),
                 "proposals": len(context.proposer),
-                **context.measures.counters,
+                **context.me.measures.counters,
             },
-            host=context.measures.host,
-            consensus=context.measures.consensus,
-            histograms=context.measures.histograms(),
-            findings=context.checks.findings,
+            host=context.me.measures.host,
+            consensus=context.me.measures.consensus,
+            histograms=context.me.measures.histograms(),
+            findings=context.me.checks.findings,
         )
 
     def _subscribe(

@@ -35,7 +35,7 @@ from gpupool.remoting.server.actions import (
 from gpupool.remoting.server.controller import Controller
 from gpupool.remoting.server.proposer import Propose
 from gpupool.remoting.server.reconciler import LaterStartError
-from gpupool.remoting.server.software import Software
+from gpupool.remoting.server.software import ServerInstance, Software
 from gpupool.simulations.cluster.caller import Packet
 from gpupool.simulations.cluster.moved_addresses import links_of
 from gpupool.simulations.cluster.run_context import Environment
@@ -182,26 +182,18 @@ class ServerProcess(Process):
         """Begin to answer clients; no worker of a former incarnation lives any more."""
         machine, replicated_log = self._host_machine, self.replicated_log
         assert replicated_log is not None
+        labels = (("rack", machine.rack),)
+        software = Software(machine.address, labels=labels, formats=machine.formats)
         self.controller = Controller(
             self.table,
-            self_id=self.server,
-            incarnation=machine.incarnation,
-            software=Software(
-                machine.address, labels=(("rack", machine.rack),), formats=machine.formats
-            ),
-            ca_pem=lambda: b"".join(self.ca.files.trusted),
-            signer=self.ca.signer,
-            has_keys=self.ca.has_keys,
-            issuer=self.ca.issuer,
+            me=ServerInstance(self.server, machine.incarnation, software),
+            consensus=replicated_log,
+            authorities=self.ca,
             host=self.host,  # type: ignore[arg-type]
-            clock=machine.clock,
-            rng=self.scheduler.random(f"steward/{machine.name}/{machine.incarnation}"),
-            health=replicated_log.health,
-            majority_age_s=replicated_log.majority_age_s,
-            role=replicated_log.role,
             table_clock=self.table_clock,
+            rng=self.scheduler.random(f"steward/{machine.name}/{machine.incarnation}"),
         )
-        self.controller.checks.signs = machine.signs
+        self.controller.context.me.checks.signs = machine.signs
         self.ca.started()
         self._poll()
 

@@ -64,6 +64,8 @@ class SimulatedSigner:
 class SimulatedCa:
     """See the module."""
 
+    signer_has_own_user = True
+
     def __init__(
         self, process: CaProcess, environment: Environment, machine: Machine, random: Random
     ) -> None:
@@ -77,6 +79,14 @@ class SimulatedCa:
     def files(self) -> CaFiles:
         """Return what is on the disk."""
         return self._machine.authorities
+
+    def ca_pem(self) -> bytes:
+        """Return every CA that is trusted."""
+        return b"".join(self.files.trusted)
+
+    def problems(self) -> tuple[str, ...]:
+        """Return nothing: certificates are not what is tested here."""
+        return ()
 
     def signer(self) -> SimulatedSigner | None:
         """Return what signs for servers that join."""

@@ -254,7 +254,7 @@ class SimulatedCommitter:
         self._process = process
         self._clock = clock
         self._propose = propose
-        self._proposer = Proposer(clock=clock, rng=rng, table_clock=table_clock, emit=self._attempt)
+        self._proposer = Proposer(table_clock, rng, emit=self._attempt)
 
     def commit(
         self, command: Command, timeout_s: float, decided: Callable[[Decision], None]

@@ -178,7 +178,7 @@ class LivenessPhase:
         # Who doubts its leader because of a clock that ran at another rate rightly offers nothing.
         doubtful = cluster.environment.checkers.unserved.is_doubtful(now)
         clocks = tuple(
-            (process.server, Milliseconds(process.controller.proposer.at_ms()))
+            (process.server, Milliseconds(process.controller.context.proposer.at_ms()))
             for process in cluster.servers.values()
             if process.controller is not None
             and (replicated_log := process.replicated_log) is not None

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from random import Random
+from typing import Any, cast
 
 import trio
 from tests.benchmarks.scale import BASE_INDEX, big_state, server_id
@@ -45,7 +46,7 @@ from gpupool.pool.telemetry import GpuTelemetry, SessionTelemetry
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.protocol.sessions import Departure
 from gpupool.remoting.server.controller import Controller
-from gpupool.remoting.server.software import Software
+from gpupool.remoting.server.software import ServerInstance, Software
 from gpupool.remoting.transport.system_clock import SystemClock
 
 PARTITION_SIZE = 10 << 30
@@ -184,23 +185,32 @@ class IdleHost:
         """Take no shares."""
 
 
+class _Learner:
+    """A server without a vote, which is up to date."""
+
+    def health(self) -> RaftHealth:
+        """Return the health of a new learner."""
+        return RaftHealth(Role.LEARNER, None, 1, 1, 1, (), (), 0.0, {}, 0)
+
+    def majority_age_s(self) -> float:
+        """Return that it was just in touch."""
+        return 0.0
+
+    def role(self) -> Role:
+        """Return its role."""
+        return Role.LEARNER
+
+
 def _controller(machine: PoolMachine, server: ServerId) -> Controller:
     me = machine.state.servers[server]
-    health = RaftHealth(Role.LEARNER, None, 1, 1, 1, (), (), 0.0, {}, 0)
     return Controller(
         machine,
-        self_id=server,
-        incarnation=Incarnation(1),
-        software=Software(me.address, "", "", "", (), 0, False),
-        ca_pem=bytes,
-        signer=lambda: None,
+        me=ServerInstance(server, Incarnation(1), Software(me.address)),
+        consensus=_Learner(),
+        authorities=cast(Any, None),
         host=IdleHost(tuple(me.gpus.values())),  # type: ignore[arg-type]
-        clock=SystemClock(),
         table_clock=TableClock(lambda: machine.state, self_id=server, clock=SystemClock()),
         rng=Random(1),
-        health=lambda: health,
-        majority_age_s=lambda: 0.0,
-        role=lambda: Role.LEARNER,
     )
 
 

@@ -20,10 +20,11 @@ from typing import Any, cast
 import trio
 from tests.benchmarks.full_table import IdleHost, Steps, full_machine
 from tests.benchmarks.scale import server_id
+from tests.remoting.control.control_kit import make_control_server
 
 from gpupool.consensus.garbage import Exemption
 from gpupool.pool.model.commands import CreateToken, wrap
-from gpupool.pool.model.ids import Incarnation, Milliseconds, TokenId
+from gpupool.pool.model.ids import Milliseconds, TokenId
 from gpupool.pool.model.state import TokenKind
 from gpupool.pool.ports import RaftHealth, Role
 from gpupool.pool.transitions.state_machine import PoolMachine
@@ -31,11 +32,13 @@ from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.framing import ANSWER_SIZE_MAX, HEADER
 from gpupool.remoting.protocol.token_text import hash_secret
 from gpupool.remoting.server.control_server import ControlServer
-from gpupool.remoting.server.server_settings import ControllerSettings, ServerSettings
+from gpupool.remoting.server.server_settings import ControllerSettings
 from gpupool.remoting.server.software import Software
+from gpupool.remoting.transport.authority.certificate_renewal import ServerCertificates
 from gpupool.remoting.transport.peer_transport import PeerTransport
 from gpupool.remoting.transport.pki import (
     Identity,
+    TlsContexts,
     control_context,
     create_ca,
     create_key_and_csr,
@@ -126,19 +129,17 @@ def _server(machine: PoolMachine, identity: Identity, rows_at_once: int) -> Cont
     clock, rng, me = SystemClock(), Random(1), server_id(0)
     links = PeerTransport(identity, clock=clock, rng=rng, address_of=lambda _peer: None, log=LOG)
     software = Software(machine.state.servers[me].address, "")
-    return ControlServer(
-        machine=machine,
-        replicated_log=cast(Any, _IdleLog()),
-        host=cast(Any, IdleHost(tuple(machine.state.servers[me].gpus.values()))),
-        identity=identity,
-        authority=None,
-        links=links,
-        incarnation=Incarnation(1),
-        software=software,
+    return make_control_server(
+        machine,
+        cast(Any, _IdleLog()),
+        cast(Any, IdleHost(tuple(machine.state.servers[me].gpus.values()))),
+        links,
+        ServerCertificates(contexts=TlsContexts(identity)),
+        software,
         clock=clock,
         rng=rng,
         log=LOG,
-        settings=ServerSettings(controller=ControllerSettings(view_rows_at_once=rows_at_once)),
+        controller_settings=ControllerSettings(view_rows_at_once=rows_at_once),
     )
 
 

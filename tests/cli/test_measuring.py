@@ -123,7 +123,6 @@ async def test_the_figures_are_filled_again_and_again(
                 processes=processes,
                 peers=lambda: (NEAR,),
                 links=FixedLinks(),
-                clock=FixedClock(),
                 table_clock=TableClock(lambda: table, self_id=server_id(0), clock=FixedClock()),
                 away={NEAR: 2},
             )

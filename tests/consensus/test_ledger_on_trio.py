@@ -422,11 +422,8 @@ async def test_a_proposal_survives_the_loss_of_the_leader(autojump_clock: MockCl
         machine = pool.tables[follower.node.server_id]
         committer = Committer(
             follower,
-            clock=TrioTime(),
-            rng=random.Random(1),
-            table_clock=TableClock(
-                lambda: machine.state, self_id=follower.node.server_id, clock=TrioTime()
-            ),
+            TableClock(lambda: machine.state, self_id=follower.node.server_id, clock=TrioTime()),
+            random.Random(1),
         )
         decision = await committer.commit(CreatePool("again", "lab", "tls"), timeout_s=3)
         assert decision.result is not None and decision.result.ok

@@ -58,9 +58,8 @@ class ProposerBench:
         self.emitted: list[Propose] = []
         self.decisions: list[Decision] = []
         self.proposals = Proposer(
-            clock=self.clock,
-            rng=Random(1),
-            table_clock=TableClock(PoolState, self_id=ServerId("s"), clock=self.clock),
+            TableClock(PoolState, self_id=ServerId("s"), clock=self.clock),
+            Random(1),
             emit=self.emitted.append,
         )
         self.proposals.propose(Tick(), self.decisions.append, timeout_s=1.0)

@@ -74,7 +74,7 @@ class RelocationService:
             starting: how many workers of a lease are being started.
         """
         context = self._context
-        state, self_id = context.state, context.self_id
+        state, self_id = context.state, context.me.id
         relocating = state.leases.relocating()
         if not relocating and not self._known:
             return
@@ -83,7 +83,7 @@ class RelocationService:
             if found is None or not _is_leaving(lease) or self_id not in lease.parts:
                 continue
             self._known[lease.id] = found.number
-            current = serves(state, self_id, context.incarnation)
+            current = serves(state, self_id, context.me.incarnation)
             if self_id == found.source and current and not starting.get(lease.id, 0):
                 self._let_go(lease, found, attached.get(lease.id, frozenset()))
         for lease_id in list(self._known):
@@ -125,11 +125,11 @@ class RelocationService:
     def _refusal(self, lease: LeaseId, number: int, reason: str) -> RefuseRelocation:
         context = self._context
         reason = reason[:TEXT_LENGTH_MAX]
-        return RefuseRelocation(lease, number, reason, context.self_id, context.incarnation)
+        return RefuseRelocation(lease, number, reason, context.me.id, context.me.incarnation)
 
     def _say_where(self, lease_id: LeaseId, lease: Lease | None, connections: Set[int]) -> None:
         """Tell a client where its lease goes on: the server says it that has the lease."""
-        self_id = self._context.self_id
+        self_id = self._context.me.id
         if lease is None or not lease.held or lease.parts.get(self_id) is not PartStatus.HELD:
             return
         where, found = places_text(self._context.state, lease), lease.relocation
@@ -151,10 +151,10 @@ class RelocationService:
         if message.lease not in client.attached:
             raise DeniedError(f"lease {name} is not attached to this connection")
         found = lease.relocation
-        is_source = found is not None and found.source == context.self_id
+        is_source = found is not None and found.source == context.me.id
         command: Command
         if is_source and not message.stays:
-            key = (context.self_id, context.incarnation, message.number)
+            key = (context.me.id, context.me.incarnation, message.number)
             command = ConfirmRelocated(message.lease, *key)
         else:
             command = self._refusal(message.lease, message.number, message.stays or NO_ANSWER)

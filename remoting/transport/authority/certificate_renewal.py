@@ -37,6 +37,7 @@ from gpupool.remoting.transport.failures import explain
 from gpupool.remoting.transport.open_calls import OpenCalls
 from gpupool.remoting.transport.pki import (
     SERVER_VALID,
+    Authority,
     Identity,
     TlsContexts,
     Validity,
@@ -133,6 +134,12 @@ class ServerCertificates:
 
     #: Keeps the CAs while one is exchanged for another. None leaves the CA as it is.
     store: CaStore | None = None
+
+    #: The CA with its key, where this server has it.
+    authority: Authority | None = None
+
+    #: Keeps the key of the oldest trusted CA, which a new voter is given.
+    save_key: Callable[[bytes], None] = lambda _pem: None
 
     #: Uses the CA's key. None uses it in this process, as tests do.
     vault: CaVaultPort | None = None

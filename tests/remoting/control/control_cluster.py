@@ -12,7 +12,7 @@ from pathlib import Path
 
 import trio
 import trio.testing
-from tests.remoting.control.control_kit import SeededRng, VirtualClock
+from tests.remoting.control.control_kit import SeededRng, VirtualClock, make_control_server
 
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.host_suspension import HostSuspension, SuspensionPhase
@@ -22,7 +22,6 @@ from gpupool.pool.model.commands import Command, GpuReading, wrap
 from gpupool.pool.model.formats import VERSION
 from gpupool.pool.model.ids import (
     GpuId,
-    Incarnation,
     LeaseId,
     Milliseconds,
     Plain,
@@ -41,11 +40,12 @@ from gpupool.remoting.protocol.policy_text import compile_text
 from gpupool.remoting.protocol.sessions import NO_MOVES, Departure, SessionDevice, SessionInfo
 from gpupool.remoting.protocol.token_text import TokenText, hash_secret
 from gpupool.remoting.protocol.view_encoding import MadeView, ViewOrder, make_view_at_once
-from gpupool.remoting.server.control_server import ControlServer
-from gpupool.remoting.server.server_settings import ServerSettings
+from gpupool.remoting.server.control_server import BackgroundWork, ControlServer
+from gpupool.remoting.server.server_settings import ControllerSettings
 from gpupool.remoting.server.software import Software
+from gpupool.remoting.transport.authority.certificate_renewal import ServerCertificates
 from gpupool.remoting.transport.peer_transport import PeerTransport
-from gpupool.remoting.transport.pki import Authority, Identity, create_ca, fingerprint
+from gpupool.remoting.transport.pki import Authority, Identity, TlsContexts, create_ca, fingerprint
 
 MemoryStream = trio.StapledStream[trio.testing.MemorySendStream, trio.testing.MemoryReceiveStream]
 
@@ -327,7 +327,7 @@ class Cluster:
         self.unreachable: set[str] = set()
         self.compile_policy: Callable[[bytes, int], Awaitable[Draft]] = compile_here
         self.make_view: Callable[[ViewOrder], Awaitable[MadeView]] = view_at_once
-        self.settings = ServerSettings()
+        self.settings = ControllerSettings()
         self.formats = VERSION  # of the programs of servers that are added
         self._seed = 100
 
@@ -366,23 +366,29 @@ class Cluster:
         host = FakeHost(make_gpus(number, gpu_count))
         keys: list[bytes] = []
         followed: list[tuple[tuple[ServerId, ...], tuple[ServerId, ...]]] = []
-        server = ControlServer(
-            machine=machine,
-            replicated_log=replicated_log,
-            host=host,
-            identity=identity,
-            authority=self.authority,
-            links=links,
-            incarnation=Incarnation(incarnation),
-            software=Software(f"{name}:7470", "0.1.0", formats=self.formats),
+
+        def follow(servers: Sequence[ServerId], voters: Sequence[ServerId]) -> None:
+            followed.append((tuple(servers), tuple(voters)))
+
+        server = make_control_server(
+            machine,
+            replicated_log,
+            host,
+            links,
+            ServerCertificates(
+                contexts=TlsContexts(identity), authority=self.authority, save_key=keys.append
+            ),
+            Software(f"{name}:7470", "0.1.0", formats=self.formats),
             clock=self.clock,
             rng=SeededRng(number),
             log=LOG,
-            compile_policy=lambda packed, now_ms: self.compile_policy(packed, now_ms),
-            make_view=lambda order: self.make_view(order),
-            settings=self.settings,
-            follow=lambda servers, voters: followed.append((tuple(servers), tuple(voters))),
-            save_key=keys.append,
+            incarnation=incarnation,
+            controller_settings=self.settings,
+            background=BackgroundWork(
+                compile_policy=lambda packed, now_ms: self.compile_policy(packed, now_ms),
+                make_view=lambda order: self.make_view(order),
+            ),
+            follow=follow,
         )
         scope = trio.CancelScope()
         node = Node(

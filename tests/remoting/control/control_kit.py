@@ -1,15 +1,28 @@
 """Fakes and helpers that the tests of the control plane share."""
 
+import logging
 import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import trio
 
-from gpupool.pool.model.ids import ServerId
+from gpupool.pool.model.ids import Incarnation, ServerId
+from gpupool.pool.ports import Clock, Randomness, ReplicatedLog
+from gpupool.pool.table_clock import TableClock
+from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.remoting.protocol.sessions import SessionHost
+from gpupool.remoting.server.control_server import ControlServer
+from gpupool.remoting.server.controller import Controller
+from gpupool.remoting.server.server_settings import ControllerSettings
+from gpupool.remoting.server.software import ServerInstance, Software
+from gpupool.remoting.transport.authority.certificate_renewal import ServerCertificates
+from gpupool.remoting.transport.authority.server_authorities import ServerAuthorities
+from gpupool.remoting.transport.peer_transport import PeerTransport
 from gpupool.remoting.transport.pki import (
     Authority,
     Identity,
@@ -99,3 +112,41 @@ async def until(
     with trio.fail_after(within_s):
         while not condition():  # noqa: ASYNC110 - what is waited for has no event
             await trio.sleep(every_s)
+
+
+def make_control_server(
+    machine: PoolMachine,
+    replicated_log: ReplicatedLog,
+    host: SessionHost,
+    links: PeerTransport,
+    certificates: ServerCertificates,
+    software: Software,
+    *,
+    clock: Clock,
+    rng: Randomness,
+    log: logging.Logger,
+    incarnation: int = 1,
+    controller_settings: ControllerSettings | None = None,
+    **options: Any,
+) -> ControlServer:
+    """Put a control server together, as ``remoting.daemon.compose`` does."""
+    me = ServerInstance(certificates.contexts.identity.server, Incarnation(incarnation), software)
+    table_clock = TableClock(
+        lambda: machine.state, self_id=me.id, clock=clock, sample=links.clock_sample
+    )
+    authorities = ServerAuthorities(
+        certificates, machine=machine, links=links, table_clock=table_clock, log=log
+    )
+    controller = Controller(
+        machine,
+        me=me,
+        consensus=replicated_log,
+        authorities=authorities,
+        host=host,
+        table_clock=table_clock,
+        rng=rng,
+        settings=controller_settings,
+    )
+    return ControlServer(
+        controller, replicated_log, authorities=authorities, links=links, log=log, **options
+    )

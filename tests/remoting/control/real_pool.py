@@ -14,13 +14,13 @@ from tests.remoting.control.control_cluster import (
     server_id,
     token_id,
 )
-from tests.remoting.control.control_kit import until
+from tests.remoting.control.control_kit import make_control_server, until
 
 from gpupool.consensus.driver import RaftDriver
 from gpupool.consensus.storage.store import bootstrap, open_storage
 from gpupool.pool.model import commands
 from gpupool.pool.model.commands import Command
-from gpupool.pool.model.ids import Incarnation, ServerId
+from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import PoolState, TokenKind
 from gpupool.pool.table_clock import TableClock
 from gpupool.pool.transitions.state_machine import PoolMachine
@@ -155,25 +155,24 @@ class RealServer:
             links=links,
         )
         replicated_log.set_servers(tuple(self.machine.state.servers) or tuple(self.known))
-        self.control = ControlServer(
-            machine=self.machine,
-            replicated_log=replicated_log,
-            host=self.host,
-            identity=identity,
-            authority=self.authority if self.has_ca_key else None,
-            links=links,
-            incarnation=Incarnation(self.starts),
-            software=Software(str(self.address), "0.1.0"),
-            clock=clock,
-            rng=rng,
-            log=log,
-            follow=self._follow,
-            certificates=ServerCertificates(
+        self.control = make_control_server(
+            self.machine,
+            replicated_log,
+            self.host,
+            links,
+            ServerCertificates(
                 contexts=contexts,
                 save=self._save_certificate,
                 renewal=self.renewal,
                 valid=self.valid,
+                authority=self.authority if self.has_ca_key else None,
             ),
+            Software(str(self.address), "0.1.0"),
+            clock=clock,
+            rng=rng,
+            log=log,
+            incarnation=self.starts,
+            follow=self._follow,
         )
         try:
             with self.scope:
@@ -202,11 +201,8 @@ class RealServer:
         assert self.replicated_log is not None
         committer = Committer(
             self.replicated_log,
-            clock=SystemClock(),
-            rng=SystemRng(),
-            table_clock=TableClock(
-                lambda: self.machine.state, self_id=self.id, clock=SystemClock()
-            ),
+            TableClock(lambda: self.machine.state, self_id=self.id, clock=SystemClock()),
+            SystemRng(),
         )
         decision = await committer.commit(command, timeout_s=10)
         assert decision.result is not None, decision

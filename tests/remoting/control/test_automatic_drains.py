@@ -34,13 +34,13 @@ async def test_an_undrain_holds_though_the_leader_refused_the_time_of_the_sign(
 
     monkeypatch.setattr(FakeReplicatedLog, "propose", refuse_ahead)
     await trio.sleep(0.3)
-    node.server.controller.checks.signs = {(gpu, "thermal"): "at 96 C"}
+    node.server.controller.context.me.checks.signs = {(gpu, "thermal"): "at 96 C"}
     async with cluster.client("root") as root:
         await until(is_drained)
         await root.operate(m.DrainGpu("gpu-1", "0", None))
         await trio.sleep(3)
         assert not is_drained()
-        node.server.controller.checks.signs = {}
+        node.server.controller.context.me.checks.signs = {}
         await trio.sleep(1)
-        node.server.controller.checks.signs = {(gpu, "thermal"): "at 97 C"}
+        node.server.controller.context.me.checks.signs = {(gpu, "thermal"): "at 97 C"}
         await until(is_drained)

@@ -204,7 +204,7 @@ async def test_a_voter_signs_for_servers_in_the_table_alone(
     await cluster.start([1])
     node = await cluster.add(2, 1)
     key, csr = create_key_and_csr(ServerId("another name"))
-    ca_key = cluster.nodes[0].server.ca_key
+    ca_key = cluster.nodes[0].server.authorities.key
     assert ca_key.sign_for(node.id, csr) == b""
     cluster.admit(node)
     signed = ca_key.sign_for(node.id, csr)
@@ -276,7 +276,7 @@ async def test_servers_outlive_their_certificates(tmp_path: Path) -> None:
         async with connect_pool(pool.credentials()) as client:
             await client.view()
         assert keyless.control is not None
-        assert keyless.control.ca_key.signer is None
+        assert keyless.control.authorities.key.signer is None
         nursery.cancel_scope.cancel()
 
 

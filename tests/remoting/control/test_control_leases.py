@@ -223,7 +223,7 @@ async def test_a_claim_whose_server_dies_is_cancelled_elsewhere(
             victim = next(
                 n
                 for n in cluster.nodes
-                if any(c.pending_calls for c in n.server.controller.clients())
+                if any(c.pending_calls for c in n.server.controller.context.clients.welcomed())
             )
             await cluster.crash(victim)
 

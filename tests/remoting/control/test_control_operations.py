@@ -20,7 +20,6 @@ from gpupool.pool.errors import (
     UnknownNameError,
     UsageError,
 )
-from gpupool.pool.model import commands
 from gpupool.pool.model.formats import KEYS_SINCE
 from gpupool.pool.model.ids import LeaseId, ServerId
 from gpupool.pool.model.state import TokenKind
@@ -38,6 +37,7 @@ from gpupool.remoting.protocol.sealed_key import is_sealed, public_of
 from gpupool.remoting.protocol.sessions import DOCTOR, SIGNER_OPEN, WORKERS_HAVE, WORKERS_LACK
 from gpupool.remoting.protocol.token_text import parse_token
 from gpupool.remoting.server import admin_service, controller, lease_service, view_service
+from gpupool.remoting.server.control_server import BackgroundWork
 from gpupool.remoting.transport.authority.ca_vault import make_request
 from gpupool.remoting.transport.peer_link import Kind
 from gpupool.remoting.transport.pki import create_ca, create_key_and_csr, sign_server
@@ -252,7 +252,7 @@ async def test_a_failing_gpu_is_drained_by_its_server(
     await cluster.start([2])
     [node] = cluster.nodes
     gpu = next(iter(cluster.state.servers[node.id].gpus))
-    node.server.controller.checks.signs = {(gpu, "thermal"): "at 96 C"}
+    node.server.controller.context.me.checks.signs = {(gpu, "thermal"): "at 96 C"}
     async with cluster.client("root") as root:
         await trio.sleep(3)
         drains = [each.drain for each in (await root.view()).servers[0].gpus]
@@ -450,21 +450,21 @@ async def test_a_new_voter_takes_only_the_real_key(
     cluster = Cluster(nursery)
     await cluster.start([1])
     node = await cluster.add(2, 1)
-    node.server.ca_key._signers.clear()  # pyright: ignore[reportPrivateUsage]
+    node.server.authorities.key._signers.clear()  # pyright: ignore[reportPrivateUsage]
     take = node.server._links.takes[Kind.KEY_GIVE]  # pyright: ignore[reportPrivateUsage]
     give = cluster.nodes[0].server._links.takes[Kind.KEY_ASK]  # pyright: ignore[reportPrivateUsage]
     key, csr = create_key_and_csr(node.id)
     certificate = sign_server(cluster.authority, csr, node.id, datetime.now(UTC))
-    asked = make_request(node.server.ca_key.vault.public(), certificate, key)
+    asked = make_request(node.server.authorities.key.vault.public(), certificate, key)
     assert give(node.id, asked) == b""  # not a member yet
     cluster.admit(node)
     take(ServerId("x"), b"nonsense")
     take(ServerId("x"), create_ca("other", datetime.now(UTC)).key_pem)
-    assert node.server.ca_key.signer is None
+    assert node.server.authorities.key.signer is None
     take(cluster.nodes[0].id, give(node.id, asked) or b"")
     assert [public_of(each) for each in node.keys] == [public_of(cluster.authority.key_pem)]
     assert is_sealed(node.keys[0])
-    assert node.server.ca_key.signer is not None
+    assert node.server.authorities.key.signer is not None
 
 
 def noting(asked: list[ServerId]) -> Callable[[ServerId, Kind, bytes], bool]:
@@ -485,8 +485,8 @@ async def test_a_voter_without_the_key_asks_at_once_who_connects(
     asked: list[ServerId] = []
     links = node.server._links  # pyright: ignore[reportPrivateUsage]
     monkeypatch.setattr(links, "tell", noting(asked))
-    monkeypatch.setattr(node.server.ca_key, "request", bytes)
-    node.server.ca_key._signers.clear()  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(node.server.authorities.key, "request", bytes)
+    node.server.authorities.key._signers.clear()  # pyright: ignore[reportPrivateUsage]
     await trio.sleep(1)
     assert asked == [first.id], "even if it is not connected: that costs nothing"
     for count in (2, 3):
@@ -510,8 +510,8 @@ async def test_the_table_knows_who_has_the_key_and_the_last_of_them_stays(
     links = node.server._links  # pyright: ignore[reportPrivateUsage]
     asked: list[ServerId] = []
     monkeypatch.setattr(links, "tell", noting(asked))
-    monkeypatch.setattr(node.server.ca_key, "request", bytes)
-    signers = node.server.ca_key._signers  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(node.server.authorities.key, "request", bytes)
+    signers = node.server.authorities.key._signers  # pyright: ignore[reportPrivateUsage]
     kept = dict(signers)
     signers.clear()
     await trio.sleep(1)
@@ -629,7 +629,7 @@ async def test_calls_of_one_user_are_limited_and_each_is_counted_once(
             calling.cancel_scope.cancel()
         await trio.sleep(5)  # what was asked for by a connection that has gone is over
         (node,) = cluster.nodes
-        assert node.server.controller.calls_under_way() == 0
+        assert node.server.controller.context.clients.calls_under_way() == 0
         assert len(refused) == 2
 
 
@@ -649,7 +649,7 @@ async def test_a_client_that_reads_nothing_is_hung_up_on(
         for _ in range(1000):
             await near.send_all(view)
     await trio.testing.wait_all_tasks_blocked()
-    assert not cluster.nodes[0].server.controller.clients()
+    assert not cluster.nodes[0].server.controller.context.clients.welcomed()
 
 
 async def test_moved_readings_and_faults_reach_the_table(
@@ -678,7 +678,7 @@ async def test_a_server_with_a_wrong_clock_does_not_move_the_time(
     cluster = Cluster(nursery)
     await cluster.start([1, 1])
     node = cluster.nodes[1]
-    clock = node.server.controller.table_clock
+    clock = node.server.controller.context.table_clock
     now = cluster.clock.monotonic()
     right = ClockSample(cluster.clock.wall_ms() - int(now * 1000), now, 0.0)
 
@@ -708,19 +708,9 @@ async def test_doctor_alone_is_told_what_confines_workers(
     async with cluster.client(client=DOCTOR) as pool:
         said = (await pool.view()).warnings
     assert said == (f"{WORKERS_HAVE}fake", f"{WORKERS_LACK}a network (that needs root)")
-    context = cluster.nodes[0].server.controller._context  # pyright: ignore[reportPrivateUsage]
-    object.__setattr__(context, "signer_has_own_user", False)
+    cluster.nodes[0].server.authorities.signer_has_own_user = False
     async with cluster.client(client=DOCTOR) as pool:
         assert (await pool.view()).warnings == (SIGNER_OPEN, *said)
-
-
-async def test_leaving(autojump_clock: Clock, nursery: trio.Nursery) -> None:
-    cluster = Cluster(nursery)
-    await cluster.start([1, 1])
-    assert await cluster.nodes[1].server.leave()
-    assert list(cluster.state.servers) == [cluster.nodes[0].id]
-    with pytest.raises(AssertionError, match="last server"):
-        cluster.commit(commands.RemoveServer(cluster.nodes[0].id, "test"))
 
 
 async def test_a_server_that_has_just_started_asks_for_a_moment(
@@ -876,7 +866,7 @@ async def test_one_user_cannot_take_all_questions(
         await answered.wait()
         return RecordPage()
 
-    monkeypatch.setattr(node.server, "_ask_records", answer)
+    monkeypatch.setattr(node.server, "_background", BackgroundWork(ask_records=answer))
     over: list[str] = []
 
     async def ask(pool: Pool) -> None:

@@ -241,7 +241,7 @@ def said(actions: list[Action]) -> list[str]:
 def sent(node: Node, message: m.Call) -> list[Action]:
     """Return what the controller does about a message of the one client that it has."""
     controller = node.server.controller
-    (client,) = controller.clients()
+    (client,) = controller.context.clients.welcomed()
     return controller.received(client.connection, 7, message)
 
 
@@ -304,4 +304,4 @@ async def test_an_operator_who_revokes_their_own_token_is_told_that_it_is_done(
             heard += said(controller.applied())
         heard += said(controller.decided(propose.number, outcome))
         assert heard == ["Done", "Dismissed"]
-        assert controller.calls_under_way() == 0
+        assert controller.context.clients.calls_under_way() == 0

@@ -32,13 +32,14 @@ from tests.remoting.control.control_kit import (
     RealClock,
     SeededRng,
     make_authority,
+    make_control_server,
     make_identity,
     until,
 )
 
 from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError, UsageError
 from gpupool.pool.model import commands
-from gpupool.pool.model.ids import Incarnation, Milliseconds, ServerId, TokenId
+from gpupool.pool.model.ids import Milliseconds, ServerId, TokenId
 from gpupool.pool.model.state import PoolState, TokenKind
 from gpupool.pool.network_turns import Item, NetworkTurns
 from gpupool.pool.transitions.state_machine import PoolMachine
@@ -159,21 +160,18 @@ class Lab:
         )
         await nursery.start(links.run, PeerLog())
         self.contexts.append(TlsContexts(identity))
-        server = ControlServer(
-            machine=machine,
-            replicated_log=FakeReplicatedLog(self.log, server_id(number), machine),
-            host=host,
-            identity=identity,
-            authority=self.authority,
-            links=links,
-            incarnation=Incarnation(1),
-            software=Software(f"127.0.0.1:{port}", "0.1.0"),
+        server = make_control_server(
+            machine,
+            FakeReplicatedLog(self.log, server_id(number), machine),
+            host,
+            links,
+            ServerCertificates(contexts=self.contexts[-1], authority=self.authority),
+            Software(f"127.0.0.1:{port}", "0.1.0"),
             clock=self.clock,
             rng=SeededRng(number),
             log=logging.getLogger("test"),
             web=self.web,
             settings=settings,
-            certificates=ServerCertificates(contexts=self.contexts[-1]),
         )
         scope = trio.CancelScope()
 

@@ -49,9 +49,8 @@ class Bench:
         self.decisions: list[Decision] = []
         self.state = PoolState()
         self.proposer = Proposer(
-            clock=self.clock,
-            rng=Random(1),
-            table_clock=TableClock(lambda: self.state, self_id=ServerId("s"), clock=self.clock),
+            TableClock(lambda: self.state, self_id=ServerId("s"), clock=self.clock),
+            Random(1),
             emit=self.attempts.append,
             formats=lambda: self.state.formats(),
         )

@@ -38,7 +38,7 @@ from gpupool.remoting.protocol.view_encoding import (
     make_view_at_once,
 )
 from gpupool.remoting.server import view_service, view_thread
-from gpupool.remoting.server.server_settings import ControllerSettings, ServerSettings
+from gpupool.remoting.server.server_settings import ControllerSettings
 from gpupool.remoting.server.view_thread import make_beside_the_loop
 from gpupool.simulations.cluster.cluster import Cluster as SimulatedPool
 from gpupool.simulations.kernel.swarm_options import Options
@@ -174,8 +174,7 @@ async def large(nursery: trio.Nursery, maker: Maker, gpus: tuple[int, ...] = (1,
     """Return a pool every view of which counts as large."""
     cluster = Cluster(nursery)
     cluster.make_view = maker.make
-    controller = ControllerSettings(view_rows_at_once=0)
-    cluster.settings = ServerSettings(controller=controller)
+    cluster.settings = ControllerSettings(view_rows_at_once=0)
     await cluster.start(gpus, users=("ada", "bob"))
     return cluster
 

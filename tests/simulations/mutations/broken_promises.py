@@ -51,7 +51,7 @@ def revoked_stays_connected() -> AbstractContextManager[None]:
     original = Controller._follow_client
 
     def follow_client(self: Controller, client: Client, members: Any) -> None:
-        token = self._context.state.tokens.get(client.token)
+        token = self.context.state.tokens.get(client.token)
         if token is None or not token.revoked_at:
             original(self, client, members)
 
@@ -74,10 +74,10 @@ def hangs_up_on_clients() -> AbstractContextManager[None]:
     def poll(self: Controller) -> list[Action]:
         actions = original(self)
         polls[self] = polls.get(self, 0) + 1
-        clients = self.clients()
+        clients = self.context.clients.welcomed()
         if polls[self] % 40 == 0 and clients:
             client = clients[0]
-            self._context.hang_up(client.connection, "there are too many")
+            self.context.hang_up(client.connection, "there are too many")
             self._forget(client.connection)
             actions += self._take()
         return actions

@@ -130,7 +130,7 @@ def fencing_ignored() -> AbstractContextManager[None]:
         lease = known.get(message.lease)
         if lease is None:
             raise LeaseLostError("no such lease")
-        self_id = self._context.self_id
+        self_id = self._context.me.id
         partitions = tuple(p for p in lease.partitions if p.server == self_id)
         self._start(client, call, message, lease, partitions)
 
@@ -162,7 +162,7 @@ def session_before_up() -> AbstractContextManager[None]:
     original_ask = LeaseService._ask
 
     def ignorant(context: ServiceContext) -> ServiceContext:
-        server = context.state.servers.get(context.self_id)
+        server = context.state.servers.get(context.me.id)
         return context if server is None else replace(context, incarnation=server.incarnation)
 
     def open_session(self: LeaseService, client: Client, call: int, message: m.OpenSession) -> None:
@@ -231,7 +231,7 @@ def granted_before_commit() -> AbstractContextManager[None]:
         context = self._context
         guess = LeaseId(context.state.index + 1)
         original(self, client, call, message)
-        if context.state.servers[context.self_id].grantable:
+        if context.state.servers[context.me.id].grantable:
             client.pending_calls += 1
             context.answer(client, call, m.Claimed("granted", lease=guess))
 
@@ -277,7 +277,7 @@ def own_clock_is_believed() -> AbstractContextManager[None]:
     """Let each server stamp by its own wall clock, and the leader take every stamp."""
 
     def now_ms(self: TableClock) -> int:
-        return max(self.known_ms(), self._clock.wall_ms())
+        return max(self.known_ms(), self.clock.wall_ms())
 
     def refusal(self: TableClock, command: object) -> None:
         del self, command
