@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import trio
 
@@ -57,16 +58,18 @@ from gpupool.remoting.daemon.state_dir import (
 )
 from gpupool.remoting.daemon.systemd import make_runtime_dir, notify_systemd
 from gpupool.remoting.daemon.web_door import WebParts
+from gpupool.remoting.host.inventory import Inventory
 from gpupool.remoting.host.isolation.confinement import nccl_networks, nccl_ports, wanted
 from gpupool.remoting.host.remove_tree import remove_tree
 from gpupool.remoting.host.supervisor import HostSupervisor
+from gpupool.remoting.host.worker_keeper import KeeperSettings
 from gpupool.remoting.local.logs import name_servers
 from gpupool.remoting.protocol.addresses import parse_listen
 from gpupool.remoting.server.committer import Committer
 from gpupool.remoting.server.control_server import BackgroundWork, ControlServer
 from gpupool.remoting.server.controller import Controller
 from gpupool.remoting.server.server_settings import ServerSettings
-from gpupool.remoting.server.software import ServerInstance
+from gpupool.remoting.server.software import ServerInstance, Software
 from gpupool.remoting.transport.address_book import AddressBook
 from gpupool.remoting.transport.authority.certificate_renewal import ServerCertificates
 from gpupool.remoting.transport.authority.server_authorities import ServerAuthorities
@@ -185,47 +188,8 @@ class _Server:
         )
         replicated_log = self._replicated_log(storage, links)
         runtime_dir = make_runtime_dir(self._identity.server)
-        host = HostSupervisor(
-            inventory,
-            runtime_dir=runtime_dir,
-            state_dir=self._state.path,
-            address_of=self._address_of,
-            data_encryption=lambda lease: encryption_of(self.machine.state, lease),
-            limits=self._options.host_limits(),
-            confine=wanted(os.environ),
-            ports=nccl_ports(os.environ),
-            networks=nccl_networks(os.environ),
-            keeper=self._separated.keeper,
-            measures=self.measures,
-            log=logging.getLogger("gpupool.host").info,
-        )
-        authorities = ServerAuthorities(
-            self._certificates(contexts),
-            machine=self.machine,
-            links=links,
-            table_clock=self._table_clock,
-            log=self._log,
-        )
-        controller = Controller(
-            self.machine,
-            me=ServerInstance(me, self._incarnation, software, self.measures),
-            consensus=replicated_log,
-            authorities=authorities,
-            host=host,
-            table_clock=self._table_clock,
-            rng=self._rng,
-        )
-        server = ControlServer(
-            controller,
-            replicated_log,
-            authorities=authorities,
-            links=links,
-            log=self._log,
-            settings=ServerSettings(client_timeout_s=self._options.client_timeout_s),
-            background=BackgroundWork(ask_records=self.health.answer),
-            follow=partial(self._follow, replicated_log),
-            web=self.web.link,
-        )
+        host = self._host(inventory, runtime_dir)
+        server = self._control_server(contexts, replicated_log, links, host, software)
         try:
             await self._run_parts(
                 listeners, storage, replicated_log, links, host, server, founded=founded
@@ -407,6 +371,60 @@ class _Server:
         )
         replicated_log.set_servers(tuple(self.machine.state.servers) or self._members)
         return replicated_log
+
+    def _host(self, inventory: Inventory, runtime_dir: Path) -> HostSupervisor:
+        return HostSupervisor(
+            inventory,
+            KeeperSettings(
+                runtime_dir,
+                self._state.path,
+                confine=wanted(os.environ),
+                ports=nccl_ports(os.environ),
+            ),
+            address_of=self._address_of,
+            data_encryption=lambda lease: encryption_of(self.machine.state, lease),
+            limits=self._options.host_limits(),
+            networks=nccl_networks(os.environ),
+            keeper=self._separated.keeper,
+            measures=self.measures,
+            log=logging.getLogger("gpupool.host").info,
+        )
+
+    def _control_server(
+        self,
+        contexts: TlsContexts,
+        replicated_log: RaftDriver,
+        links: PeerTransport,
+        host: HostSupervisor,
+        software: Software,
+    ) -> ControlServer:
+        authorities = ServerAuthorities(
+            self._certificates(contexts),
+            machine=self.machine,
+            links=links,
+            table_clock=self._table_clock,
+            log=self._log,
+        )
+        controller = Controller(
+            self.machine,
+            me=ServerInstance(self._identity.server, self._incarnation, software, self.measures),
+            consensus=replicated_log,
+            authorities=authorities,
+            host=host,
+            table_clock=self._table_clock,
+            rng=self._rng,
+        )
+        return ControlServer(
+            controller,
+            replicated_log,
+            authorities=authorities,
+            links=links,
+            log=self._log,
+            settings=ServerSettings(client_timeout_s=self._options.client_timeout_s),
+            background=BackgroundWork(ask_records=self.health.answer),
+            follow=partial(self._follow, replicated_log),
+            web=self.web.link,
+        )
 
     def _address_of(self, server: ServerId) -> str | None:
         return next(iter(self._addresses_of(server)), None)

@@ -32,7 +32,6 @@ Everything here runs on one trio thread, so no lock is needed.
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import trio
 
@@ -47,7 +46,7 @@ from gpupool.pool.telemetry import GpuTelemetry, SessionTelemetry
 from gpupool.remoting.host import departures, host_memory
 from gpupool.remoting.host.budget import Budget
 from gpupool.remoting.host.inventory import Inventory, Log
-from gpupool.remoting.host.isolation.confinement import PROPERTIES, Confinement
+from gpupool.remoting.host.isolation.confinement import Confinement
 from gpupool.remoting.host.isolation.held_sockets import Network
 from gpupool.remoting.host.keepers import Keeper, OwnKeeper
 from gpupool.remoting.host.lease_network import LeaseNetwork
@@ -69,7 +68,7 @@ from gpupool.remoting.host.suspension.room import Room
 from gpupool.remoting.host.suspension.suspensions import Means, Suspensions
 from gpupool.remoting.host.unix_listener import SOCKET_NAME, bind_unix_listener, serve_unix_listener
 from gpupool.remoting.host.worker_handle import WorkerHandle, WorkerState
-from gpupool.remoting.host.worker_keeper import DOORS, KeeperSettings, WorkerKeeper
+from gpupool.remoting.host.worker_keeper import KeeperSettings, WorkerKeeper
 from gpupool.remoting.host.worker_pool import WorkerPool, WorkerPoolSettings
 from gpupool.remoting.protocol import keeper_messages, mps_folders, worker_messages
 from gpupool.remoting.protocol.sessions import NO_MOVES, Departure, SessionInfo
@@ -84,17 +83,11 @@ class HostSupervisor:
     def __init__(
         self,
         inventory: Inventory,
+        workers: KeeperSettings,
         *,
-        runtime_dir: Path,
-        state_dir: Path | None = None,
         warm_workers: int = 1,
         data_encryption: Callable[[LeaseId], str] = lambda _lease: DataEncryption.TLS,
         limits: HostLimits | None = None,
-        doors: Mapping[str, str] = DOORS,
-        own_uids: bool = True,
-        landlock: bool = True,
-        confine: frozenset[str] = frozenset(PROPERTIES),
-        ports: tuple[int, ...] = (),
         keeper: Keeper | None = None,
         measures: Measures | None = None,
         address_of: Callable[[ServerId], str | None] = lambda _server: None,
@@ -105,17 +98,11 @@ class HostSupervisor:
 
         Args:
             inventory: the GPUs of this server.
-            runtime_dir: an existing directory for ``data.sock`` and the workers' files; mode 0711
-                lets other users of the machine reach the socket.
-            state_dir: where live workers are recorded; what a former host left is killed.
+            workers: how they are started. ``data.sock`` lies in ``base`` too; mode 0711 lets other
+                users of the machine reach it.
             warm_workers: warm workers that wait for sessions.
             data_encryption: called for each connection: the ``DataEncryption`` of its lease.
             limits: bounds and intervals.
-            doors: name of each door to its "module:function"; by default all doors.
-            own_uids: whether workers get uids of their own where that is possible.
-            landlock: whether workers are confined to a few directories where that is possible.
-            confine: which of ``confinement.PROPERTIES`` workers are confined by where possible.
-            ports: first and last TCP port for workers of leases over several servers.
             keeper: starts the workers, by settings of its own; None: this process does.
             measures: takes what is counted here; None: nobody asks.
             address_of: where another server of the pool listens; None when it is not known.
@@ -123,18 +110,19 @@ class HostSupervisor:
             log: takes one line.
         """
         self.inventory, self.budget = inventory, Budget()
-        self._limits, self._runtime_dir = limits or HostLimits(), runtime_dir
+        assert workers.base is not None
+        self._limits, self._runtime_dir = limits or HostLimits(), workers.base
         self._data_encryption = data_encryption
         self._log, self._measures = log, measures or Measures()
         self._used_at: dict[LeaseId, float] = {}  # trio's time of the last use
         self._totals: dict[LeaseId, Totals] = {}  # of workers that have ended
         self._nursery: trio.Nursery | None = None
         root = keeper is not None or os.geteuid() == 0
-        self._confinement = Confinement(confine, inventory.device_nodes(), root, ports)
-        own = KeeperSettings(runtime_dir, state_dir, doors, landlock, own_uids, confine, ports)
-        self.keeper = keeper or OwnKeeper(WorkerKeeper(own, log))
-        self._lease_network = LeaseNetwork(self.keeper, confine, address_of, networks, log)
-        self.worker_pool = self._make_pool(warm_workers, frozenset(doors))
+        nodes = inventory.device_nodes()
+        self._confinement = Confinement(workers.confine, nodes, root, workers.ports)
+        self.keeper = keeper or OwnKeeper(WorkerKeeper(workers, log))
+        self._lease_network = LeaseNetwork(self.keeper, workers.confine, address_of, networks, log)
+        self.worker_pool = self._make_pool(warm_workers, frozenset(workers.doors))
         self._suspensions = self._make_suspensions()
         self.weigh = self._arbiter.weigh
         self.watchdog = self._make_watchdog()

@@ -262,10 +262,8 @@ class LeaseService:
             )
         elif age_s >= MAJORITY_FRESH_S:
             since = f" for {age_s:.0f} s" if age_s < LONG_AGO_S else ""
-            why = (
-                context.consensus.health().alarm
-                or f"not in touch with a majority of the servers{since}"
-            )
+            alarm = context.consensus.health().alarm
+            why = alarm or f"not in touch with a majority of the servers{since}"
             answer = NoOffer(server.id, server.name, RefusalKind.NO_QUORUM.value, why)
         elif not serves(state, context.me.id, context.me.incarnation):
             answer = NoOffer(server.id, server.name, RefusalKind.BUSY.value, "is starting")

@@ -26,6 +26,7 @@ from gpupool.remoting.devices.nvml import PynvmlNvml
 from gpupool.remoting.host.inventory import Inventory
 from gpupool.remoting.host.supervisor import HostSupervisor
 from gpupool.remoting.host.worker_handle import WorkerHandle
+from gpupool.remoting.host.worker_keeper import KeeperSettings
 from gpupool.remoting.transport.data_connection import SessionAddress, dial
 from gpupool.remoting.transport.session_stream import SessionStream
 
@@ -306,9 +307,7 @@ async def main(*, skip_scrub: bool) -> int:
     os.chmod(directory, 0o711)
     host = HostSupervisor(
         inventory,
-        runtime_dir=Path(directory),
-        state_dir=Path(directory),
-        doors={"probe": "probe_door:serve"},
+        KeeperSettings(Path(directory), Path(directory), {"probe": "probe_door:serve"}),
         log=lambda text: print(f"log   {text}", flush=True),
     )
     async with trio.open_nursery() as nursery:

@@ -12,6 +12,7 @@ import trio
 
 from gpupool.remoting.host.inventory import Inventory
 from gpupool.remoting.host.supervisor import HostSupervisor
+from gpupool.remoting.host.worker_keeper import KeeperSettings
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -42,13 +43,11 @@ async def make_host(
         )
         directory = tmp_path / f"host{len(kits)}"
         directory.mkdir(mode=0o711)
-        host = HostSupervisor(
-            inventory,
-            runtime_dir=directory,
-            state_dir=directory,
-            log=log.append,
-            **options,
+        names = KeeperSettings.__dataclass_fields__.keys() & options.keys()
+        workers = KeeperSettings(
+            directory, directory, **{each: options.pop(each) for each in names}
         )
+        host = HostSupervisor(inventory, workers, log=log.append, **options)
         await nursery.start(host.run)
         kits.append(HostKit(host, directory, log, nursery))
         return kits[-1]

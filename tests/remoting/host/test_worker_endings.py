@@ -267,12 +267,13 @@ from pathlib import Path
 import trio
 from gpupool.remoting.host.supervisor import HostSupervisor
 from gpupool.remoting.host.inventory import Inventory
+from gpupool.remoting.host.worker_keeper import KeeperSettings
 
 async def main():
     directory = Path(sys.argv[1])
     inventory = Inventory.discover("s", None, emulated_count=1, emulated_memory=1 << 30)
-    host = HostSupervisor(inventory, runtime_dir=directory, state_dir=directory,
-                warm_workers=3, own_uids=sys.argv[2] == "own")
+    workers = KeeperSettings(directory, directory, own_uids=sys.argv[2] == "own")
+    host = HostSupervisor(inventory, workers, warm_workers=3)
     async with trio.open_nursery() as nursery:
         await nursery.start(host.run)
         while not host.worker_pool.workers or not all(
