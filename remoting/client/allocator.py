@@ -110,16 +110,7 @@ class Allocator:
             final = await self._until_final()
             if isinstance(final, Failed):
                 return final
-            partitions = final.choice.partitions
-            hold = LeaseHandle(
-                self._connections,
-                final.lease,
-                self._ticket,
-                final.request,
-                partitions,
-                final.idle_timeout_s,
-                final.time_left_s,
-            )
+            hold = LeaseHandle(self._connections, self._ticket, final)
             try:
                 unusable = await self._attach_all(hold, final.choice.server)
             except BaseException:

@@ -11,9 +11,9 @@ from gpupool.pool.errors import (
     LeaseSuspendedError,
     UnreachableError,
 )
-from gpupool.pool.model.ids import GpuId, LeaseId, ServerId, lease_name
-from gpupool.pool.model.state import Partition, Request
+from gpupool.pool.model.ids import GpuId, ServerId, lease_name
 from gpupool.remoting.client.moving_lease import Bring, LeaseMove, stays_where_it_is
+from gpupool.remoting.client.negotiation_actions import Granted
 from gpupool.remoting.client.server_connections import Connections, ServerConnection
 from gpupool.remoting.client.session_answer import SessionAnswer, SkippedServer, opened_session
 from gpupool.remoting.client.visible_devices import check_places, places_of
@@ -37,25 +37,12 @@ CHECK_TIMEOUT_S = 5.0
 class LeaseHandle:
     """A lease, held by this client's connections to its servers until released or lost."""
 
-    def __init__(
-        self,
-        connections: Connections,
-        lease: LeaseId,
-        ticket: bytes,
-        request: Request,
-        partitions: tuple[Partition, ...],
-        idle_timeout_s: float = 0.0,
-        time_left_s: float = 0.0,
-    ) -> None:
-        self.lease = lease
-        self.name = lease_name(lease)
-        self.request = request
-        self.partitions = partitions
-        self.servers: tuple[ServerId, ...] = tuple(dict.fromkeys(p.server for p in partitions))
-        self.idle_timeout_s = idle_timeout_s
-        """The pool ends the lease when it was not used for so long; 0: never."""
-        self.time_left_s = time_left_s
-        """The pool ends the lease so long after the grant at the latest; 0: without limit."""
+    def __init__(self, connections: Connections, ticket: bytes, granted: Granted) -> None:
+        self.granted, self.lease = granted, granted.lease
+        self.name = lease_name(self.lease)
+        self.partitions = granted.choice.partitions
+        servers = dict.fromkeys(each.server for each in self.partitions)
+        self.servers: tuple[ServerId, ...] = tuple(servers)
         self.lost = ""
         """Why the lease ended before it was released; empty while it is held."""
         self.on_notice: Callable[[str], None] = lambda _text: None
@@ -64,7 +51,6 @@ class LeaseHandle:
         """Called when the lease goes to another server and a process has a session of it."""
         self._orders, self._ordered = trio.open_memory_channel[m.LeaseLeaving](ORDERS_MAX)
         self._move: LeaseMove | None = None
-        self._moved = trio.Event()  # set at the end of ``_move``
         self._program: tuple[str, dict[str, str]] = ("", {})  # of the latest session
         self._ticket = ticket
         self._connections = connections
@@ -246,7 +232,6 @@ class LeaseHandle:
             if len(self._mine) != 1 or order.server in self._mine:
                 continue
             (source,) = self._mine.values()
-            self._moved = trio.Event()
             move = self._move = LeaseMove(
                 order, self._ticket, self._connections, source, self.bring
             )
@@ -255,7 +240,7 @@ class LeaseHandle:
             finally:
                 self._move = None
                 self._end_move(move)
-                self._moved.set()
+                move.over.set()
             if move.gone and move.target is not None:
                 nursery.start_soon(move.target.watch)
 
@@ -272,7 +257,7 @@ class LeaseHandle:
     async def _settled(self) -> None:
         """Wait until the lease is on one server."""
         while self._move is not None:
-            await self._moved.wait()
+            await self._move.over.wait()
 
     def _connection_of(self, server: ServerId) -> ServerConnection:
         """Return the connection to a server of the lease, or to where it has gone from there."""

@@ -59,6 +59,7 @@ class LeaseMove:
         self.gone = False
         self.decided = True
         """Whether it is known where the lease is; its old server may have moved it, or not."""
+        self.over = trio.Event()
         self._ticket, self._connections, self._bring = ticket, connections, bring
 
     @property

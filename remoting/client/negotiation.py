@@ -20,7 +20,7 @@ Phases, as in section 3 of the design:
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from gpupool.pool.errors import (
     AuthenticationError,
@@ -35,7 +35,6 @@ from gpupool.pool.model.ids import RequestId, ServerId
 from gpupool.pool.model.results import RefusalKind
 from gpupool.pool.model.state import Request
 from gpupool.pool.ports import Clock, Randomness
-from gpupool.pool.scheduling.offers import Offer
 from gpupool.pool.scheduling.ranking import Choice, explain, rank
 from gpupool.remoting.client.negotiation_actions import (
     Action,
@@ -53,6 +52,59 @@ from gpupool.remoting.protocol import messages as m
 
 FATAL = (AuthenticationError, DeniedError, NeverFitsError, UsageError)
 """Refusals of an ask that every other server would repeat."""
+
+
+@dataclass(slots=True)
+class _Servers:
+    """The servers, as the negotiation has met them."""
+
+    width: int  # of a round: so many are asked
+    connected: list[ServerId] = field(default_factory=list[ServerId])  # nearest first
+    count: int = 0  # of all that exist
+    latency_s: dict[ServerId, float] = field(default_factory=dict[ServerId, float])
+    avoided: dict[ServerId, float] = field(default_factory=dict[ServerId, float])  # until when
+
+
+@dataclass(slots=True)
+class _Round(Refusals):
+    """One round of asking: its questions, their answers, and the refusals of its claims."""
+
+    asked: dict[int, tuple[ServerId, float]] = field(
+        default_factory=dict[int, tuple[ServerId, float]]
+    )
+    expected: int = 0  # servers, once it is widened
+    until: float = 0.0
+
+
+@dataclass(slots=True)
+class _Cancelling:
+    """The cancel of a claim whose outcome is not known."""
+
+    successor: RequestId  # of the request
+    deadline: float
+    tries: int = 0
+
+
+class _Outbox:
+    """The actions for the present input."""
+
+    def __init__(self) -> None:
+        self.actions: list[Action] = []
+        self._number, self.told = 0, ""
+
+    def call(self, server: ServerId, message: m.CallFor[m.Answer], timeout_s: float) -> int:
+        self._number += 1
+        self.actions.append(Call(self._number, server, message, timeout_s))
+        return self._number
+
+    def tell(self, text: str) -> None:
+        if text != self.told:
+            self.told = text
+            self.actions.append(Tell(text))
+
+    def take(self) -> list[Action]:
+        actions, self.actions = self.actions, []
+        return actions
 
 
 class Negotiation:
@@ -85,66 +137,51 @@ class Negotiation:
         self._clock = clock
         self._rng = rng
         self._settings = settings or NegotiationSettings()
-        self._deadline = float("inf")
-        self._servers: list[ServerId] = []
-        self._server_count = 0
-        self._actions: list[Action] = []
-        self._number = 0
-        self._wake_at = float("inf")
-        # The round of asking.
-        self._width = self._settings.ask_first_count
-        self._expected = 0
-        self._asking_until = 0.0
-        self._asked: dict[int, tuple[ServerId, float]] = {}
-        self._offers: list[Offer] = []
-        self._refusals = Refusals()
-        self._latency_s: dict[ServerId, float] = {}
-        self._avoided: dict[ServerId, float] = {}
+        self._deadline = self._wake_at = float("inf")
+        self._servers = _Servers(width=self._settings.ask_first_count)
+        self._outbox = _Outbox()
+        self._round, self._round_count = _Round(), 0
         # The claim, or the cancel of it.
         self._choices: list[Choice] = []
         self._choice: Choice | None = None
         self._pending: int | None = None
-        self._successor: RequestId | None = None
-        self._cancel_deadline = 0.0
+        self._cancelling: _Cancelling | None = None
         self._cancel_turn = 0
-        self._cancel_tries = 0
         # Waiting.
-        self._round_count = 0
         self._renewed_at = float("-inf")
         self._was_hinted = False
-        self._told = ""
 
     # --- inputs ----------------------------------------------------------------------------------
 
     def start(self, servers: Sequence[ServerId], count: int = 0) -> list[Action]:
         """Begin, with the servers that are connected, nearest first, of ``count`` that exist."""
-        self._server_count = count
+        self._servers.count = count
         now = self._clock.monotonic()
         if self._wait_s is not None:
             self._deadline = now + self._wait_s
-        self._servers = list(servers)
+        self._servers.connected = list(servers)
         self._ask()
-        return self._take()
+        return self._outbox.take()
 
     def arrived(self, server: ServerId) -> list[Action]:
         """Note a new connection; one that comes while asking is asked as well."""
-        if server not in self._servers:
-            self._servers.append(server)
-            if self.phase is Phase.ASKING and len(self._servers) <= self._width:
+        if server not in self._servers.connected:
+            self._servers.connected.append(server)
+            if self.phase is Phase.ASKING and len(self._servers.connected) <= self._servers.width:
                 self._ask_one(server)
-            elif self.phase is Phase.WAITING and len(self._servers) == 1:
+            elif self.phase is Phase.WAITING and len(self._servers.connected) == 1:
                 self._ask()  # there was no server to ask before
-        return self._take()
+        return self._outbox.take()
 
     def left(self, server: ServerId) -> list[Action]:
         """Note that a connection is gone; its calls are answered with errors one by one."""
-        if server in self._servers:
-            self._servers.remove(server)
-        return self._take()
+        if server in self._servers.connected:
+            self._servers.connected.remove(server)
+        return self._outbox.take()
 
     def answered(self, number: int, answer: m.Message | GpupoolError) -> list[Action]:
         """Take the answer to a call, or the error in its place."""
-        if self.phase is Phase.ASKING and number in self._asked:
+        if self.phase is Phase.ASKING and number in self._round.asked:
             self._take_offer(number, answer)
         elif number == self._pending:
             self._pending = None
@@ -152,7 +189,7 @@ class Negotiation:
                 self._take_claimed(answer)
             elif self.phase is Phase.CANCELLING:
                 self._take_cancelled(answer)
-        return self._take()
+        return self._outbox.take()
 
     def hinted(self) -> list[Action]:
         """Ask again at once, because a server reports that there may be room."""
@@ -161,15 +198,15 @@ class Negotiation:
             self._ask()
         else:
             self._was_hinted = True
-        return self._take()
+        return self._outbox.take()
 
     def retry_without(self, server: ServerId) -> list[Action]:
         """Begin again after ``Granted``: the caller has released the lease."""
         now = self._clock.monotonic()
-        self._avoided[server] = now + self._settings.avoid_s
+        self._servers.avoided[server] = now + self._settings.avoid_s
         self._renew_request()
         self._ask()
-        return self._take()
+        return self._outbox.take()
 
     def poll(self) -> list[Action]:
         """Act on the passing of time."""
@@ -189,7 +226,7 @@ class Negotiation:
                     self._ask()
             case _:
                 pass
-        return self._take()
+        return self._outbox.take()
 
     @property
     def leaves_trace(self) -> bool:
@@ -204,86 +241,82 @@ class Negotiation:
 
     def _ask(self) -> None:
         self.phase = Phase.ASKING
+        self._round, self._was_hinted = _Round(), False
         self._round_count += 1
-        self._was_hinted = False
-        self._asked.clear()
-        self._offers.clear()
-        self._refusals = Refusals()
-        self._expected = 0
         self._ask_until(self._settings.ask_timeout_s)
-        for server in self._servers[: self._width]:
+        for server in self._servers.connected[: self._servers.width]:
             self._ask_one(server)
-        if not self._asked:
+        if not self._round.asked:
             self._judge()
 
     def _ask_until(self, timeout_s: float) -> None:
-        self._asking_until = self._clock.monotonic() + timeout_s
-        self._wake_at = self._asking_until
+        self._round.until = self._clock.monotonic() + timeout_s
+        self._wake_at = self._round.until
 
     def _gathered(self, now: float) -> None:
         """End the round, unless its offers are not enough and more may come."""
-        if self._asked and now < self._asking_until and not self._ranked():
-            self._wake_at = self._asking_until
+        if self._round.asked and now < self._round.until and not self._ranked():
+            self._wake_at = self._round.until
         else:
             self._judge()
 
     def _ranked(self) -> list[Choice]:
-        return rank(self._offers, self.request, self._latency_s)
+        return rank(self._round.offers, self.request, self._servers.latency_s)
 
     def _ask_one(self, server: ServerId) -> None:
         timeout_s = self._settings.ask_timeout_s
-        number = self._call(server, m.Ask(self.request, self._wait_s != 0), timeout_s)
-        self._asked[number] = (server, self._clock.monotonic())
+        number = self._outbox.call(server, m.Ask(self.request, self._wait_s != 0), timeout_s)
+        self._round.asked[number] = (server, self._clock.monotonic())
 
     def _take_offer(self, number: int, answer: m.Message | GpupoolError) -> None:
-        server, asked_at = self._asked.pop(number)
+        server, asked_at = self._round.asked.pop(number)
         now = self._clock.monotonic()
         if isinstance(answer, m.Offered) and answer.offer is not None:
-            self._latency_s[server] = now - asked_at
-            if self._avoided.get(server, now) <= now:
-                self._offers.append(answer.offer)
+            self._servers.latency_s[server] = now - asked_at
+            if self._servers.avoided.get(server, now) <= now:
+                self._round.offers.append(answer.offer)
                 self._wake_at = min(self._wake_at, now + self._settings.gather_s)
             else:
-                self._refusals.left_out.append(answer.offer.name)
+                self._round.left_out.append(answer.offer.name)
         elif isinstance(answer, m.Offered) and answer.refusal is not None:
-            self._refusals.of_asks.append(answer.refusal)
+            self._round.of_asks.append(answer.refusal)
         elif isinstance(answer, FATAL):
             self._fail(answer)
             return
         elif isinstance(answer, GpupoolError):
-            self._refusals.failures.append(answer)
-        if not self._asked and len(self._servers) >= self._expected:
+            self._round.failures.append(answer)
+        if not self._round.asked and len(self._servers.connected) >= self._round.expected:
             self._judge()
 
     def _judge(self) -> None:
         """End the round: claim the best offer, ask more servers, wait, or give up."""
-        self._asked.clear()
+        self._round.asked.clear()
         self._choices = self._ranked()
         if self._choices:
-            refusals = self._refusals.of_asks
-            lines = explain(self._choices, self._offers, refusals, self.request, self._latency_s)
-            self._actions.append(Explain(lines))
+            offers, refusals = self._round.offers, self._round.of_asks
+            latency_s = self._servers.latency_s
+            lines = explain(self._choices, offers, refusals, self.request, latency_s)
+            self._outbox.actions.append(Explain(lines))
             self._claim_next()
             return
-        self._refusals.offers += self._offers
-        error = self._refusals.lasting_error(self.request)
+        error = self._round.lasting_error(self.request)
         if error is not None:
             self._fail(error)
-        elif self._width < max(self._server_count, len(self._servers)):
+        elif self._servers.width < max(self._servers.count, len(self._servers.connected)):
             self._widen()
         else:
             self._wait()
 
     def _widen(self) -> None:
         """Go on with the round: ask as many servers again; connect to them if need be."""
-        first = self._width
-        self._width *= 2
-        self._expected = min(self._width, self._server_count)
-        self._actions.append(Widen(self._width))
+        first = self._servers.width
+        self._servers.width *= 2
+        self._round.expected = min(self._servers.width, self._servers.count)
+        self._outbox.actions.append(Widen(self._servers.width))
         self._ask_until(self._settings.widen_timeout_s)
-        for server in self._servers[first : self._width]:
+        for server in self._servers.connected[first : self._servers.width]:
             self._ask_one(server)
-        if not self._asked and len(self._servers) >= self._expected:
+        if not self._round.asked and len(self._servers.connected) >= self._round.expected:
             self._judge()
 
     # --- claiming --------------------------------------------------------------------------------
@@ -298,7 +331,8 @@ class Negotiation:
         claim = m.Claim(
             self.request, self._ticket_hash, self._choice.partitions, self._choice.incarnations
         )
-        self._pending = self._call(self._choice.server, claim, self._settings.claim_timeout_s)
+        timeout_s = self._settings.claim_timeout_s
+        self._pending = self._outbox.call(self._choice.server, claim, timeout_s)
 
     def _take_claimed(self, answer: m.Message | GpupoolError) -> None:
         assert self._choice is not None
@@ -309,15 +343,15 @@ class Negotiation:
         ):
             self.phase = Phase.DONE
             ends = (answer.idle_timeout_s, answer.time_left_s)
-            self._actions.append(Granted(answer.lease, self.request, self._choice, *ends))
+            self._outbox.actions.append(Granted(answer.lease, self.request, self._choice, *ends))
         elif isinstance(answer, m.Claimed) and answer.outcome == m.ClaimOutcome.REFUSED:
             self._take_refusal(answer)
         elif isinstance(answer, NoQuorumError | NotNowError | UsageError | DeniedError):
             # The server refused before it proposed anything, which is definite.
             if isinstance(answer, NoQuorumError | NotNowError):
                 lost = isinstance(answer, NoQuorumError)
-                self._refusals.of_claim = str(answer)
-                self._refusals.claim_kind = RefusalKind.NO_QUORUM if lost else RefusalKind.BUSY
+                self._round.of_claim = str(answer)
+                self._round.claim_kind = RefusalKind.NO_QUORUM if lost else RefusalKind.BUSY
                 self._claim_next()
             else:
                 self._fail(answer)
@@ -325,8 +359,8 @@ class Negotiation:
             self._begin_cancel()
 
     def _take_refusal(self, claimed: m.Claimed) -> None:
-        self._refusals.of_claim = claimed.why
-        self._refusals.claim_kind = claimed.kind
+        self._round.of_claim = claimed.why
+        self._round.claim_kind = claimed.kind
         match claimed.kind:
             case RefusalKind.DENIED:
                 self._fail(DeniedError("the pool refuses the request", why=claimed.why))
@@ -344,17 +378,17 @@ class Negotiation:
     def _begin_cancel(self) -> None:
         """Cancel a claim with an unknown outcome before the next claim is made."""
         self.phase = Phase.CANCELLING
-        self._refusals.of_claim = "its claim was not answered in time"
+        self._round.of_claim = "its claim was not answered in time"
         now = self._clock.monotonic()
         patience = now + self._settings.cancel_patience_s
-        self._cancel_deadline = max(self._deadline, patience)
-        self._cancel_tries = 0
-        self._successor = RequestId(self._rng.randbytes(16))
+        successor = RequestId(self._rng.randbytes(16))
+        self._cancelling = _Cancelling(successor, max(self._deadline, patience))
         self._cancel()
 
     def _cancel(self) -> None:
-        now = self._clock.monotonic()
-        if now >= self._cancel_deadline:
+        assert self._choice is not None
+        assert self._cancelling is not None
+        if self._clock.monotonic() >= self._cancelling.deadline:
             self._fail(
                 NoQuorumError(
                     "the pool did not answer a claim, and its cancel could not be confirmed",
@@ -364,29 +398,27 @@ class Negotiation:
             )
             return
         # The server of the claim has just failed, so another server is tried first.
-        assert self._choice is not None
         failed = self._choice.server
-        others = [s for s in self._servers if s != failed] + [
-            s for s in self._servers if s == failed
-        ]
+        others = sorted(self._servers.connected, key=lambda server: server == failed)
         if not others:
             self._cancel_later()
             return
         server = others[self._cancel_turn % len(others)]
         self._cancel_turn += 1
-        self._tell("the pool did not answer; making sure that the request is cancelled")
-        cancel = m.Cancel(self.request.id, "no answer to its claim", self._successor)
-        self._pending = self._call(server, cancel, self._settings.cancel_timeout_s)
+        self._outbox.tell("the pool did not answer; making sure that the request is cancelled")
+        cancel = m.Cancel(self.request.id, "no answer to its claim", self._cancelling.successor)
+        self._pending = self._outbox.call(server, cancel, self._settings.cancel_timeout_s)
 
     def _cancel_later(self) -> None:
-        self._cancel_tries += 1
-        limit_s = self._backoff_s(self._cancel_tries)
+        assert self._cancelling is not None
+        self._cancelling.tries += 1
+        limit_s = self._backoff_s(self._cancelling.tries)
         self._wake_at = self._clock.monotonic() + limit_s * (0.5 + 0.5 * self._rng.random())
 
     def _take_cancelled(self, answer: m.Message | GpupoolError) -> None:
         if isinstance(answer, m.Done):
-            assert self._successor is not None
-            self.request = replace(self.request, id=self._successor)
+            assert self._cancelling is not None
+            self.request = replace(self.request, id=self._cancelling.successor)
             if self._clock.monotonic() >= self._deadline and not self._choices:
                 self._wait()
             elif self._choices:
@@ -407,9 +439,11 @@ class Negotiation:
         if now >= self._deadline:
             self._fail_waiting()
             return
-        self._tell(self._refusals.waiting_text(self.request, connected=bool(self._servers)))
-        short = self._refusals.of_claim or self._refusals.offers
-        if short or RefusalKind.BUSY in self._refusals.kinds():
+        self._outbox.tell(
+            self._round.waiting_text(self.request, connected=bool(self._servers.connected))
+        )
+        short = self._round.of_claim or self._round.offers
+        if short or RefusalKind.BUSY in self._round.kinds():
             self._keep_place(now)
         delay_s = self._backoff_s(self._round_count) * self._rng.random()
         if self._was_hinted:
@@ -419,12 +453,12 @@ class Negotiation:
 
     def _keep_place(self, now: float) -> None:
         """Record or renew the waiting entry, with one server."""
-        if now - self._renewed_at < self._settings.renew_every_s or not self._servers:
+        if now - self._renewed_at < self._settings.renew_every_s or not self._servers.connected:
             return
         self._renewed_at = now
-        server = self._servers[int(self._rng.random() * len(self._servers))]
-        entry = m.AwaitGpus(self.request, self._told[:200])
-        self._call(server, entry, self._settings.ask_timeout_s)
+        server = self._servers.connected[int(self._rng.random() * len(self._servers.connected))]
+        entry = m.AwaitGpus(self.request, self._outbox.told[:200])
+        self._outbox.call(server, entry, self._settings.ask_timeout_s)
 
     def _backoff_s(self, tries: int) -> float:
         base_s, max_s = self._settings.backoff_base_s, self._settings.backoff_max_s
@@ -432,15 +466,15 @@ class Negotiation:
 
     def _fail_waiting(self) -> None:
         """Give up because the time to wait is over."""
-        error = self._refusals.final_error(self.request, self._wait_s)
+        error = self._round.final_error(self.request, self._wait_s)
         if isinstance(error, NotNowError):
             self._give_place_back()
         self._fail(error)
 
     def _give_place_back(self) -> None:
-        if self._renewed_at > float("-inf") and self._servers:
+        if self._renewed_at > float("-inf") and self._servers.connected:
             cancel = m.Cancel(self.request.id, "waited long enough")
-            self._call(self._servers[0], cancel, self._settings.cancel_timeout_s)
+            self._outbox.call(self._servers.connected[0], cancel, self._settings.cancel_timeout_s)
 
     # --- ends ------------------------------------------------------------------------------------
 
@@ -453,19 +487,4 @@ class Negotiation:
         unsettled = choice.server if choice is not None else None
         self.phase = Phase.DONE
         self._wake_at = float("inf")
-        self._actions.append(Failed(error, unsettled))
-
-    def _call(self, server: ServerId, message: m.CallFor[m.Answer], timeout_s: float) -> int:
-        self._number += 1
-        self._actions.append(Call(self._number, server, message, timeout_s))
-        return self._number
-
-    def _tell(self, text: str) -> None:
-        if text != self._told:
-            self._told = text
-            self._actions.append(Tell(text))
-
-    def _take(self) -> list[Action]:
-        actions = list(self._actions)
-        self._actions.clear()
-        return actions
+        self._outbox.actions.append(Failed(error, unsettled))

@@ -46,7 +46,7 @@ class Granted:
     request: Request
     choice: Choice
     idle_timeout_s: float = 0.0  # the lease ends when unused for so long; 0: never
-    time_left_s: float = 0.0  # and after so long at the latest; 0: without limit
+    time_left_s: float = 0.0  # the lease ends so long after the grant; 0: without limit
 
 
 @dataclass(frozen=True, slots=True)

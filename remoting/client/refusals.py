@@ -28,7 +28,7 @@ class Refusals:
     """From servers that were asked and made no offer."""
 
     offers: list[Offer] = field(default_factory=list[Offer])
-    """From servers that have room. Together they are too few for the request."""
+    """From servers that have room. Without a claim, they are together too few for the request."""
 
     left_out: list[str] = field(default_factory=list[str])
     """Names of servers that took no part in an earlier lease. Their offers do not count."""

@@ -185,9 +185,9 @@ class _Holder:
             socket="",
             text=lease_text(hold, view),
             servers=hold.server_names(),
-            idle_timeout_s=hold.idle_timeout_s,
+            idle_timeout_s=hold.granted.idle_timeout_s,
             time_s=self._spec.time_s,
-            time_left_s=hold.time_left_s,
+            time_left_s=hold.granted.time_left_s,
         )
         async with trio.open_nursery() as nursery:
             endpoint = _Endpoint(record, hold, self._over)

@@ -380,7 +380,7 @@ class _Run:
         view: PoolView | None = None
         with trio.move_on_after(ANNOUNCE_S):
             view = await pool.view()
-        ends = ends_text(hold.idle_timeout_s, hold.time_left_s)
+        ends = ends_text(hold.granted.idle_timeout_s, hold.granted.time_left_s)
         say(f"gpupool: {lease_text(hold, view)}{ends}")
         if with_door:
             self._say_door()

@@ -64,7 +64,7 @@ class _Client:
         self._write(
             "granted",
             lease=hold.lease,
-            request=hold.request.id.hex(),
+            request=hold.granted.request.id.hex(),
             memory={partition.gpu: partition.memory for partition in hold.partitions},
             called_at=called_at,
         )

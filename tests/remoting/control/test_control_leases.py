@@ -203,7 +203,7 @@ async def test_uncertain_claims_are_cancelled_before_another_is_made(
         cluster.log.faults.extend([fault] * 2)
         wanted = request(pool)
         hold = await pool.allocate(wanted, wait_s=0)
-        assert hold.request.id != wanted.id
+        assert hold.granted.request.id != wanted.id
         await trio.sleep(2)
         assert list(cluster.state.leases) == [hold.lease]
         assert wanted.id in cluster.state.closed
@@ -578,7 +578,9 @@ async def test_request_ids_of_others_are_of_no_use(
         with pytest.raises(DeniedError, match="not yours"):
             await connection.call(m.Attach(hold.lease, bytes(32)), timeout_s=5)
         with pytest.raises(DeniedError, match="request is another user's"):
-            await connection.call(m.Cancel(RequestId(hold.request.id), "mine now"), timeout_s=5)
+            await connection.call(
+                m.Cancel(RequestId(hold.granted.request.id), "mine now"), timeout_s=5
+            )
         with pytest.raises(DeniedError, match="belongs to ada"):
             await eve.operate(m.EndLease(hold.lease, "mine now"))
         with pytest.raises(DeniedError, match="operator"):

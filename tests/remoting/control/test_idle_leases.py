@@ -27,7 +27,7 @@ async def test_an_idle_lease_ends_after_a_notice(
     await cluster.start([1, 1, 1])
     async with cluster.client() as pool:
         hold = await one_hold(pool)
-        assert hold.idle_timeout_s == 60
+        assert hold.granted.idle_timeout_s == 60
         told: list[tuple[float, str]] = []
         start = trio.current_time()
         hold.on_notice = lambda text: told.append((trio.current_time() - start, text))
@@ -103,7 +103,7 @@ async def test_no_timeout_is_no_end(autojump_clock: Clock, nursery: trio.Nursery
     await cluster.start([1])
     async with cluster.client() as pool:
         hold = await pool.allocate(request(pool), wait_s=0)
-        assert hold.idle_timeout_s == 0
+        assert hold.granted.idle_timeout_s == 0
         await trio.sleep(500)
         assert not hold.lost
 
