@@ -75,9 +75,8 @@ class HttpDoor:
         self._found: Found | None = None
         self._totals = Totals()
         self._began_at = _process_start_s(os.getppid())
-        self._setup: WebSetup | None = None
+        self._shown: tuple[WebSetup, ssl.SSLContext] | None = None
         self._nursery: trio.Nursery | None = None
-        self._context: ssl.SSLContext | None = None
         self._application: Application | None = None
         self._requests: Requests | None = None
         self._checks: TokenChecks | None = None
@@ -91,14 +90,14 @@ class HttpDoor:
     def set_up(self, setup: WebSetup) -> None:
         """Show this certificate from now on, and answer those whom the server names."""
         try:
-            self._context = tls_context(setup)
+            context = tls_context(setup)
         except (OSError, ssl.SSLError) as error:
             self._say(f"the certificate for the web cannot be used: {error}")
             return
         self.open_networks = setup.open_networks
-        if self._setup is None:
+        if self._shown is None:
             self.users, self._totals = setup.users, Totals(setup.users)
-        self._setup = setup
+        self._shown = setup, context
 
     def sampled(self, sample: Sample) -> None:
         """Take the sample of this second."""
@@ -190,9 +189,9 @@ class HttpDoor:
             await self._tell_end(number)
 
     async def _serve_tls(self, connection: socket.socket, number: int) -> None:
-        context = self._context
-        if context is None:
+        if self._shown is None:
             return
+        _, context = self._shown
         client = _address(connection)
         self._networks[number] = network_of(client)
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(connection))
@@ -237,8 +236,9 @@ class HttpDoor:
             assert self._nursery is not None
             self._nursery.start_soon(self._guarded, task)
 
-        assert self._setup is not None
-        page = server_page(lambda: self.targets, self.judge, start, readonly=self._setup.readonly)
+        assert self._shown is not None
+        setup, _ = self._shown
+        page = server_page(lambda: self.targets, self.judge, start, readonly=setup.readonly)
         return [Mount("", app=page)]
 
     async def _guarded(self, task: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -157,12 +157,8 @@ class Worker:
         confinement: Sequence[str],
         confine: worker_messages.Confine,
     ) -> None:
-        self._channel, self._may_use_tcp = channel, bool(confine.ports)
-        self._few_calls = "few-calls" in confine.properties
-        self._keeper = keeper
-        self._own_uid = "own-uid" in confinement
-        self._filtered = "system-call-filter" in confinement
-        self._asks = "lease-addresses" in confinement
+        self._channel, self._keeper = channel, keeper
+        self._confine, self._confinement = confine, confinement
         self._listener_to: socket.socket | None = None
         self._doors = start.doors
         self._parent_pid = parent_pid
@@ -213,7 +209,7 @@ class Worker:
         if self._assign is not None or self._testing:
             raise ProtocolError("a worker serves one session")
         budget = self._channel.take_descriptor()
-        if self._own_uid:
+        if "own-uid" in self._confinement:
             self._become(assign.uid)
         emulated = all(device.emulated for device in assign.devices)
         if emulated:
@@ -221,11 +217,12 @@ class Worker:
         else:
             spilled: Any = importlib.import_module("gpupool.remoting.driver_api.executor.spilled")
             spilled.serve(self._keeper.detach())
-        if self._filtered:
-            tcp = self._may_use_tcp and assign.servers > 1
-            if tcp and self._asks and self._listener_to is None:
+        if "system-call-filter" in self._confinement:
+            tcp = bool(self._confine.ports) and assign.servers > 1
+            asks = tcp and "lease-addresses" in self._confinement
+            if asks and self._listener_to is None:
                 raise ProtocolError("nobody makes the sockets of this worker")
-            few = emulated and self._few_calls
+            few = emulated and "few-calls" in self._confine.properties
             syscall_filter.install(few=few, tcp=tcp, listener_to=self._listener_to)
             self._listener_to = None
         if emulated:

@@ -1,7 +1,7 @@
 """Frequent records without Python between them, by ``native/launch.c`` where that was built."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -70,6 +70,29 @@ SLOTS, SLOT_SIZE = 64, 4096
 ANSWER_SIZE = 32
 
 
+POINTER, WIDE, NARROW = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32
+SIZE, NUMBER = ctypes.c_size_t, ctypes.c_int
+
+FUNCTIONS: Mapping[str, tuple[Any, ...]] = {
+    "gpupool_launcher_new": (POINTER,),
+    "gpupool_launcher_function": (NUMBER, WIDE, WIDE, WIDE, WIDE, NARROW, NUMBER),
+    "gpupool_launcher_keep": (NUMBER, NUMBER, WIDE, WIDE),
+    "gpupool_launcher_end": (None, NUMBER, WIDE),
+    "gpupool_launcher_event": (WIDE, WIDE),
+    "gpupool_launcher_select": (None, WIDE, NUMBER),
+    "gpupool_launcher_share": (None, POINTER, NUMBER),
+    "gpupool_launcher_gate": (None, POINTER),
+    "gpupool_launcher_tell": (None, POINTER),
+    "gpupool_launcher_run": (SIZE, POINTER, SIZE, SIZE, NUMBER, POINTER),
+    "gpupool_launcher_idle": (NUMBER, POINTER, SIZE),
+    "gpupool_downloads_take": (SIZE, POINTER, POINTER, POINTER),
+    "gpupool_downloads_sent": (None, NARROW),
+    "gpupool_downloads_begin": (NUMBER, WIDE, POINTER, POINTER),
+    "gpupool_downloads_await": (NUMBER,),
+}
+"""The result and the arguments of each function, behind the launcher itself."""
+
+
 class Launcher:
     """Issues the frequent records at the start of a frame's records.
 
@@ -92,71 +115,40 @@ class Launcher:
         return cls(library, called) if called[0] else None
 
     def __init__(self, library: ctypes.CDLL, called: Sequence[int]) -> None:
-        wide, pointer, narrow = ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint32
-        library.gpupool_launcher_new.argtypes = [pointer]
-        library.gpupool_launcher_new.restype = pointer
-        self.library = library
-        addresses = (pointer * len(called))(*called)
-        self._self = ctypes.c_void_p(library.gpupool_launcher_new(addresses))
-        self._function = library.gpupool_launcher_function
-        self._function.argtypes = [pointer, wide, wide, wide, wide, narrow, ctypes.c_int]
-        self._keep = library.gpupool_launcher_keep
-        self._keep.argtypes = [pointer, ctypes.c_int, wide, wide]
-        self._end = library.gpupool_launcher_end
-        self._end.argtypes = [pointer, ctypes.c_int, wide]
-        self._event = library.gpupool_launcher_event
-        self._event.argtypes, self._event.restype = [pointer, wide], wide
-        self._select = library.gpupool_launcher_select
-        self._select.argtypes = [pointer, wide, ctypes.c_int]
-        self._share = library.gpupool_launcher_share
-        self._share.argtypes = [pointer, pointer, ctypes.c_int]
-        self._gate = library.gpupool_launcher_gate
-        self._gate.argtypes = [pointer, pointer]
-        self._tell = library.gpupool_launcher_tell
-        self._tell.argtypes = [pointer, pointer]
-        self._run: Any = library.gpupool_launcher_run
-        size = ctypes.c_size_t
-        self._run.argtypes = [pointer, pointer, size, size, ctypes.c_int, pointer]
-        self._run.restype = ctypes.c_size_t
-        self._idle: Any = library.gpupool_launcher_idle
-        self._idle.argtypes = [pointer, pointer, size]
+        for name, (result, *arguments) in FUNCTIONS.items():
+            function = getattr(library, name)
+            function.argtypes, function.restype = [POINTER, *arguments], result
+        self.library: Any = library
+        self._self = ctypes.c_void_p(library.gpupool_launcher_new((POINTER * len(called))(*called)))
         self.outcome = Outcome()
         """Of the last run."""
         self._outcome_address = ctypes.addressof(self.outcome)
-        self._take = library.gpupool_downloads_take
-        self._take.argtypes, self._take.restype = [pointer] * 4, size
-        self._sent = library.gpupool_downloads_sent
-        self._sent.argtypes = [pointer, narrow]
-        self._begin = library.gpupool_downloads_begin
-        self._begin.argtypes = [pointer, wide, pointer, pointer]
-        self._await = library.gpupool_downloads_await
-        self._await.argtypes = [pointer]
         self._taken = memoryview(bytearray(SLOTS * (SLOT_SIZE + ANSWER_SIZE)))
         self._taken_address = ctypes.addressof(ctypes.c_char.from_buffer(self._taken))
 
     def function(self, number: int, function: Function) -> None:
         """Tell of a kernel with all that a launch needs."""
         where = function.values, function.pointers, function.size, function.kernel
-        self._function(self._self, number, function.handle, *where)
+        self.library.gpupool_launcher_function(self._self, number, function.handle, *where)
 
     def keep(self, kind: str, number: int, handle: int) -> None:
         """Tell of an object: a stream s, an event e, a graph's node n, an executable graph x.
 
         Or of a context c, under the number of its device, counted from one.
         """
-        self._keep(self._self, ord(kind), number, handle)
+        self.library.gpupool_launcher_keep(self._self, ord(kind), number, handle)
 
     def end(self, kind: str, number: int) -> None:
         """Have an object named no more; harmless if it never was."""
-        self._end(self._self, ord(kind), number)
+        self.library.gpupool_launcher_end(self._self, ord(kind), number)
 
     def event(self, number: int) -> int:
         """Return the handle of an event that the launcher has made; 0 for any other number."""
-        return int(self._event(self._self, number))
+        return int(self.library.gpupool_launcher_event(self._self, number))
 
     def select(self, device: int, *, plain: bool) -> None:
         """Tell which device is current; ``plain``: its own context is, and no green one."""
-        self._select(self._self, device, plain)
+        self.library.gpupool_launcher_select(self._self, device, plain)
 
     def share(self, shared: Shared, connection: int) -> None:
         """Look at ``shared`` from now on.
@@ -165,29 +157,30 @@ class Launcher:
             shared: what both sides look at.
             connection: a descriptor that the client's bytes come to; -1 if that is not known.
         """
-        self._share(self._self, ctypes.addressof(shared), connection)
+        self.library.gpupool_launcher_share(self._self, ctypes.addressof(shared), connection)
         self._shared = shared
 
     def gate(self, gates: ctypes.Array[Gate]) -> None:
         """Issue nothing that has no answer while the current device's gate is closed."""
-        self._gate(self._self, ctypes.addressof(gates))
+        self.library.gpupool_launcher_gate(self._self, ctypes.addressof(gates))
         self._gates = gates
 
     def tell(self, turns: ctypes.c_void_p) -> None:
         """Give host functions that keep no stream to the driver from now on."""
-        self._tell(self._self, turns)
+        self.library.gpupool_launcher_tell(self._self, turns)
 
     def idle(self, streams: Sequence[int]) -> bool:
         """Say whether all these streams of the driver come to an end soon; False: not known."""
         handles = (ctypes.c_uint64 * len(streams))(*streams)
-        return bool(self._idle(self._self, handles, len(streams)))
+        return bool(self.library.gpupool_launcher_idle(self._self, handles, len(streams)))
 
     def run(self, frame: int, start: int, end: int, *, alone: bool) -> int:
         """Issue; return where the first record lies that was not, or failed, with the ``outcome``.
 
         It ends behind a wait that is over. ``alone``: no other frame has come yet.
         """
-        return int(self._run(self._self, frame, start, end, alone, self._outcome_address))
+        told = frame, start, end, alone, self._outcome_address
+        return int(self.library.gpupool_launcher_run(self._self, *told))
 
     # --- small downloads --------------------------------------------------------------------------
 
@@ -199,7 +192,8 @@ class Launcher:
             address: of pinned memory of ``SLOTS`` times ``SLOT_SIZE`` bytes, which stays.
             events: of the device, as many.
         """
-        self._begin(self._self, device, address, (ctypes.c_uint64 * SLOTS)(*events))
+        handles = (ctypes.c_uint64 * SLOTS)(*events)
+        self.library.gpupool_downloads_begin(self._self, device, address, handles)
 
     def take_downloads(self) -> tuple[int, bytes]:
         """Return how many are over, and their answers; called by one thread at a time.
@@ -209,14 +203,14 @@ class Launcher:
         """
         count, status = ctypes.c_uint32(0), ctypes.c_int(0)
         where = self._taken_address, ctypes.addressof(count), ctypes.addressof(status)
-        size = self._take(self._self, *where)
+        size = self.library.gpupool_downloads_take(self._self, *where)
         if status.value:
             raise CudaError(status.value, "cuEventQuery")
         return count.value, bytes(self._taken[:size])
 
     def downloads_sent(self, count: int) -> None:
         """Note that so many of those that were taken are on their way."""
-        self._sent(self._self, count)
+        self.library.gpupool_downloads_sent(self._self, count)
 
     def await_downloads(self) -> None:
         """Wait for all that were asked for.
@@ -224,7 +218,7 @@ class Launcher:
         Raises:
             CudaError: when one has failed.
         """
-        status = int(self._await(self._self))
+        status = int(self.library.gpupool_downloads_await(self._self))
         if status:
             raise CudaError(status, "cuEventSynchronize")
 
