@@ -16,22 +16,22 @@ MOVABLE_DOOR = "arrays"
 
 def depart(workers: Iterable[WorkerHandle], lease: LeaseId, target: ServerId | None) -> Departure:
     """Let the one worker of a lease connect to a server; see ``SessionHost.depart``."""
-    mine = [each for each in workers if each.lease == lease]
+    mine = [each for each in workers if each.session.lease == lease]
     if target is None:
         for worker in mine:
-            worker.peers, worker.expects_peers = frozenset(), False
+            worker.session.peers, worker.session.expects_peers = frozenset(), False
         return Departure()
     if not mine:
         return Departure(ready=True)
-    if any(worker.door != MOVABLE_DOOR for worker in mine):
+    if any(worker.session.door != MOVABLE_DOOR for worker in mine):
         return Departure(refusal="its program uses the CUDA door, and the state is the driver's")
     if len(mine) > 1:
         return Departure(refusal=f"it has {len(mine)} processes, and one alone can be moved")
     (worker,) = mine
     if worker.state is not WorkerState.CONNECTED:
         return Departure()  # it has not begun yet, or has ended
-    worker.peers = frozenset({target})
-    return Departure(ready=True, session=worker.session)
+    worker.session.peers = frozenset({target})
+    return Departure(ready=True, session=worker.session.id)
 
 
 def servers_of(lease: Lease, here: ServerId) -> tuple[ServerId, ...]:

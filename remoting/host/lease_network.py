@@ -87,7 +87,7 @@ class LeaseNetwork:
 
     def dial(self, worker: WorkerHandle, server: ServerId) -> None:
         """Connect a worker to another server of its lease; it hears of it by ``Dialled``."""
-        worker.dialling = True
+        worker.session.dialling = True
         if self._nursery is not None:
             self._nursery.start_soon(self._dial, worker, server)
 
@@ -99,10 +99,10 @@ class LeaseNetwork:
         Raises:
             WorkerFailedError: when it does not take the message.
         """
-        if not worker.peers or LEASE_ADDRESSES not in worker.confinement or self._nursery is None:
+        addresses, peers = list[str](), worker.session.peers
+        if not peers or LEASE_ADDRESSES not in worker.confinement or self._nursery is None:
             return
-        addresses: list[str] = []
-        for server in sorted(worker.peers):
+        for server in sorted(peers):
             try:
                 addresses += await self._addresses(server)
             except (OSError, GpupoolError, trio.TooSlowError) as error:
@@ -153,7 +153,7 @@ class LeaseNetwork:
 
     async def _dial(self, worker: WorkerHandle, server: ServerId) -> None:
         """Connect a worker to another server of its lease, which is all that it may reach."""
-        address = self._address_of(server) if server in worker.peers else None
+        address = self._address_of(server) if server in worker.session.peers else None
         reason = f"server {server[:32]} is none of this lease" if address is None else ""
         connection: trio.SocketStream | None = None
         try:
@@ -164,7 +164,7 @@ class LeaseNetwork:
                 self.hold(connection.socket)
         except (OSError, GpupoolError, trio.TooSlowError) as error:
             reason = worker_messages.shortened(str(error) or "no answer in time")
-        worker.dialling = False
+        worker.session.dialling = False
         try:
             descriptor = None if reason or connection is None else connection.socket.fileno()
             worker.send(worker_messages.Dialled(reason), descriptor)

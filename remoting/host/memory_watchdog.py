@@ -73,7 +73,7 @@ class MemoryWatchdog:
         """Look at the workers' files until cancelled."""
         while True:
             await trio.sleep(self._limits.sample_interval_s)
-            if any(worker.lease is not None for worker in self._workers.values()):
+            if any(worker.session.lease is not None for worker in self._workers.values()):
                 with suppress(GpupoolError):  # It could not be measured this time.
                     files = await self._files_of()
                     self._others = files.memory
@@ -84,7 +84,7 @@ class MemoryWatchdog:
         await self._inventory.sample(self.own_use)
         if worker.state is WorkerState.ENDED:
             return
-        for gpu in worker.real:
+        for gpu in worker.session.real:
             used = (self._inventory.own_processes(gpu) or {}).get(worker.process.pid)
             if used is not None:
                 self._budget.charge(worker.number, gpu, used)
@@ -113,9 +113,9 @@ class MemoryWatchdog:
         over: dict[tuple[LeaseId, GpuId], list[tuple[int, WorkerHandle]]] = {}
         found: dict[tuple[LeaseId, GpuId], int] = {}
         for worker in self._workers.values():
-            if worker.lease is None or not worker.contexts:
+            if worker.session.lease is None or not worker.session.contexts:
                 continue
-            for gpu in worker.real:
+            for gpu in worker.session.real:
                 if worker.process.pid in self._inventory.computing(gpu):
                     self._note_use(worker)
                 used = (self._inventory.own_processes(gpu) or {}).get(worker.process.pid)
@@ -125,7 +125,7 @@ class MemoryWatchdog:
                 reserved = self._budget.peak(worker.number, gpu)
                 if used - reserved > charged:
                     self._budget.charge(worker.number, gpu, used - reserved)
-                key = (worker.lease, gpu)
+                key = (worker.session.lease, gpu)
                 found[key] = found.get(key, 0) + used
                 over.setdefault(key, []).append((used - reserved, worker))
         for (lease, gpu), used in found.items():
@@ -147,7 +147,7 @@ class MemoryWatchdog:
         It is more than what workers are killed for here, where the reason can be said: one more
         worker's part, for what the kernel counts besides.
         """
-        workers = sum(worker.lease == lease for worker in self._workers.values())
+        workers = sum(worker.session.lease == lease for worker in self._workers.values())
         return self._allowance(lease, workers + 1)
 
     def _allowance(self, lease: LeaseId, workers: int) -> int:
@@ -165,10 +165,10 @@ class MemoryWatchdog:
         """Kill the largest worker of a lease that takes too much of this server's memory."""
         found: dict[LeaseId, list[tuple[int, WorkerHandle]]] = {}
         for worker in self._workers.values():
-            if worker.lease is not None:
+            if worker.session.lease is not None:
                 used = host_memory.resident(worker.process.pid)
                 used += self._others.get(worker.number, 0)
-                found.setdefault(worker.lease, []).append((used, worker))
+                found.setdefault(worker.session.lease, []).append((used, worker))
         for lease, each in found.items():
             used = sum(size for size, _ in each)
             may = self._allowance(lease, len(each)) + self._besides(lease)
@@ -197,8 +197,8 @@ class MemoryWatchdog:
         found: dict[LeaseId, list[tuple[int, WorkerHandle]]] = {}
         for number, size in files.sizes.items():
             worker = self._workers.get(number)
-            if worker is not None and worker.lease is not None:
-                found.setdefault(worker.lease, []).append((size, worker))
+            if worker is not None and worker.session.lease is not None:
+                found.setdefault(worker.session.lease, []).append((size, worker))
         for each in found.values():
             used = sum(size for size, _ in each)
             if used <= may:

@@ -147,15 +147,15 @@ class SessionOpener:
             worker = await self._worker_pool.claim(door)
             try:
                 here = partitions[0].server
-                worker.peers = frozenset(servers_of(lease, here)) - {here}
+                worker.session.peers = frozenset(servers_of(lease, here)) - {here}
                 info = await self._assign(
                     worker, lease, partitions, every, gpus, door, program, settings
                 )
                 # Not before: NCCL's sockets are for the servers of its lease.
-                worker.peers |= origin_of(lease, here)
+                worker.session.peers |= origin_of(lease, here)
                 return worker, info
             except BaseException as error:  # A cancellation may come as a group.
-                if worker.lease is None:
+                if worker.session.lease is None:
                     self._worker_pool.give_back(worker)
                 else:
                     why = error if isinstance(error, GpupoolError) else "nobody waits for it"
@@ -205,7 +205,8 @@ class SessionOpener:
 
     def _check_count(self, lease: Lease) -> None:
         """Raise when this server has as many workers of a lease, its user or token as it may."""
-        opened = [(each.lease, each.holder) for each in self._worker_pool.workers.values()]
+        sessions = [each.session for each in self._worker_pool.workers.values()]
+        opened = [(each.lease, each.holder) for each in sessions]
         opened += [(name, each.holder) for name, found in self._openings.items() for each in found]
         of_lease = sum(found == lease.id for found, _ in opened)
         what = f"no session of lease {lease_name(lease.id)} can be opened"
@@ -249,13 +250,14 @@ class SessionOpener:
         settings: dict[str, str],
     ) -> SessionInfo:
         real = tuple(gpu.id for gpu in gpus if not gpu.emulated)
-        if real and worker.cuda_problem:
-            raise GpupoolError("no session can be opened", why=worker.cuda_problem)
+        if real and worker.said.cuda_problem:
+            raise GpupoolError("no session can be opened", why=worker.said.cuda_problem)
         self._check_context_room(lease.id, gpus)  # Another session may have taken it meanwhile.
-        worker.lease, worker.real, worker.holder = lease.id, real, Holder(lease.user, lease.token)
+        session, holder = worker.session, Holder(lease.user, lease.token)
+        session.lease, session.real, session.holder = lease.id, real, holder
         self._note_use(worker)
-        worker.devices = tuple(gpu.id for gpu in gpus)
-        worker.session, worker.door = os.urandom(16), door
+        session.devices = tuple(gpu.id for gpu in gpus)
+        session.id, session.door = os.urandom(16), door
         worker.state = WorkerState.WAITING
         self._budget.add_worker(worker.number, lease.id)
         for gpu in real:
@@ -267,7 +269,7 @@ class SessionOpener:
         servers = servers_of(lease, partitions[0].server)
         assign = worker_messages.Assign(
             lease=lease.id,
-            session=worker.session,
+            session=session.id,
             ticket=ticket,
             door=door,
             program=worker_messages.shortened(program),
@@ -279,20 +281,20 @@ class SessionOpener:
             uid=uid,
             groups=groups,
         )
-        worker.budget, theirs = socket.socketpair()
-        worker.budget.setblocking(False)
+        session.budget, theirs = socket.socketpair()
+        session.budget.setblocking(False)
         with theirs:
             worker.send(assign, theirs.fileno())
         self._have_turns(worker, lease, partitions, gpus)
         with trio.move_on_after(ASSIGN_TIMEOUT_S):
             await self._worker_pool.until(worker, worker.assigned)
-        if worker.exited.is_set():
+        if worker.process.exited.is_set():
             raise WorkerFailedError("no session can be opened", why=worker.exit_reason())
         if not worker.assigned.is_set():
             raise WorkerFailedError("no session can be opened", why="the worker does not answer")
         return SessionInfo(
-            session=worker.session,
-            certificate_sha256=worker.certificate_sha256,
+            session=session.id,
+            certificate_sha256=worker.said.certificate_sha256,
             ticket=ticket,
             unix_path=self.unix_path,
             devices=tuple(
@@ -308,7 +310,7 @@ class SessionOpener:
         gpus: Sequence[Gpu],
     ) -> None:
         """Have a worker take turns with other leases, unless NVIDIA's daemon mixes their work."""
-        if worker.real and mps_folders.is_used():
+        if worker.session.real and mps_folders.is_used():
             return
         pairs = zip(gpus, partitions, strict=True)
         shares = [(gpu.id, due_share(lease, partition, gpu)) for gpu, partition in pairs]

@@ -67,7 +67,7 @@ from gpupool.remoting.host.spawn import WorkerFailedError
 from gpupool.remoting.host.suspension.room import Room
 from gpupool.remoting.host.suspension.suspensions import Means, Suspensions
 from gpupool.remoting.host.unix_listener import SOCKET_NAME, bind_unix_listener, serve_unix_listener
-from gpupool.remoting.host.worker_handle import WorkerHandle, WorkerState
+from gpupool.remoting.host.worker_handle import GpuTest, WorkerHandle, WorkerState
 from gpupool.remoting.host.worker_keeper import KeeperSettings, WorkerKeeper
 from gpupool.remoting.host.worker_pool import WorkerPool, WorkerPoolSettings
 from gpupool.remoting.protocol import keeper_messages, mps_folders, worker_messages
@@ -248,9 +248,9 @@ class HostSupervisor:
         totals = {lease: total.copy() for lease, total in self._totals.items()}
         workers: dict[LeaseId, list[WorkerHandle]] = {lease: [] for lease in totals}
         for worker in self.worker_pool.workers.values():
-            if worker.lease is not None:
-                totals.setdefault(worker.lease, Totals()).add(worker)
-                workers.setdefault(worker.lease, []).append(worker)
+            if worker.session.lease is not None:
+                totals.setdefault(worker.session.lease, Totals()).add(worker)
+                workers.setdefault(worker.session.lease, []).append(worker)
         now, living = trio.current_time(), self.worker_pool.workers.values()
         busy, emulated = emulated_busy(living, now)
         real, estimates = shares_by_lease(self.inventory, living, now)
@@ -340,20 +340,20 @@ class HostSupervisor:
             GpupoolError: when no worker can be had, which says nothing of the GPU.
         """
         worker = await self.worker_pool.claim()
-        worker.testing = True
+        worker.test = test = GpuTest()
         try:
-            if worker.cuda_problem and not gpu.emulated:
-                raise GpupoolError("the GPU cannot be tested", why=worker.cuda_problem)
+            if worker.said.cuda_problem and not gpu.emulated:
+                raise GpupoolError("the GPU cannot be tested", why=worker.said.cuda_problem)
             spoil = gpu.emulated and self.inventory.computes_wrongly(gpu.id)
             length_s = 0.0 if gpu.emulated else seconds
             worker.send(worker_messages.CheckGpu(gpu.id, gpu.emulated, length_s, spoil))
             with trio.move_on_after(length_s + TEST_GRACE_S):
-                await self.worker_pool.until(worker, worker.tested)
+                await self.worker_pool.until(worker, test.over)
         except WorkerFailedError:
             return worker_messages.GpuChecked(0.0, f"its self-test ended: {worker.exit_reason()}")
         finally:
             worker.kill("its self-test is over", failed=False)
-        return worker.test or worker_messages.GpuChecked(0.0, "its self-test did not end")
+        return test.found or worker_messages.GpuChecked(0.0, "its self-test did not end")
 
     def knows_session(self, session: bytes) -> bool:
         """Return whether ``session`` waits for its data connection, or for other workers'."""
@@ -370,14 +370,14 @@ class HostSupervisor:
             if worker is None:
                 raise DeniedError("data connection refused", why="no session waits for it")
             plain = connection.family == socket.AF_UNIX
-            if not plain and worker.lease is not None:
-                plain = self._data_encryption(worker.lease) == DataEncryption.OFF
+            if not plain and worker.session.lease is not None:
+                plain = self._data_encryption(worker.session.lease) == DataEncryption.OFF
             try:
                 self._lease_network.hold(connection)
             except OSError as error:
                 raise DeniedError("data connection refused", why=str(error)) from error
             try:
-                lane = session if session in worker.lanes else b""
+                lane = session if session in worker.session.lanes else b""
                 message = worker_messages.Connection(plain=plain, lane=lane)
                 worker.send(message, connection.fileno())
             except WorkerFailedError as error:
@@ -390,7 +390,8 @@ class HostSupervisor:
         await trio.lowlevel.checkpoint()
         # After the last look nothing is awaited: an opening that began would lose its books.
         await self._opener.cancel(lease)
-        while terminating := [w for w in self.worker_pool.workers.values() if w.lease == lease]:
+        workers = self.worker_pool.workers
+        while terminating := [w for w in workers.values() if w.session.lease == lease]:
             await self.worker_pool.end(terminating, reason)
             await self._opener.cancel(lease)
         self._suspensions.forget(lease)
@@ -401,11 +402,11 @@ class HostSupervisor:
     def _waiting(self, session: bytes) -> WorkerHandle | None:
         for worker in self.worker_pool.workers.values():
             connected = worker.state is WorkerState.CONNECTED
-            if worker.session == session and (
-                worker.state is WorkerState.WAITING or (connected and worker.expects_peers)
+            if worker.session.id == session and (
+                worker.state is WorkerState.WAITING or (connected and worker.session.expects_peers)
             ):
                 return worker
-            if connected and session in worker.lanes:
+            if connected and session in worker.session.lanes:
                 return worker
         return None
 
@@ -418,20 +419,20 @@ class HostSupervisor:
                     return  # It has ended meanwhile, which was logged.
             if worker.connected.is_set():
                 return
-            if worker.lease is None or not self._suspensions.holds(worker.lease):
+            if worker.session.lease is None or not self._suspensions.holds(worker.session.lease):
                 worker.kill("its client never connected")
                 return
-            await self._suspensions.wait_running(worker.lease)
+            await self._suspensions.wait_running(worker.session.lease)
 
     # --- what workers say -----------------------------------------------------------------------
 
     def _handle(self, worker: WorkerHandle, message: worker_messages.WorkerMessage) -> None:
         if isinstance(message, worker_messages.Assigned):
             worker.assigned.set()
-        elif isinstance(message, worker_messages.Connected) and worker.transport is None:
+        elif isinstance(message, worker_messages.Connected) and worker.session.transport is None:
             if worker.state is WorkerState.WAITING:
                 worker.state = WorkerState.CONNECTED
-            worker.transport = Transport(message.transport)
+            worker.session.transport = Transport(message.transport)
             worker.connected.set()
             self._note_use(worker)
         elif isinstance(message, worker_messages.Report):
@@ -440,41 +441,42 @@ class HostSupervisor:
             self._note_use(worker)
         elif isinstance(message, worker_messages.Rejected):
             worker.say(f"a connection was refused: {message.reason}", self._log)
-        elif isinstance(message, worker_messages.ContextReady) and not worker.contexts:
-            worker.contexts = True
+        elif isinstance(message, worker_messages.ContextReady) and not worker.session.contexts:
+            worker.session.contexts = True
             if self._nursery is not None:
                 self._nursery.start_soon(self.watchdog.measure_contexts, worker)
         elif isinstance(message, worker_messages.Expecting):
             if message.lanes:
                 worker.expect_lanes(message.lanes, self.worker_pool.workers.values())
             else:
-                worker.expects_peers = bool(worker.peers)
-        elif isinstance(message, worker_messages.Dial) and not worker.dialling:
+                worker.session.expects_peers = bool(worker.session.peers)
+        elif isinstance(message, worker_messages.Dial) and not worker.session.dialling:
             self._lease_network.dial(worker, ServerId(message.server))
-        elif isinstance(message, worker_messages.GpuChecked) and worker.testing and not worker.test:
-            worker.test = message
-            worker.tested.set()
+        elif isinstance(message, worker_messages.GpuChecked) and (test := worker.test):
+            worker.test, test.found = None, message  # another one would be out of turn
+            test.over.set()
         else:
             worker.kill(f"it sent {type(message).__name__} out of turn")
 
     def _take_report(
         self, worker: WorkerHandle, report: worker_messages.Report, now: float
     ) -> None:
-        before, worker.totals, worker.reported_at = worker.totals, report, now
+        before, worker.use.totals, worker.use.reported_at = worker.use.totals, report, now
         if fault := report.fault_after(before):
-            worker.totals = before
+            worker.use.totals = before
             worker.kill(fault)
             return
         if report.executed_us is not None:
-            worker.execution.take(report.executed_us, now)
+            worker.use.execution.take(report.executed_us, now)
         path = report.rtt_us, report.rtt_var_us
         if report.rtt_us is not None and path != (before.rtt_us, before.rtt_var_us):
-            self._measures.observe("session_rtt_seconds", report.rtt_us / 1e6, worker.transport)
+            rtt_s, over = report.rtt_us / 1e6, worker.session.transport
+            self._measures.observe("session_rtt_seconds", rtt_s, over)
 
     def _note_use(self, worker: WorkerHandle) -> None:
         """Note that a lease is in use."""
-        if worker.lease is not None:
-            self._note_lease(worker.lease)
+        if worker.session.lease is not None:
+            self._note_lease(worker.session.lease)
 
     def _note_lease(self, lease: LeaseId) -> None:
         if self.budget.is_open(lease):  # or it was killed meanwhile, as in a suspension
@@ -483,5 +485,5 @@ class HostSupervisor:
     def _reap(self, worker: WorkerHandle) -> None:
         self.budget.end_worker(worker.number)
         self._arbiter.leave(worker.number)
-        if worker.lease is not None:
-            self._totals.setdefault(worker.lease, Totals()).add(worker)
+        if worker.session.lease is not None:
+            self._totals.setdefault(worker.session.lease, Totals()).add(worker)

@@ -92,9 +92,60 @@ class WorkerProcess:
     """The process of a worker, whose parent is the keeper."""
 
     pid: int
+    pidfd: int  # opened before anything could reap it; readable once it has ended
     kill: Callable[[], None]  # a process that was reaped is left alone
     reap: Callable[[], Awaitable[keeper_messages.Reaped]]
     returncode: int | None = None
+    exited: trio.Event = field(default_factory=trio.Event)  # it is reaped
+    spawned_at: float = 0.0  # trio's time
+
+
+@dataclass(slots=True)
+class WorkerSession:
+    """The session that a worker serves, from its assignment on."""
+
+    id: bytes = b""
+    lease: LeaseId | None = None
+    holder: Holder | None = None  # of its lease
+    door: str = ""
+    devices: tuple[GpuId, ...] = ()
+    real: tuple[GpuId, ...] = ()  # those of ``devices`` that are not emulated
+    uid: int = -1  # of its lease, once it is assigned; -1: the host's
+    budget: socket.socket | None = None  # non-blocking
+    contexts: bool = False  # its CUDA contexts exist
+    imports: bool = False  # it has asked for what another worker of the lease shares
+    transport: Transport | None = None  # of its client's connection
+    lanes: tuple[bytes, ...] = ()  # numbers of further connections of its client
+    peers: frozenset[ServerId] = frozenset()  # the other servers of its lease
+    expects_peers: bool = False  # it takes connections of the workers there
+    dialling: bool = False  # a connection for it is being made
+
+
+@dataclass(slots=True)
+class WorkerUse:
+    """The use of a worker's session, by its reports."""
+
+    totals: worker_messages.Report = worker_messages.Report(0, 0, 0)
+    reported_at: float = float("-inf")  # trio's time; it reports while it executes calls
+    execution: Execution = field(default_factory=Execution)
+
+
+@dataclass(slots=True)
+class WorkerEnding:
+    """The reasons for which a worker ends."""
+
+    kill_reason: str = ""  # why the host killed it, if it did
+    said_reason: str = ""  # why it exits, by its own last message
+    out_of_memory: bool = False  # the kernel killed a process of its lease for that
+    failed: bool = False  # its end is worth a line in the log
+
+
+@dataclass(slots=True)
+class GpuTest:
+    """The test of a GPU, which a warm worker makes in the place of a session."""
+
+    over: trio.Event = field(default_factory=trio.Event)
+    found: worker_messages.GpuChecked | None = None
 
 
 @dataclass(slots=True)
@@ -102,8 +153,7 @@ class WorkerHandle:
     """A worker process and everything that the host keeps for it."""
 
     number: int
-    process: "WorkerProcess"
-    pidfd: int  # opened before anything could reap the process; readable once it has ended
+    process: WorkerProcess
     control: socket.socket  # non-blocking
     errors: int  # read end of the pipe that is the worker's stderr
     directory: Path
@@ -114,43 +164,19 @@ class WorkerHandle:
     ready: trio.Event = field(default_factory=trio.Event)  # and its keeper has confirmed it
     assigned: trio.Event = field(default_factory=trio.Event)
     connected: trio.Event = field(default_factory=trio.Event)
-    tested: trio.Event = field(default_factory=trio.Event)  # see ``test``
-    exited: trio.Event = field(default_factory=trio.Event)  # the process is reaped
-    ended: trio.Event = field(default_factory=trio.Event)  # and nothing of it is left
-    certificate_sha256: bytes = b""
-    confinement: tuple[str, ...] = ()
-    cuda_problem: str = ""
-    lease: LeaseId | None = None
-    holder: Holder | None = None  # of its lease
-    uid: int = -1  # of its lease, once it is assigned; -1: the host's
-    session: bytes = b""
-    devices: tuple[GpuId, ...] = ()
-    real: tuple[GpuId, ...] = ()  # those of ``devices`` that are not emulated
-    contexts: bool = False  # its CUDA contexts exist
-    imports: bool = False  # it has asked for what another worker of the lease shares
-    peers: frozenset[ServerId] = frozenset()  # the other servers of its lease
-    expects_peers: bool = False  # it takes connections of the workers there
-    lanes: tuple[bytes, ...] = ()  # numbers of further connections of its client
-    dialling: bool = False  # a connection for it is being made
-    budget: socket.socket | None = None  # non-blocking
-    totals: worker_messages.Report = worker_messages.Report(0, 0, 0)
-    spawned_at: float = 0.0  # trio's time
-    reported_at: float = float("-inf")  # trio's time; it reports while it executes calls
-    execution: Execution = field(default_factory=Execution)
-    test: worker_messages.GpuChecked | None = None  # what it said of a GPU, if it tested one
-    testing: bool = False
-    door: str = ""
-    transport: Transport | None = None  # of its client's connection
-    kill_reason: str = ""  # why the host killed it, if it did
-    said_reason: str = ""  # why it exits, by its own last message
-    out_of_memory: bool = False  # the kernel killed a process of its lease for that
-    failed: bool = False  # its end is worth a line in the log
+    ended: trio.Event = field(default_factory=trio.Event)  # nothing of it is left
+    said: worker_messages.Ready = worker_messages.Ready(b"", (), "")  # once ``said_ready``
+    confinement: tuple[str, ...] = ()  # by its keeper's word
+    session: WorkerSession = field(default_factory=WorkerSession)
+    use: WorkerUse = field(default_factory=WorkerUse)
+    test: GpuTest | None = None
+    ending: WorkerEnding = field(default_factory=WorkerEnding)
     log_left: int = LOG_TEXT_MAX
 
     @property
     def label(self) -> str:
         """Return how the log names it."""
-        lease = f", lease {self.lease:04x}" if self.lease is not None else ""
+        lease = f", lease {self.session.lease:04x}" if self.session.lease is not None else ""
         return f"worker {self.process.pid}{lease}"
 
     def send(self, message: worker_messages.HostMessage, descriptor: int | None = None) -> None:
@@ -169,12 +195,12 @@ class WorkerHandle:
 
         A worker that was taken over must not get the connections of another one's client.
         """
-        known = {name for other in others for name in (other.session, *other.lanes)}
+        known = {name for other in others for name in (other.session.id, *other.session.lanes)}
         right = [len(lane) for lane in lanes] == [SESSION_SIZE] * LANE_WAYS
-        if self.lanes or not right or known.intersection(lanes):
+        if self.session.lanes or not right or known.intersection(lanes):
             self.kill("it expects connections that are not its client's")
         else:
-            self.lanes = lanes
+            self.session.lanes = lanes
 
     def say(self, text: str, log: Callable[[str], None]) -> None:
         """Log a line that this worker or its client has caused, unless there were too many."""
@@ -188,9 +214,9 @@ class WorkerHandle:
         """Kill the process; the first reason given stays."""
         if self.state is WorkerState.ENDED:
             return
-        if not self.kill_reason:
-            self.kill_reason = reason
-            self.failed = self.failed or failed
+        if not self.ending.kill_reason:
+            self.ending.kill_reason = reason
+            self.ending.failed |= failed
         self.process.kill()
 
     def exit_reason(self) -> str:
@@ -201,12 +227,12 @@ class WorkerHandle:
         before.
         """
         code = self.process.returncode
-        if code == -signal.SIGKILL and not self.kill_reason and self.out_of_memory:
+        if code == -signal.SIGKILL and not self.ending.kill_reason and self.ending.out_of_memory:
             return "its lease used all of this server's memory that it may have"
-        if code in (-signal.SIGKILL, worker_messages.EXIT_HOST_GONE) and self.kill_reason:
-            return self.kill_reason
-        if self.said_reason:
-            return self.said_reason
+        if code in (-signal.SIGKILL, worker_messages.EXIT_HOST_GONE) and self.ending.kill_reason:
+            return self.ending.kill_reason
+        if self.ending.said_reason:
+            return self.ending.said_reason
         if code is not None and code < 0:
             return f"killed by {signal.Signals(-code).name}"
         return f"exited with code {code}"
@@ -214,12 +240,12 @@ class WorkerHandle:
 
 async def wait_exit(worker: WorkerHandle) -> None:
     """Wait until the process of ``worker`` has ended, and reap it."""
-    await trio.lowlevel.wait_readable(worker.pidfd)
+    await trio.lowlevel.wait_readable(worker.process.pidfd)
     try:
         worker.process.returncode = (await worker.process.reap()).returncode
     except GpupoolError:  # The keeper has closed, and killed what was left.
         worker.process.returncode = -signal.SIGKILL
-    worker.exited.set()
+    worker.process.exited.set()
 
 
 async def read_messages(
@@ -239,8 +265,8 @@ async def read_messages(
                 handle(worker_messages.WORKER.decode(worker_messages.WorkerMessage, frame))
         # A process that dies closes its sockets first, and its exit status says more than that.
         with trio.move_on_after(LAST_WORDS_TIMEOUT_S):
-            await worker.exited.wait()
-        if not worker.exited.is_set():
+            await worker.process.exited.wait()
+        if not worker.process.exited.is_set():
             worker.kill("it closed its control socket")
     except OSError as error:
         worker.kill(f"its control socket failed: {error}")
@@ -250,8 +276,8 @@ async def read_messages(
 
 async def serve_budget(worker: WorkerHandle, budget: Budget, sharing: Sharing) -> None:
     """Answer the budget calls of ``worker``, until it closes or makes one that is not allowed."""
-    assert worker.budget is not None
-    sock = worker.budget
+    assert worker.session.budget is not None
+    sock = worker.session.budget
     buffer = bytearray()
     descriptors: list[int] = []
     limit = FloodLimit(SILENT_CALLS_PER_S, SILENT_CALLS_MAX)
@@ -307,26 +333,26 @@ def answer_sharing(
     Raises:
         BudgetError: when the worker asks for more than it may have.
     """
-    if worker.lease is None or len(call.payload) < TOKEN_SIZE:
+    if worker.session.lease is None or len(call.payload) < TOKEN_SIZE:
         raise BudgetError("a handle without a token, or without a lease")
     token, value = call.payload[:TOKEN_SIZE], call.payload[TOKEN_SIZE:]
     if call.operation == worker_messages.SHARE:
         if call.device and not descriptors:
             raise BudgetError("a descriptor is missing")
         descriptor = descriptors.pop() if call.device else -1
-        if budget.shared(worker.lease) >= PLEDGES_MAX:
+        if budget.shared(worker.session.lease) >= PLEDGES_MAX:
             if descriptor >= 0:
                 os.close(descriptor)
             return worker_messages.BUDGET_ANSWER.pack(0, 0), []
-        granted = sharing.share(worker.number, worker.lease, token, value, descriptor)
+        granted = sharing.share(worker.number, worker.session.lease, token, value, descriptor)
         return worker_messages.BUDGET_ANSWER.pack(granted, 0), []
     if call.operation == worker_messages.FORGET:
-        sharing.forget(worker.number, worker.lease, token)
+        sharing.forget(worker.number, worker.session.lease, token)
         return worker_messages.BUDGET_ANSWER.pack(1, 0), []
-    found = sharing.find(worker.lease, token)
+    found = sharing.find(worker.session.lease, token)
     if found is None:
         return worker_messages.BUDGET_ANSWER.pack(0, 0), []
-    worker.imports = worker.imports or found.worker != worker.number
+    worker.session.imports = worker.session.imports or found.worker != worker.number
     if call.device:
         budget.hold(worker.number, token)
     passed = [found.descriptor] if found.descriptor >= 0 else []
@@ -352,9 +378,9 @@ def answer_holding(worker: WorkerHandle, budget: Budget, call: worker_messages.B
     if call.operation == worker_messages.TAKE_BACK:
         budget.take_back(worker.number, token, size)
         return done
-    if call.device >= len(worker.devices):
+    if call.device >= len(worker.session.devices):
         raise BudgetError(f"no device {call.device}")
-    budget.pledge(worker.number, worker.devices[call.device], token, size)
+    budget.pledge(worker.number, worker.session.devices[call.device], token, size)
     return done
 
 
@@ -366,16 +392,16 @@ def answer_budget_call(
     Raises:
         BudgetError: when the worker asks for more than it may have.
     """
-    if call.device >= len(worker.devices) or worker.lease is None:
+    if call.device >= len(worker.session.devices) or worker.session.lease is None:
         raise BudgetError(f"no device {call.device}")
-    gpu = worker.devices[call.device]
+    gpu = worker.session.devices[call.device]
     granted = False
     if call.operation == worker_messages.RESERVE:
         granted = budget.reserve(worker.number, gpu, call.size)
     elif call.operation == worker_messages.RELEASE:
         budget.release(worker.number, gpu, call.size)
         return b""
-    return worker_messages.BUDGET_ANSWER.pack(granted, budget.usage(worker.lease, gpu))
+    return worker_messages.BUDGET_ANSWER.pack(granted, budget.usage(worker.session.lease, gpu))
 
 
 async def read_errors(worker: WorkerHandle, log: Callable[[str], None]) -> None:

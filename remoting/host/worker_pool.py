@@ -175,7 +175,8 @@ class WorkerPool:
 
     def count_by_lease(self, known: Iterable[LeaseId] = ()) -> dict[LeaseId, int]:
         """Return how many live workers each lease has, with 0 for those of ``known`` without."""
-        living = Counter(w.lease for w in self.workers.values() if w.lease is not None)
+        leases = (worker.session.lease for worker in self.workers.values())
+        living = Counter(lease for lease in leases if lease is not None)
         return dict.fromkeys(known, 0) | dict(living)
 
     async def claim(self, door: str = "") -> WorkerHandle:
@@ -196,7 +197,7 @@ class WorkerPool:
             and not _lacks_more(worker, kind)
             and not worker.claimed
             and worker.state in order
-            and not worker.exited.is_set()
+            and not worker.process.exited.is_set()
         ]
         idle.sort(key=lambda worker: (order[worker.state], len(worker.doors)))
         worker = idle[0] if idle else await self._start(kind)
@@ -207,7 +208,7 @@ class WorkerPool:
         except BaseException:  # A cancellation comes out of a nursery as a group.
             self.give_back(worker)
             raise
-        if worker.exited.is_set():  # Nobody would take it out of the budget again.
+        if worker.process.exited.is_set():  # Nobody would take it out of the budget again.
             raise WorkerFailedError("no worker can be started", why=worker.exit_reason())
         if _lacks_more(worker, kind):
             self.give_back(worker)
@@ -233,23 +234,23 @@ class WorkerPool:
         Raises:
             GpupoolError: when there is no uid for it, or it has ended.
         """
-        assert worker.lease is not None
-        if worker.exited.is_set():
+        assert worker.session.lease is not None
+        if worker.process.exited.is_set():
             raise WorkerFailedError("no session can be opened", why=worker.exit_reason())
         try:
             given = await self._keeper.ask(
                 keeper_messages.AssignWorker(
                     worker.number,
-                    worker.lease,
-                    worker.devices,
-                    self._allowance(worker.lease),
+                    worker.session.lease,
+                    worker.session.devices,
+                    self._allowance(worker.session.lease),
                     user,
-                    across=bool(worker.peers),
+                    across=bool(worker.session.peers),
                 )
             )
         except OSError as error:
             raise WorkerFailedError("no session can be opened", why=str(error)) from error
-        worker.uid = given.uid
+        worker.session.uid = given.uid
         return given.uid, given.groups
 
     async def end(self, workers: Iterable[WorkerHandle], reason: str) -> None:
@@ -331,7 +332,7 @@ class WorkerPool:
             raise WorkerFailedError("no worker can be started", why=str(error)) from error
         finally:
             self._starting[kind] -= 1
-        worker.spawned_at = began
+        worker.process.spawned_at = began
         self.workers[worker.number] = worker
         if self._nursery is not nursery:  # The pool has begun to stop meanwhile.
             worker.kill("the server stops", failed=False)
@@ -361,10 +362,10 @@ class WorkerPool:
             number=number,
             process=WorkerProcess(
                 started.pid,
+                pidfd,
                 kill=partial(self._keeper.kill, number),
                 reap=partial(self._keeper.ask, keeper_messages.ReapWorker(number)),
             ),
-            pidfd=pidfd,
             control=control,
             errors=errors,
             directory=Path(started.directory),
@@ -407,7 +408,8 @@ class WorkerPool:
             self._say_once("workers are not confined by: " + "; ".join(lacking))
         if worker.state is WorkerState.STARTING:
             worker.state = WorkerState.WARM
-            self._measures.observe("worker_start_seconds", trio.current_time() - worker.spawned_at)
+            took_s = trio.current_time() - worker.process.spawned_at
+            self._measures.observe("worker_start_seconds", took_s)
         worker.ready.set()
         self._wake()
 
@@ -426,40 +428,39 @@ class WorkerPool:
 
     async def _answer_budget(self, worker: WorkerHandle) -> None:
         await worker.assigned.wait()
-        if worker.budget is not None:
+        if worker.session.budget is not None:
             await serve_budget(worker, self._budget, self._sharing)
 
     async def _clean_up(self, worker: WorkerHandle) -> None:
         self._sharing.end_worker(worker.number)
         try:
             buried = await self._keeper.ask(keeper_messages.BuryWorker(worker.number))
-            worker.out_of_memory = buried.out_of_memory
+            worker.ending.out_of_memory = buried.out_of_memory
         except GpupoolError as error:
             self._log(f"{worker.label}: its remains cannot be removed: {error}")
         worker.control.close()
-        os.close(worker.pidfd)
-        if worker.budget is not None:
-            worker.budget.close()
+        os.close(worker.process.pidfd)
+        if worker.session.budget is not None:
+            worker.session.budget.close()
         if worker.state is WorkerState.STARTING and self._nursery is not None:
             self._measures.count("worker_start_failures")
         worker.state = WorkerState.ENDED
         del self.workers[worker.number]
-        if worker.failed or (worker.process.returncode and not worker.kill_reason):
+        if worker.ending.failed or (worker.process.returncode and not worker.ending.kill_reason):
             self._log(f"{worker.label} ended: {worker.exit_reason()}")
         self._reap(worker)
         worker.ended.set()
         self._wake()
 
     def _message(self, worker: WorkerHandle, message: worker_messages.WorkerMessage) -> None:
-        if isinstance(message, worker_messages.Ready) and not worker.certificate_sha256:
-            worker.certificate_sha256 = message.certificate_sha256
-            worker.cuda_problem = message.cuda_problem
+        if isinstance(message, worker_messages.Ready) and not worker.said.certificate_sha256:
+            worker.said = message
             worker.said_ready.set()
         elif isinstance(message, worker_messages.Log):
             worker.say(message.text, self._log)
         elif isinstance(message, worker_messages.Ended):
-            worker.said_reason = message.reason
-            worker.failed = worker.failed or message.failed
+            worker.ending.said_reason = message.reason
+            worker.ending.failed |= message.failed
         else:
             self._handle(worker, message)
 
@@ -485,4 +486,4 @@ def why_there(pid: int) -> str:
 
 def _lacks_more(worker: WorkerHandle, kind: frozenset[str]) -> bool:
     """Say whether a worker for more doors lacks what a leaner one may not need, such as CuPy."""
-    return bool(worker.cuda_problem) and worker.doors != kind
+    return bool(worker.said.cuda_problem) and worker.doors != kind

@@ -109,7 +109,7 @@ class Check:
         info = await self.host.open_session(lease, lease.partitions, door="probe", program="check")
         opened = time.perf_counter()
         worker = next(
-            w for w in self.host.worker_pool.workers.values() if w.session == info.session
+            w for w in self.host.worker_pool.workers.values() if w.session.id == info.session
         )
         target = SessionAddress(
             info.session, info.ticket, info.certificate_sha256, unix=info.unix_path
@@ -150,7 +150,11 @@ class Check:
         await worker.ready.wait()
         warm_s = time.perf_counter() - started
         after = await self.used()
-        self.say(not worker.cuda_problem, "CuPy", worker.cuda_problem or f"warm in {warm_s:.1f} s")
+        self.say(
+            not worker.said.cuda_problem,
+            "CuPy",
+            worker.said.cuda_problem or f"warm in {warm_s:.1f} s",
+        )
         self.say(after - before < 16 * MIB, "spare worker", f"{(after - before) // MIB} MiB of GPU")
         self.note("confinement", ", ".join(self.host.confinement()))
         return before

@@ -28,7 +28,7 @@ class Totals:
 
     def add(self, worker: WorkerHandle) -> None:
         """Add one worker."""
-        report = worker.totals
+        report = worker.use.totals
         self.calls += report.calls
         self.bytes_in += report.bytes_in
         self.bytes_out += report.bytes_out
@@ -36,9 +36,9 @@ class Totals:
         self.wait_us += report.wait_us
         if report.retransmits is not None:
             self.retransmits = (self.retransmits or 0) + report.retransmits
-        self.doors |= {worker.door} - {""}
-        if worker.transport is not None:
-            self.transports.add(worker.transport.value)
+        self.doors |= {worker.session.door} - {""}
+        if worker.session.transport is not None:
+            self.transports.add(worker.session.transport.value)
 
     def copy(self) -> "Totals":
         """Return totals that grow by themselves."""
@@ -62,10 +62,10 @@ def shares_by_lease(
     estimates: set[LeaseId] = set()
     on: dict[GpuId, list[Process]] = {}
     for worker in workers:
-        if worker.lease is not None:
-            executes = now - worker.reported_at < SILENT_AFTER_S
-            process = Process(worker.lease, worker.process.pid, executes)
-            for gpu in worker.real:
+        if worker.session.lease is not None:
+            executes = now - worker.use.reported_at < SILENT_AFTER_S
+            process = Process(worker.session.lease, worker.process.pid, executes)
+            for gpu in worker.session.real:
                 on.setdefault(gpu, []).append(process)
     for gpu, processes in on.items():
         shares, estimated = lease_shares(inventory.use(gpu), processes)
@@ -86,11 +86,11 @@ def memory_in_use(
         workers: of the lease.
         reserved: what the budget counts, which is exact for emulated GPUs.
     """
-    if not any(worker.real for worker in workers):
+    if not any(worker.session.real for worker in workers):
         return reserved
     used = 0
     for worker in workers:
-        for gpu in worker.real:
+        for gpu in worker.session.real:
             processes = inventory.own_processes(gpu)
             if processes is None:
                 return None
@@ -125,7 +125,7 @@ def session_telemetry(
 ) -> SessionTelemetry:
     """Return what is said of one lease; ``workers`` are those that live."""
     living = list(workers)
-    reports: list[Report] = [worker.totals for worker in living]
+    reports: list[Report] = [worker.use.totals for worker in living]
     return SessionTelemetry(
         lease=lease,
         workers=len(living),
@@ -165,11 +165,11 @@ def emulated_busy(
     by_lease: dict[LeaseId, dict[GpuId, float]] = {}
     sums: dict[GpuId, float] = {}
     for worker in workers:
-        emulated = [gpu for gpu in worker.devices if gpu not in worker.real]
-        if worker.lease is None or not emulated:
+        emulated = [gpu for gpu in worker.session.devices if gpu not in worker.session.real]
+        if worker.session.lease is None or not emulated:
             continue
-        each = worker.execution.now(now) / len(emulated)
-        shares = by_lease.setdefault(worker.lease, {})
+        each = worker.use.execution.now(now) / len(emulated)
+        shares = by_lease.setdefault(worker.session.lease, {})
         for gpu in emulated:
             shares[gpu] = shares.get(gpu, 0.0) + each
             sums[gpu] = sums.get(gpu, 0.0) + each

@@ -178,7 +178,7 @@ class Suspensions:
 
     def _drop_old(self) -> None:
         """Forget leases that run, or have ended without a worker that would have said so."""
-        having = {worker.lease for worker in self._means.workers.values()}
+        having = {worker.session.lease for worker in self._means.workers.values()}
         old = trio.current_time() - CALM_S
         for lease, order in list(self._orders.items()):
             if order.phase in (P.RUNNING, P.REFUSED) and order.since < old and lease not in having:
@@ -258,9 +258,9 @@ class Suspensions:
         order.enter(P.SUSPENDING)
         await self._settle(lease)
         workers = self._workers(lease)
-        async with self._turn(gpu for worker in workers for gpu in worker.real):
+        async with self._turn(gpu for worker in workers for gpu in worker.session.real):
             workers = self._workers(lease)
-            real = {gpu for worker in workers for gpu in worker.real}
+            real = {gpu for worker in workers for gpu in worker.session.real}
             size = sum(self._means.budget.usage(lease, gpu) for gpu in real)
             place = self._place(size)
             problem = self.objection(workers) or place.problem
@@ -270,8 +270,8 @@ class Suspensions:
             # Counted before it begins, so that no other one counts on the same memory.
             order.bytes, order.besides = size, self._memory_besides(lease)
             order.on_disk = size if place.on_disk else 0
-            order.saved = tuple(worker.number for worker in workers if worker.real)
-            order.stopped = tuple(worker.number for worker in workers if not worker.real)
+            order.saved = tuple(worker.number for worker in workers if worker.session.real)
+            order.stopped = tuple(worker.number for worker in workers if not worker.session.real)
             allowance = self._means.allowance(lease)
             request = keeper_messages.SuspendWorkers(
                 *(order.stopped, order.saved, size, allowance + order.besides, allowance),
@@ -308,7 +308,7 @@ class Suspensions:
         deadline = trio.current_time() + RESUME_TIMEOUT_S
         while not order.gone:
             workers = self._workers(lease)
-            async with self._turn(gpu for worker in workers for gpu in worker.real):
+            async with self._turn(gpu for worker in workers for gpu in worker.session.real):
                 moved = await self._try_resume(lease, order)
             if not moved.problem:
                 self._say(lease, f"resumed, {order.bytes // MIB} MiB", order.since)
@@ -346,8 +346,8 @@ class Suspensions:
     def _count_elsewhere(self, lease: LeaseId, moves: Mapping[GpuId, GpuId]) -> None:
         self._means.budget.move(lease, moves)
         for worker in self._workers(lease):
-            worker.devices = tuple(moves.get(gpu, gpu) for gpu in worker.devices)
-            worker.real = tuple(moves.get(gpu, gpu) for gpu in worker.real)
+            worker.session.devices = tuple(moves.get(gpu, gpu) for gpu in worker.session.devices)
+            worker.session.real = tuple(moves.get(gpu, gpu) for gpu in worker.session.real)
         if self._means.arbiter is not None:
             self._means.arbiter.move(lease, moves)
 
@@ -372,8 +372,8 @@ class Suspensions:
             return keeper_messages.Moved(problem, unmoved=not patient and not order.tried)
         workers = self._workers(lease)
         there = {worker.number for worker in workers}
-        real = {gpu for worker in workers for gpu in worker.real}
-        idle = any(worker.real and worker.number in order.stopped for worker in workers)
+        real = {gpu for worker in workers for gpu in worker.session.real}
+        idle = any(worker.session.real and worker.number in order.stopped for worker in workers)
         if order.moved and idle:
             why = (
                 "one of its processes has not begun to use its GPU, and would look for the old one"
@@ -406,7 +406,7 @@ class Suspensions:
         if problem := self.room.no_memory(order.on_disk):
             return problem
         await self._means.sample()
-        for gpu in {gpu for worker in self._workers(lease) for gpu in worker.real}:
+        for gpu in {gpu for worker in self._workers(lease) for gpu in worker.session.real}:
             free, size = self._means.free_on(gpu), self._means.budget.usage(lease, gpu)
             if size > free:
                 return (
@@ -424,21 +424,22 @@ class Suspensions:
         if self._openings is not None and self._openings.are_under_way(lease):
             return False
         return all(
-            worker.state is not WorkerState.WAITING and (worker.contexts or not worker.real)
+            worker.state is not WorkerState.WAITING
+            and (worker.session.contexts or not worker.session.real)
             for worker in self._workers(lease)
         )
 
     def objection(self, workers: Sequence[WorkerHandle]) -> str:
         """Return why a lease with these workers cannot be suspended at all; empty: try it."""
         instances = self._means.instances()
-        if any(worker.real for worker in workers) and self._means.shared_by_mps():
+        if any(worker.session.real for worker in workers) and self._means.shared_by_mps():
             return "programs on GPUs that NVIDIA's MPS shares cannot be suspended"
-        if any(gpu in instances for worker in workers for gpu in worker.real):
+        if any(gpu in instances for worker in workers for gpu in worker.session.real):
             return MIG_INSTANCE
         # The driver takes it, and cannot give it back (580.159: memory mapped by two processes).
-        if any(worker.imports and worker.real for worker in workers):
+        if any(worker.session.imports and worker.session.real for worker in workers):
             return "its processes share GPU memory with each other, which cannot be suspended"
-        if any(worker.totals.nccl and worker.real for worker in workers):
+        if any(worker.use.totals.nccl and worker.session.real for worker in workers):
             return USES_NCCL
         return ""
 
@@ -458,13 +459,13 @@ class Suspensions:
 
     def _memory_besides(self, lease: LeaseId) -> int:
         """Return bytes for all that a lease may have on real GPUs."""
-        gpus = {gpu for worker in self._workers(lease) for gpu in worker.real}
+        gpus = {gpu for worker in self._workers(lease) for gpu in worker.session.real}
         whole = sum(self._means.budget.partition(lease, gpu) for gpu in gpus)
         return whole + SLACK if whole else 0
 
     def _workers(self, lease: LeaseId) -> list[WorkerHandle]:
-        found = (worker for worker in self._means.workers.values() if worker.lease == lease)
-        return [worker for worker in found if not worker.exited.is_set()]
+        found = (worker for worker in self._means.workers.values() if worker.session.lease == lease)
+        return [worker for worker in found if not worker.process.exited.is_set()]
 
     def _end(self, numbers: Iterable[int], reason: str) -> None:
         for number in numbers:

@@ -115,7 +115,9 @@ class HostKit:
         return client
 
     def worker_of(self, info: SessionInfo) -> WorkerHandle:
-        return next(w for w in self.host.worker_pool.workers.values() if w.session == info.session)
+        return next(
+            w for w in self.host.worker_pool.workers.values() if w.session.id == info.session
+        )
 
     def kept(self, worker: WorkerHandle) -> KeptWorker:
         """Return what the keeper has of ``worker``."""

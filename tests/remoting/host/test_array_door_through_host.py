@@ -154,7 +154,7 @@ async def test_program_computes_in_a_confined_worker(make_host: MakeHost, encryp
     assert done.stdout.split() == [b"1000000000000.0", b"True", b"0.0", b"True"]
     with trio.fail_after(10):
         for worker in list(kit.host.worker_pool.workers.values()):
-            if worker.lease is not None:
+            if worker.session.lease is not None:
                 await worker.ended.wait()
     (session,) = kit.host.telemetry()[1]
     assert session.calls >= 20

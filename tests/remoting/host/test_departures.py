@@ -18,20 +18,20 @@ LEASE = LeaseId(7)
 
 
 def worker(number: int = 1, door: str = "arrays", lease: LeaseId = LEASE) -> WorkerHandle:
-    made = WorkerHandle(number, cast(Any, None), -1, socket.socket(), -1, Path())
+    made = WorkerHandle(number, cast(Any, None), socket.socket(), -1, Path())
     made.control.close()
-    made.lease, made.door, made.state = lease, door, WorkerState.CONNECTED
-    made.session = bytes([number]) * 16
+    made.session.lease, made.session.door, made.state = lease, door, WorkerState.CONNECTED
+    made.session.id = bytes([number]) * 16
     return made
 
 
 def test_the_one_session_may_reach_the_other_server_until_it_is_over() -> None:
     mine, other = worker(), worker(2, lease=LeaseId(8))
-    assert depart([mine, other], LEASE, D) == Departure(ready=True, session=mine.session)
-    assert (mine.peers, other.peers) == ({D}, frozenset())
-    mine.expects_peers = True
+    assert depart([mine, other], LEASE, D) == Departure(ready=True, session=mine.session.id)
+    assert (mine.session.peers, other.session.peers) == ({D}, frozenset())
+    mine.session.expects_peers = True
     depart([mine, other], LEASE, None)
-    assert (mine.peers, mine.expects_peers) == (frozenset(), False)
+    assert (mine.session.peers, mine.session.expects_peers) == (frozenset(), False)
 
 
 @pytest.mark.parametrize("state", [WorkerState.WAITING, WorkerState.ENDED])
@@ -39,7 +39,7 @@ def test_a_session_that_has_not_begun_or_has_ended_is_waited_for(state: WorkerSt
     mine = worker()
     mine.state = state
     assert depart([mine], LEASE, D) == Departure()
-    assert not mine.peers
+    assert not mine.session.peers
 
 
 def test_what_cannot_go_is_said() -> None:

@@ -232,7 +232,7 @@ class TestWorkersOnGpus:
         nvml.processes = lambda uuid: {
             w.process.pid: self.used
             for w in kit.host.worker_pool.workers.values()
-            if w.contexts and uuid in w.real
+            if w.session.contexts and uuid in w.session.real
         }
         return kit, nvml
 

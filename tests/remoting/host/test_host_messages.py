@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 
 from gpupool.pool.errors import RemoteProtocolError
-from gpupool.remoting.host.worker_handle import WorkerHandle, WorkerProcess
+from gpupool.remoting.host.worker_handle import WorkerHandle, WorkerProcess, WorkerSession
 from gpupool.remoting.protocol import keeper_messages, worker_messages
 from gpupool.remoting.protocol.driver_variables import ALLOWED, VALUE_LENGTH_MAX
 from gpupool.remoting.worker.worker_channel import BudgetClient, HostGoneError, WorkerChannel
@@ -128,12 +128,12 @@ def handle(session: bytes, killed: list[str]) -> WorkerHandle:
     async def reap() -> keeper_messages.Reaped:
         return keeper_messages.Reaped(0)
 
-    process = WorkerProcess(1, kill=lambda: killed.append(session.hex()), reap=reap)
+    process = WorkerProcess(1, -1, kill=lambda: killed.append(session.hex()), reap=reap)
     sockets = socket.socketpair()
     for end in sockets:
         end.close()
     return WorkerHandle(
-        0, process, pidfd=-1, control=sockets[0], errors=-1, directory=Path(), session=session
+        0, process, sockets[0], errors=-1, directory=Path(), session=WorkerSession(session)
     )
 
 
@@ -162,7 +162,7 @@ def test_a_worker_expects_no_connections_of_another_s_client(
     other.expect_lanes((b"taken up" * 2, b"taken go" * 2), (worker, other))
     assert not killed
     worker.expect_lanes(lanes, (worker, other))
-    assert (worker.lanes == lanes) is good
+    assert (worker.session.lanes == lanes) is good
     assert (killed == []) is good
     if good:
         worker.expect_lanes((b"and then" * 2, b"and here" * 2), (worker, other))

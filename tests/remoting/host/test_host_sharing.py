@@ -15,7 +15,7 @@ import trio
 from gpupool.pool.model.ids import GpuId, LeaseId
 from gpupool.remoting.host.budget import Budget, BudgetError
 from gpupool.remoting.host.shared_handles import SHARED_MAX, Sharing, descriptor_room
-from gpupool.remoting.host.worker_handle import WorkerHandle, serve_budget
+from gpupool.remoting.host.worker_handle import WorkerHandle, WorkerSession, serve_budget
 from gpupool.remoting.worker.worker_channel import BudgetClient, HostGoneError
 
 ONE, OTHER = LeaseId(1), LeaseId(2)
@@ -28,13 +28,12 @@ class HostedWorker:
 
     def __init__(self, number: int, lease: LeaseId) -> None:
         self.number, self.lease = number, lease
-        self.devices: tuple[GpuId, ...] = ()
         self.budget, theirs = socket.socketpair()
         self.budget.setblocking(False)
+        self.session = WorkerSession(lease=lease, budget=self.budget)
         self.client = BudgetClient(theirs)
         self.theirs = theirs
         self.killed = ""
-        self.imports = False
 
     def kill(self, why: str) -> None:
         self.killed = why
@@ -97,7 +96,7 @@ def test_a_worker_that_opens_memory_holds_what_another_has_pledged() -> None:
     budget, workers = Budget(), [HostedWorker(1, ONE), HostedWorker(2, ONE)]
     giver, taker = (worker.client for worker in workers)
     for worker in workers:
-        worker.devices = (GPU,)
+        worker.session.devices = (GPU,)
     with served(workers, Sharing(), budget):
         assert not giver.reserve(0, 1 << 64)
         assert giver.reserve(0, 60)

@@ -14,8 +14,9 @@ from gpupool.remoting.host.budget import Budget
 from gpupool.remoting.host.spawn import WorkerFailedError
 from gpupool.remoting.host.suspension.room import Room
 from gpupool.remoting.host.suspension.suspensions import Suspensions, _Order
-from gpupool.remoting.host.worker_handle import WorkerState
+from gpupool.remoting.host.worker_handle import WorkerSession, WorkerState
 from gpupool.remoting.host.worker_pool import WorkerPool
+from gpupool.remoting.protocol.worker_messages import Ready
 
 LEASE = LeaseId(7)
 OLD, NEW = GpuId("old"), GpuId("new")
@@ -37,8 +38,13 @@ def test_a_lease_that_goes_back_is_counted_on_its_old_gpu_again() -> None:
     budget.open_lease(LEASE, {NEW: 100})
     budget.add_worker(1, LEASE)
     assert budget.reserve(1, NEW, 70)
-    ended = SimpleNamespace(lease=LeaseId(8), devices=(NEW,), real=(NEW,), exited=trio.Event())
-    worker = SimpleNamespace(lease=LEASE, devices=(NEW,), real=(NEW,), exited=trio.Event())
+    process = SimpleNamespace(exited=trio.Event())
+    ended, worker = (
+        SimpleNamespace(
+            session=WorkerSession(lease=lease, devices=(NEW,), real=(NEW,)), process=process
+        )
+        for lease in (LeaseId(8), LEASE)
+    )
     suspensions = object.__new__(Suspensions)
     suspensions._means = cast(
         Any,
@@ -52,8 +58,8 @@ def test_a_lease_that_goes_back_is_counted_on_its_old_gpu_again() -> None:
     order = _Order(1, wanted=False, moved={OLD: NEW}, goes_back=True)
     suspensions._return(LEASE, order)
     assert (order.moved, order.goes_back) == ({}, False)
-    assert (worker.devices, worker.real) == ((OLD,), (OLD,))
-    assert (ended.devices, ended.real) == ((NEW,), (NEW,))
+    assert (worker.session.devices, worker.session.real) == ((OLD,), (OLD,))
+    assert (ended.session.devices, ended.session.real) == ((NEW,), (NEW,))
     assert arbiter.moved == [{NEW: OLD}]
     assert budget.usage(LEASE, OLD) == 70
     assert budget.reserve(1, OLD, 30)
@@ -76,8 +82,8 @@ async def test_a_worker_that_dies_while_it_gets_ready_serves_nobody() -> None:
         doors=doors,
         claimed=False,
         state=WorkerState.STARTING,
-        cuda_problem="",
-        exited=trio.Event(),
+        said=Ready(b"", (), ""),
+        process=SimpleNamespace(exited=trio.Event()),
         ended=trio.Event(),
         ready=trio.Event(),
         exit_reason=lambda: "it was killed",
@@ -88,7 +94,7 @@ async def test_a_worker_that_dies_while_it_gets_ready_serves_nobody() -> None:
     pool._changed = trio.Event()
 
     async def until(_worker: object, _event: trio.Event) -> None:
-        worker.exited.set()  # just after it has said that it is ready
+        worker.process.exited.set()  # just after it has said that it is ready
 
     cast(Any, pool).until = until
     with pytest.raises(WorkerFailedError, match="no worker can be started") as error:

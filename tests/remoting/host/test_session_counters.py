@@ -92,13 +92,13 @@ async def test_waits_door_and_transport_reach_the_telemetry(make_host: MakeHost)
     lease = kit.lease()
     client, worker = await kit.connect(lease)
     assert await client.ask(b"t", b"30") == b""
-    await until(lambda: worker.totals.waits > 0)
+    await until(lambda: worker.use.totals.waits > 0)
     gpus, (session,) = kit.host.telemetry()
     assert (session.door, session.transport, session.waits) == ("echo", "unix", 1)
     assert session.wait_us is not None
     assert session.wait_us >= 30_000
     assert session.rtt_us is session.rtt_var_us is session.retransmits is None
-    assert 0.02 < session.busy[GpuId(worker.devices[0])] <= 1.0
+    assert 0.02 < session.busy[GpuId(worker.session.devices[0])] <= 1.0
     assert gpus[0].utilization == session.busy[gpus[0].gpu]
     assert session.idle_s is not None
     client.stream.close()

@@ -67,7 +67,7 @@ async def test_calls_and_sessions_wait_while_a_lease_is_suspended(
     assert await reaches(kit, lease, P.RUNNING) == HostSuspension(2, P.RUNNING)
     await kit.logged(f"lease {lease.id:04x} resumed, 0 MiB in")
     assert kit.host.budget.usage(lease.id, gpu) == GIB // 2
-    assert not worker.exited.is_set()
+    assert not worker.process.exited.is_set()
     assert kit.host.worker_count() == {lease.id: 2}
 
 
@@ -139,7 +139,7 @@ async def test_a_suspended_lease_goes_on_with_another_gpu(make_host: MakeHost) -
     await reaches(kit, lease, P.RUNNING)
     budget = kit.host.budget
     assert (budget.usage(lease.id, part.gpu), budget.usage(lease.id, other)) == (0, GIB // 2)
-    assert (budget.partition(lease.id, part.gpu), worker.devices) == (0, (other,))
+    assert (budget.partition(lease.id, part.gpu), worker.session.devices) == (0, (other,))
     assert await client.usage() == GIB // 2
     assert await client.reserve(GIB // 4)
     assert budget.usage(lease.id, other) == GIB // 2 + GIB // 4

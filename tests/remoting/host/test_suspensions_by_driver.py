@@ -146,7 +146,7 @@ async def test_memory_goes_to_another_and_comes_back_when_there_is_room(
         await kit.host.kill_lease(other.id, "it is over")
         await reaches(kit, lease, P.RUNNING)
     assert await allocate(bare, GIB) == b"had"
-    assert not worker.exited.is_set()
+    assert not worker.process.exited.is_set()
 
 
 reads_memory = pytest.mark.skipif(
@@ -282,7 +282,7 @@ async def test_a_lease_goes_on_with_another_gpu_or_back_where_it_was(
         assert (kit.host.budget.used_on(on), kit.host.budget.used_on(off)) == (size, 0)
         used = [control.memory_used(int(each == OTHER)) for each in (on, off)]
         assert used == [80 * GIB, 0]
-        assert (worker.devices, worker.real) == ((on,), (on,))
+        assert (worker.session.devices, worker.session.real) == ((on,), (on,))
 
     await move(1, gpu, OTHER, P.RUNNING)
     has(OTHER, gpu)
@@ -336,9 +336,9 @@ async def test_what_cannot_be_suspended_runs_on(
     monkeypatch.setattr(room, "MACHINE_KEEPS", 1.0)
     await refused(2)
     monkeypatch.undo()
-    worker.imports = True
+    worker.session.imports = True
     await refused(3)
-    worker.imports = False
+    worker.session.imports = False
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/run/mps")
     await refused(4)
     monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY")

@@ -31,7 +31,7 @@ async def test_an_opening_that_begins_while_its_lease_ends_is_refused(make_host:
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(kit.host.kill_lease, lease.id, "its client has released it")
-        while not worker.kill_reason:
+        while not worker.ending.kill_reason:
             await trio.lowlevel.checkpoint()
         nursery.start_soon(open_session)
     assert refused
@@ -66,7 +66,7 @@ async def test_no_session_gets_a_worker_that_is_being_buried(make_host: MakeHost
 
     keeper.ask = bury_late
     kit.kept(spare).process.send_signal(signal.SIGKILL)
-    await spare.exited.wait()
+    await spare.process.exited.wait()
     try:
         info = await kit.open(kit.lease())
     finally:

@@ -66,10 +66,10 @@ async def test_workers_of_a_lease_have_a_powerless_uid_of_their_own(
     other, other_worker = await kit.connect(kit.lease(2))
     _, sibling = await kit.connect(kit.lease())
     facts = await process_facts(client)
-    uid = str(worker.uid)
-    assert sibling.uid == worker.uid
-    assert worker.uid >= users.UID_BASE
-    assert worker.uid != other_worker.uid
+    uid = str(worker.session.uid)
+    assert sibling.session.uid == worker.session.uid
+    assert worker.session.uid >= users.UID_BASE
+    assert worker.session.uid != other_worker.session.uid
     assert facts["Uid"] == " ".join([uid] * 4)
     assert facts["Groups"] == ""
     assert facts["NoNewPrivs"] == "1"
@@ -109,7 +109,7 @@ async def test_worker_of_the_same_user_is_kept_off_files_and_signals(
 ) -> None:
     kit = await make_host(own_uids=False, confine=SEEN)
     client, worker = await kit.connect(kit.lease())
-    assert worker.uid == -1
+    assert worker.session.uid == -1
     assert await client.ask(b"o", str(secret).encode()) == b"PermissionError"
     assert await client.ask(b"o", b"/etc/hostname") not in (b"PermissionError", b"")
     if landlock_version() >= 6:
@@ -222,12 +222,12 @@ async def test_what_other_workers_of_the_lease_run_outlives_one(make_host: MakeH
         (int(await one.ask(b"c")), int(await one.ask(b"O"))) for one in (other, client)
     ]
     in_memory = [
-        users.SHARED_MEMORY / f"cuda.shm.{worker.uid:x}.{one.process.pid:x}.1"
+        users.SHARED_MEMORY / f"cuda.shm.{worker.session.uid:x}.{one.process.pid:x}.1"
         for one in (worker, other_worker)
     ]
     for path in in_memory:
         path.touch(0o600)
-        os.chown(path, worker.uid, worker.uid)
+        os.chown(path, worker.session.uid, worker.session.uid)
     os.kill(worker.process.pid, signal.SIGKILL)
     with trio.fail_after(10):
         await worker.ended.wait()
@@ -236,7 +236,7 @@ async def test_what_other_workers_of_the_lease_run_outlives_one(make_host: MakeH
     assert [path.exists() for path in in_memory] == [False, True]
     # The next worker of the lease shares with those that are left, and the last one tidies up.
     _, third_worker = await kit.connect(kit.lease())
-    assert third_worker.uid == other_worker.uid == worker.uid
+    assert third_worker.session.uid == other_worker.session.uid == worker.session.uid
     await kit.host.kill_lease(kit.lease().id, "the test ends")
     assert [orphan_reaper.start_time_of(pid) for pid in (kept_child, kept_orphan)] == [None, None]
     assert not in_memory[1].exists()
@@ -499,7 +499,7 @@ async def test_deep_directories_of_a_dead_worker_end_nothing(
     if place == "shared memory":
         top = users.SHARED_MEMORY / f"gpupool-test-{os.getpid()}"
     top.mkdir()
-    os.chown(top, worker.uid, worker.uid)
+    os.chown(top, worker.session.uid, worker.session.uid)
     nest_directories(top)
     client.stream.close()
     await worker.ended.wait()
@@ -525,4 +525,4 @@ async def test_root_writes_nothing_into_a_directory_of_the_leases_uid(
     _, worker = await kit.connect(kit.lease())
     assert owners
     assert set(owners) == {(0, 0o700)}
-    assert worker.directory.stat().st_uid == worker.uid
+    assert worker.directory.stat().st_uid == worker.session.uid

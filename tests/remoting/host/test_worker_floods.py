@@ -103,7 +103,7 @@ async def test_a_worker_that_floods_its_host_is_killed_and_others_are_served(
     await run(client, FLOOD.replace("{what}", what))
     longest = 0.0
     with trio.fail_after(DIE_S):
-        while not worker.exited.is_set():
+        while not worker.process.exited.is_set():
             at = time.thread_time()
             await trio.lowlevel.checkpoint()
             longest = max(longest, time.thread_time() - at)
@@ -123,7 +123,7 @@ async def test_a_door_that_gives_back_much_at_once_is_served(make_host: MakeHost
         "answer = budget.usage(0)"
     )
     assert await client.ask(b"x", code.encode()) == b"0"
-    assert not worker.exited.is_set()
+    assert not worker.process.exited.is_set()
 
 
 def test_the_log_of_a_door_is_bounded_where_it_is_written() -> None:

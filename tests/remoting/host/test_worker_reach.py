@@ -844,7 +844,7 @@ async def test_what_a_dead_worker_left_in_its_leases_memory_goes_with_it(
     client, worker = await kit.connect(kit.lease())
     other, _ = await kit.connect(kit.lease())
     having(kit, "private-shared-memory")
-    name = f"cuda.shm.{worker.uid:x}.{worker.process.pid:x}.1"
+    name = f"cuda.shm.{worker.session.uid:x}.{worker.process.pid:x}.1"
     await attack(client, f"open('/dev/shm/{name}', 'w').write('x')")
     await attack(client, "open('/dev/shm/others', 'w').write('x')")
     worker.kill("the test")

@@ -66,8 +66,8 @@ async def test_the_reason_to_kill_it_is_told_unless_it_ended_by_itself(
     """A worker that closed its socket, too, was said to have "exited with code 3"."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        process = WorkerProcess(1, kill=lambda: None, reap=trio.sleep_forever)
-        worker = WorkerHandle(1, process, -1, ours, -1, Path())
+        process = WorkerProcess(1, -1, kill=lambda: None, reap=trio.sleep_forever)
+        worker = WorkerHandle(1, process, ours, -1, Path())
         worker.kill("it lied")
         process.returncode = status
         assert worker.exit_reason() == reason
@@ -82,8 +82,8 @@ async def test_whatever_is_wrong_with_a_message_ends_its_worker_alone(transport:
     async def reap() -> keeper_messages.Reaped:
         return keeper_messages.Reaped(0)
 
-    process = WorkerProcess(1, kill=partial(killed.append, True), reap=reap)
-    worker = WorkerHandle(1, process, -1, ours, -1, Path())
+    process = WorkerProcess(1, -1, kill=partial(killed.append, True), reap=reap)
+    worker = WorkerHandle(1, process, ours, -1, Path())
     measures = Measures()
 
     def handle(message: WorkerMessage) -> None:
@@ -95,5 +95,8 @@ async def test_whatever_is_wrong_with_a_message_ends_its_worker_alone(transport:
         with trio.fail_after(DIE_S):
             await read_messages(worker, handle)
     assert killed == [True]
-    assert worker.kill_reason == f"it broke the protocol: '{transport}' is not a valid Transport"
+    assert (
+        worker.ending.kill_reason
+        == f"it broke the protocol: '{transport}' is not a valid Transport"
+    )
     assert measures.histograms() == {}

@@ -54,9 +54,11 @@ async def accept_for_ever(kit: HostKit, listener: socket.socket) -> None:
     while True:
         accepted, _address = await listening.accept()
         own = socket.socket(fileno=os.dup(accepted.fileno()))
-        (worker,) = [w for w in kit.host.worker_pool.workers.values() if w.lease is not None]
-        if kit.host.knows_session(worker.session):
-            await kit.host.hand_over(worker.session, own)
+        (worker,) = [
+            w for w in kit.host.worker_pool.workers.values() if w.session.lease is not None
+        ]
+        if kit.host.knows_session(worker.session.id):
+            await kit.host.hand_over(worker.session.id, own)
         else:
             own.close()
         accepted.close()
