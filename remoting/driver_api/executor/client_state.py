@@ -8,6 +8,7 @@ import struct
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast
 
 from gpupool.pool.errors import RemoteProtocolError
@@ -15,8 +16,10 @@ from gpupool.remoting.devices.base import Budget, DeviceSpec
 from gpupool.remoting.driver_api.executor.api import Api
 from gpupool.remoting.driver_api.executor.modules.function import Function
 from gpupool.remoting.driver_api.executor.modules.launcher import Launcher
+from gpupool.remoting.driver_api.executor.modules.shared_state import Shared
 from gpupool.remoting.driver_api.executor.sync_waiter import Waiter
 from gpupool.remoting.driver_api.schema import table
+from gpupool.remoting.driver_api.schema.decoding import AtHand
 from gpupool.remoting.driver_api.schema.layout import HEADER, Record
 from gpupool.remoting.driver_api.schema.methods import Methods
 from gpupool.remoting.worker import launch_gate
@@ -66,15 +69,28 @@ class Events(dict[int, int]):
             and bool(self._launcher.event(number))
         )
 
-    def find(self, number: int) -> int | None:
-        """Return the handle of an event, None where there is none."""
-        try:
-            return self[number]
-        except KeyError:
-            return None
-
     def __delitem__(self, number: int) -> None:
         self.pop(number, None)  # the launcher forgets its own by ``end``
+
+
+class Captures:
+    """The streams in which captures began that have not ended."""
+
+    def __init__(self, shared: Shared) -> None:
+        self.lock = threading.Lock()
+        """Held while a capture begins."""
+        self.streams: set[int] = set()
+        self._shared = shared
+
+    def begin(self, stream: int) -> None:
+        """Note that a stream is captured from now on."""
+        self.streams.add(stream)
+        self._shared.capturing = len(self.streams)
+
+    def end(self, stream: int) -> None:
+        """Note that it is not any more."""
+        self.streams.discard(stream)
+        self._shared.capturing = len(self.streams)
 
 
 class Client:
@@ -88,6 +104,7 @@ class Client:
         budget: Budget,
         log: Callable[[str], None],
     ) -> None:
+        self.record = AtHand(bytearray())
         self.api = api
         self.session = session
         self.devices = devices
@@ -96,18 +113,14 @@ class Client:
         self.device = 0
         self.place = 0  # the same, or the number of the green context that is current
         self.green_contexts: dict[int, Green] = {}
-        self.ordinals = [cast("int", spec.ordinal) for spec in devices]
         self.waiter = Waiter(api, session, self.ordinals)
         self.streams: dict[int, int] = {LEGACY_STREAM: 0}
         self.functions: dict[int, Function] = {}
         self.launcher = Launcher.load()
-        self.events = Events(self.launcher)
         self.objects: dict[str, dict[int, int]] = {
-            "e": self.events, "g": {}, "s": self.streams, "x": {},
+            "e": Events(self.launcher), "g": {}, "s": self.streams, "x": {},
         }  # fmt: skip
-        self.gate = launch_gate.of_worker()
-        self.capture_lock = threading.Lock()  # held while a capture begins
-        self.captures: set[int] = set()  # streams in which captures began that have not ended
+        self.captures = Captures(self.waiter.shared)
         self.ended: list[Callable[[str, int], None]] = []  # told which of these are no more
         # Told of executable graphs that the launcher failed to launch.
         self.failed_launches: list[Callable[[int], None]] = []
@@ -118,33 +131,31 @@ class Client:
             self.launcher.keep("s", LEGACY_STREAM, 0)
             self.launcher.share(self.waiter.shared, getattr(session.stream, "descriptor", -1))
             self.waiter.launcher = self.launcher
-            self.launcher.gate(self.gate.gates)
-        # The record at hand: where it lies, what follows its frame, who waits for it (0: nobody).
-        self.buffer = bytearray()
-        self.view = memoryview(b"")
-        self.record_start = 0
-        self.record_end = 0
-        self.bulk = 0
-        self.request = 0
+            self.launcher.gate(launch_gate.of_worker().gates)
+
+    @cached_property
+    def ordinals(self) -> list[int]:
+        """Return the numbers of the devices on this server."""
+        return [cast("int", spec.ordinal) for spec in self.devices]
 
     # --- the record at hand -----------------------------------------------------------------------
 
     def read_bulk(self, size: int, limit: int) -> bytearray:
         """Return the bytes behind the frame, which must be ``size``."""
-        if size != self.bulk or size > limit:
+        if size != self.record.bulk or size > limit:
             raise RemoteProtocolError("malformed bytes behind a record")
         data = bytearray(size)
         self.session.reader.into(memoryview(data))
-        self.bulk = 0
+        self.record.bulk = 0
         return data
 
     def skip_bulk(self) -> None:
         """Read the bytes behind a record that failed before it read them itself."""
-        scratch = memoryview(bytearray(min(self.bulk, 1 << 20)))
-        while self.bulk:
-            piece = scratch[: min(self.bulk, len(scratch))]
+        scratch = memoryview(bytearray(min(self.record.bulk, 1 << 20)))
+        while self.record.bulk:
+            piece = scratch[: min(self.record.bulk, len(scratch))]
             self.session.reader.into(piece)
-            self.bulk -= len(piece)
+            self.record.bulk -= len(piece)
 
     # --- the stream that is waited for ------------------------------------------------------------
 
@@ -155,9 +166,9 @@ class Client:
         overwrite is theirs. So a row of copies waits once, and not once each.
         """
         if op == table.AWAIT_STREAM and size >= HEADER.size + WORDS[1].size:
-            (stream,) = WORDS[1].unpack_from(self.buffer, start + HEADER.size)
+            (stream,) = WORDS[1].unpack_from(self.record.buffer, start + HEADER.size)
         elif op == table.COPY_IN and size >= HEADER.size + WORDS[3].size:
-            _, _, stream = WORDS[3].unpack_from(self.buffer, start + HEADER.size)
+            _, _, stream = WORDS[3].unpack_from(self.record.buffer, start + HEADER.size)
         else:
             return False
         return stream == self.awaited
@@ -218,18 +229,6 @@ class Client:
         if self.launcher is not None:
             self.launcher.end(kind, number)
 
-    # --- captures ---------------------------------------------------------------------------------
-
-    def begin_capture(self, stream: int) -> None:
-        """Note that a stream is captured from now on."""
-        self.captures.add(stream)
-        self.waiter.shared.capturing = len(self.captures)
-
-    def end_capture(self, stream: int) -> None:
-        """Note that it is not any more."""
-        self.captures.discard(stream)
-        self.waiter.shared.capturing = len(self.captures)
-
     # --- failures ---------------------------------------------------------------------------------
 
     def fail(self, op: int, status: int) -> None:
@@ -244,13 +243,13 @@ class Client:
         self.failed = (0, 0)
         self.waiter.shared.failed = 0
 
-    def take_failure(self, request: int) -> bool:
+    def take_failure(self) -> bool:
         """Answer a synchronising call with the first failure that was not reported yet."""
         status, op = self.failed
         if not status:
             return False
         self.forget_failure()
-        self.session.reply(request, status, failed=op)
+        self.session.reply(self.record.request, status, failed=op)
         return True
 
 

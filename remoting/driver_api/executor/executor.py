@@ -48,6 +48,7 @@ from gpupool.remoting.driver_api.schema import table
 from gpupool.remoting.driver_api.schema.decoding import Decoder, decoder
 from gpupool.remoting.driver_api.schema.layout import HEADER, Record
 from gpupool.remoting.driver_api.schema.records import BY_NAME, NUMBERS
+from gpupool.remoting.worker import launch_gate
 from gpupool.remoting.worker.peer_links import Links
 
 LAUNCH = BY_NAME["LAUNCH"].struct
@@ -121,7 +122,7 @@ class Executor:
                 self._add(NUMBERS[name], BY_NAME[name], executes)
             for op, (record, executes) in area.calls.items():
                 self._add(op, record, executes)
-        self.gate = client.gate
+        self.gate = launch_gate.of_worker()
         TurnEnd(client).follow(self.gate)
         api.runtime.setDevice(client.ordinals[0])
 
@@ -142,7 +143,8 @@ class Executor:
             self.buffer_address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
             self.buffer = buffer
         client = self.client
-        client.buffer, client.view, client.bulk = buffer, view, 0
+        record = client.record
+        record.buffer, record.view, record.bulk = buffer, view, 0
         launcher, count, launch, errors = client.launcher, 0, client.api.launch, client.api.errors
         alone = not (bulk or client.session.reader.has_more())
         unpack, unpack_launch = HEADER.unpack_from, LAUNCH.unpack_from
@@ -181,9 +183,9 @@ class Executor:
                         function.pointers, 0,
                     )  # fmt: skip
                 else:
-                    client.record_start, client.record_end = start, start + size
+                    record.record_start, record.record_end = start, start + size
                     if start + size == end:
-                        client.bulk, bulk = bulk, 0
+                        record.bulk, bulk = bulk, 0
                     handler = handlers.get(op)
                     if handler is None:
                         raise RemoteProtocolError("unknown record", why=str(op))
@@ -198,7 +200,7 @@ class Executor:
                 client.fail(op, INVALID_VALUE if no_number else INVALID_HANDLE)
             start += size
             count += 1
-        if bulk or client.bulk:
+        if bulk or record.bulk:
             raise RemoteProtocolError("bytes behind a frame that nobody asked for")
         client.session.stream.calls += count
 
@@ -229,7 +231,7 @@ class Executor:
         return at
 
     def _handler(self, record: Record, method: Callable[..., Any]) -> Callable[[int], None]:
-        decode = decoder(self.client, record)
+        decode = decoder(self.client.record, record)
         if record.asked:
             return self._asked(decode, method)
 
@@ -246,7 +248,7 @@ class Executor:
             if not flags & 1:
                 raise RemoteProtocolError("a call that waits came without a request")
             request, *values = decode()
-            client.request = request
+            client.record.request = request
             began[request] = now_ns()
             try:
                 body = method(*values)

@@ -52,7 +52,7 @@ class Streams(HandlerGroup):
 
     def _wait(self, event: int, *, lent: bool, ended: Callable[[], bytes] = bytes) -> None:
         """Answer the request with what ``ended`` gives when ``event`` has completed."""
-        request, device, waiter = self.client.request, self.client.device, self.waiter
+        request, device, waiter = self.client.record.request, self.client.device, self.waiter
 
         def job() -> bytes:
             self.api.runtime.eventSynchronize(event)
@@ -73,28 +73,29 @@ class Streams(HandlerGroup):
         waiter.start(device, run)
 
     def _sync_stream(self, stream: int) -> None:
-        if self.client.take_failure(self.client.request):
+        if self.client.take_failure():
             return
         handle = self.streams[stream]
         if self._idle_soon([handle]):
             # What a query finds is not a synchronization: memory that was freed in the stream would
             # still count as in use (CUDA driver API, cuMemPoolTrimTo).
             wait = partial(self.api.runtime.streamSynchronize, handle)
-            self.waiter.guarded(self.client.request, wait)()
+            self.waiter.guarded(self.client.record.request, wait)()
             return
         event = self.waiter.event(self.client.device)
         self.api.record(event, handle)
         self._wait(event, lent=True)
 
     def _sync_event(self, event: int) -> None:
-        if not self.client.take_failure(self.client.request):
+        if not self.client.take_failure():
             self._wait(self.objects["e"][event], lent=False)
 
     def _end_event(self, event: int, start: int) -> None:
         """Wait for an event, and say how long after another one it came."""
-        if self.client.take_failure(self.client.request):
+        if self.client.take_failure():
             return
-        end, first = self.objects["e"][event], self.client.events.find(start)
+        end, known = self.objects["e"][event], start in self.objects["e"]
+        first = self.objects["e"][start] if known else None
 
         def elapsed() -> bytes:
             if first is None:
@@ -117,13 +118,13 @@ class Streams(HandlerGroup):
 
         It leaves captures alone, so it says no while there are any.
         """
-        if self.client.take_failure(self.client.request):
+        if self.client.take_failure():
             return
         handles = list(self.streams.values())
-        if self.client.captures or len(handles) > IDLE_STREAMS_MAX:
+        if self.client.captures.streams or len(handles) > IDLE_STREAMS_MAX:
             raise CudaError(NOT_READY, "cuMemFree")
         if self._idle_soon(handles):
-            self.waiter.guarded(self.client.request, lambda: None)()
+            self.waiter.guarded(self.client.record.request, lambda: None)()
             return
         device, waiter = self.client.device, self.waiter
         events = [waiter.event(device) for _ in handles]
@@ -138,10 +139,10 @@ class Streams(HandlerGroup):
                 for event in events:
                     waiter.give_event(device, event)
 
-        waiter.start(device, waiter.guarded(self.client.request, reached))
+        waiter.start(device, waiter.guarded(self.client.record.request, reached))
 
     def _sync_device(self, device: int) -> None:
-        if self.client.take_failure(self.client.request):
+        if self.client.take_failure():
             return
         self.client.index(device)
         freeing = self.waiter.freeing
@@ -151,7 +152,7 @@ class Streams(HandlerGroup):
             # CUDA's cuMemFree returns only then: another process may be told, and allocate.
             freeing.wait_for_calls()
 
-        job = self.waiter.guarded(self.client.request, synchronize)
+        job = self.waiter.guarded(self.client.record.request, synchronize)
         # A thread costs more than what most devices have left to do; but to wait here for one that
         # has more would keep the other threads of the program.
         if (
@@ -165,7 +166,7 @@ class Streams(HandlerGroup):
 
     def _idle_soon(self, streams: list[int]) -> bool:
         """Say whether streams come to an end within a moment; False where that is not known."""
-        if len(streams) > IDLE_STREAMS_MAX or self.client.captures:
+        if len(streams) > IDLE_STREAMS_MAX or self.client.captures.streams:
             return False
         launcher = self.client.launcher
         if launcher is not None:
@@ -185,13 +186,13 @@ class Streams(HandlerGroup):
         return b""
 
     def _query_stream(self, stream: int) -> bytes | None:
-        if self.client.take_failure(self.client.request):
+        if self.client.take_failure():
             return None
         status = self.api.cu.cuStreamQuery(self.streams[stream])[0]
         return self._query(int(status), "cuStreamQuery")
 
     def _query_event(self, event: int) -> bytes | None:
-        if self.client.take_failure(self.client.request):
+        if self.client.take_failure():
             return None
         status = self.api.cu.cuEventQuery(self.objects["e"][event])[0]
         return self._query(int(status), "cuEventQuery")

@@ -22,8 +22,8 @@ class TurnEnd:
         client, runtime = self._client, self._api.runtime
         runtime.setDevice(client.ordinals[device])
         # To wait for a context, or for the legacy stream, would spoil the captures of its streams.
-        with client.capture_lock:
-            if not client.captures:
+        with client.captures.lock:
+            if not client.captures.streams:
                 runtime.deviceSynchronize()
                 return
         for stream in list(client.streams.values()):

@@ -2,7 +2,7 @@
 
 import struct
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.driver_api.schema.layout import HEADER, Record
@@ -12,15 +12,16 @@ Decoder = Callable[[], tuple[Any, ...]]
 number comes first."""
 
 
-class AtHand(Protocol):
-    """Where the record at hand lies."""
+class AtHand:
+    """The record at hand: where it lies, and who waits for it."""
 
-    buffer: bytearray
-    view: memoryview
-    record_start: int
-    record_end: int
-    bulk: int
-    """Bytes behind its frame."""
+    def __init__(self, buffer: bytearray, bulk: int = 0) -> None:
+        self.buffer, self.view = buffer, memoryview(buffer)
+        self.record_start, self.record_end = 0, len(buffer)
+        self.bulk = bulk
+        """Bytes behind its frame."""
+        self.request = 0
+        """The number of the call that waits for it; 0: nobody does."""
 
 
 def decoder(source: AtHand, record: Record) -> Decoder:

@@ -16,7 +16,7 @@ from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.driver_api import build
 from gpupool.remoting.driver_api.schema import table
 from gpupool.remoting.driver_api.schema.calls import CALLS
-from gpupool.remoting.driver_api.schema.decoding import decoder
+from gpupool.remoting.driver_api.schema.decoding import AtHand, decoder
 from gpupool.remoting.driver_api.schema.generate_records import rendered
 from gpupool.remoting.driver_api.schema.layout import (
     HEADER,
@@ -36,15 +36,6 @@ from gpupool.remoting.driver_api.schema.records import (
 
 ALL = [sample for samples in all_samples().values() for sample in samples]
 BY_HAND = [sample for sample in ALL if NAMES[sample.op] in BY_NAME]
-
-
-class Hand:
-    """A record at hand."""
-
-    def __init__(self, data: bytes, bulk: int = 0) -> None:
-        self.buffer = bytearray(data)
-        self.view = memoryview(self.buffer)
-        self.record_start, self.record_end, self.bulk = 0, len(data), bulk
 
 
 def test_generated_files_are_current() -> None:
@@ -111,7 +102,7 @@ def test_recorded_bytes_have_the_layout_of_the_table(sample: Sample) -> None:
     record = BY_NAME[NAMES[sample.op]]
     if not record.asked:
         assert not sample.flags & 1
-    found = decoder(Hand(sample.record(), sample.bulk), record)()
+    found = decoder(AtHand(bytearray(sample.record()), sample.bulk), record)()
     size = HEADER.size + 8 * record.asked + record.struct.size
     if record.tail is not None:
         size += len(found[-1])
@@ -121,7 +112,8 @@ def test_recorded_bytes_have_the_layout_of_the_table(sample: Sample) -> None:
 
 
 def decoded(record: Record, data: bytes, bulk: int = 0) -> tuple[object, ...]:
-    return decoder(Hand(HEADER.pack(1, 0, HEADER.size + len(data)) + data, bulk), record)()
+    whole = HEADER.pack(1, 0, HEADER.size + len(data)) + data
+    return decoder(AtHand(bytearray(whole), bulk), record)()
 
 
 def word(*values: int) -> bytes:

@@ -98,13 +98,13 @@ class GraphLaunches(HandlerGroup):
 
     def _instantiate(self, number: int, graph: int, flags: int, stream: int) -> bytes | None:
         hosts = self._early.announced(number)
-        if self.client.take_failure(self.client.request):
+        if self.client.take_failure():
             return None  # of what built the graph, most likely
         handle = self._graphs.handle(graph)
         made = self._described(graph)
         made.hosts = hosts
         on = self.streams[stream] if stream else 0
-        request = self.client.request
+        request = self.client.record.request
         if not made.allocations:
             return self._make(number, handle, made, flags, on, request)
         return self._memory.once_freed(
@@ -330,7 +330,7 @@ class GraphLaunches(HandlerGroup):
 
     def _update(self, executable: int, graph: int) -> bytes | None:
         hosts = self._early.announced(executable)
-        if self.client.take_failure(self.client.request):
+        if self.client.take_failure():
             return None
         info = (ctypes.c_char * UPDATE.size)()
         handles = self._handle(executable), self._graphs.handle(graph)
@@ -349,7 +349,7 @@ class GraphLaunches(HandlerGroup):
         result, node, other = UPDATE.unpack(info.raw)
         numbers = [self._graphs.number(graph, handle) for handle in (node, other)]
         body = WORDS[3].pack(result & 0xFFFFFFFF, *numbers)
-        self.session.reply(self.client.request, status, body)
+        self.session.reply(self.client.record.request, status, body)
         return None
 
     # --- memory of graphs -------------------------------------------------------------------------

@@ -184,9 +184,9 @@ class Graphs(HandlerGroup):
 
     def _begin_capture(self, stream: int, _mode: int, graph: int) -> None:
         # Other modes forbid calls to other threads; here all calls come from this one.
-        with self.client.capture_lock:
+        with self.client.captures.lock:
             self.api.runtime.streamBeginCapture(self.streams[stream], CAPTURE_RELAXED)
-            self.client.begin_capture(stream)
+            self.client.captures.begin(stream)
         self._keep_graph(graph, self._captured(stream)[1])
         self._begun.add(graph)
 
@@ -195,17 +195,17 @@ class Graphs(HandlerGroup):
     ) -> None:
         nodes, data = self._node_list(count, front)
         handle = self.streams[stream]
-        with self.client.capture_lock:
+        with self.client.captures.lock:
             self._direct.call(
                 "cuStreamBeginCaptureToGraph", handle, self.handle(graph), nodes, data, count,
                 CAPTURE_RELAXED,
             )  # fmt: skip
-            self.client.begin_capture(stream)
+            self.client.captures.begin(stream)
 
     def _end_capture(self, stream: int, number: int) -> bytes | None:
         own = number in self._begun
         self._begun.discard(number)
-        self.client.end_capture(stream)
+        self.client.captures.end(stream)
         try:
             graph = int(self.api.runtime.streamEndCapture(self.streams[stream]))
         except self.api.errors:
@@ -215,7 +215,7 @@ class Graphs(HandlerGroup):
             raise
         if self.objects["g"].get(number) != graph:
             raise RemoteProtocolError("a capture that ends in another graph")
-        if not self.client.take_failure(self.client.request):
+        if not self.client.take_failure():
             return b""
         if own:
             self._forget(number)

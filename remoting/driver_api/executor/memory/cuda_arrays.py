@@ -234,14 +234,14 @@ class Arrays(HandlerGroup):
     def _write(self, *words: int) -> None:
         width, rows, stream = words[END_WORDS:]
         size, client = width * rows, self.client
-        if size != client.bulk or size > PIECE_SIZE_MAX:
+        if size != client.record.bulk or size > PIECE_SIZE_MAX:
             raise RemoteProtocolError("malformed copy to an array")
         data = staging = None
         # Read before anything can fail, so that the next frame is found.
         if size <= RING_SIZE:
             staging = self.waiter.staging.upload(client.device)
             self.session.reader.into(staging.view[:size])
-            client.bulk, address = 0, staging.address
+            client.record.bulk, address = 0, staging.address
         else:
             # A single row. CUDA copies pageable bytes before it returns, so they need not stay.
             data = client.read_bulk(size, PIECE_SIZE_MAX)
@@ -255,18 +255,18 @@ class Arrays(HandlerGroup):
 
     def _read(self, *words: int) -> bytes | None:
         width, rows, stream = words[END_WORDS:]
-        request, device, handle = self.client.request, self.client.device, self.streams[stream]
+        client, handle = self.client, self.streams[stream]
         size, waiter = width * rows, self.waiter
         if not 0 < size <= PIECE_SIZE_MAX:
             raise CudaError(INVALID_VALUE, "cuMemcpy3D")
-        if self.client.take_failure(request):
+        if client.take_failure():
             return None
         source = self._end(words[:END_WORDS])
-        buffer = waiter.take(device, size)
+        buffer = waiter.take(client.device, size)
         target = (0, 0, 0, 0, HOST, buffer.address, 0, 0, 0, width, rows)
         self._direct.call("cuMemcpy3DAsync_v2", COPY.pack(*source, *target, width, rows, 1), handle)
         self.api.record(buffer.event, handle)
-        waiter.answer(request, device, buffer, size)
+        waiter.answer(client.record.request, client.device, buffer, size)
         return None
 
     # --- textures and surfaces --------------------------------------------------------------------

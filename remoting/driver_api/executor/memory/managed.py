@@ -118,7 +118,7 @@ class Managed(HandlerGroup):
         This waits for the copy, and for no kernel: those that use the memory are over, or the
         program could not have written there, and those to come may be on any stream.
         """
-        if size != self.client.bulk:
+        if size != self.client.record.bulk:
             raise RemoteProtocolError("malformed write to managed memory")
         stream = self._stream(self.client.device)
         self._transfers.copy_bulk_in(address, size, stream)
@@ -131,7 +131,7 @@ class Managed(HandlerGroup):
         """
         if not 0 < size <= READ_SIZE_MAX:
             raise CudaError(INVALID_VALUE, "cuMemAllocManaged")
-        request, place, waiter = self.client.request, self.client.place, self.waiter
+        request, place, waiter = self.client.record.request, self.client.place, self.waiter
         self.client.select(self.client.index(device))
         try:
             stream = self._stream(device) if at_once else LEGACY_STREAM

@@ -101,7 +101,8 @@ class Mapped(HandlerGroup):
         Bytes behind the record are what lies there; without them it is zeros.
         """
         self._admit(number, size)
-        data = self.client.read_bulk(size, MAPPED_SIZE_MAX) if self.client.bulk else bytearray(size)
+        given = self.client.record.bulk
+        data = self.client.read_bulk(size, MAPPED_SIZE_MAX) if given else bytearray(size)
         mirror = self._mirror_at(wish, size) or self._mirror_anywhere(size)
         mirror.bytes[:] = np.frombuffer(data, np.uint8)
         # Zeros that nobody writes are one page, which the processor has in its cache.
@@ -201,7 +202,7 @@ class Mapped(HandlerGroup):
             else:
                 self.api.runtime.freeHost(mirror.address)
 
-        self.waiter.start(self.client.device, self.waiter.guarded(self.client.request, job))
+        self.waiter.start(self.client.device, self.waiter.guarded(self.client.record.request, job))
 
     def _free_shared(self, common: Common) -> None:
         def job() -> None:
@@ -209,4 +210,4 @@ class Mapped(HandlerGroup):
             self.api.call("cuMemHostUnregister", common.address)
             self._end_shared(common)
 
-        self.waiter.start(self.client.device, self.waiter.guarded(self.client.request, job))
+        self.waiter.start(self.client.device, self.waiter.guarded(self.client.record.request, job))

@@ -104,7 +104,7 @@ class Memory(HandlerGroup):
 
     def _after_frees(self, work: Callable[[], bytes]) -> None:
         """Answer the request with the result of ``work``, once no free is under way."""
-        request, waiter = self.client.request, self.waiter
+        request, waiter = self.client.record.request, self.waiter
 
         def run() -> None:
             waiter.freeing.wait()

@@ -109,7 +109,7 @@ class PeerCopies(HandlerGroup):
             self._given is None
         ):  # refused here, for the thread that copies could only end the session
             raise CudaError(NOT_SUPPORTED, "cuMemcpyPeer")
-        request, device = self.client.request, self.client.device
+        request, device = self.client.record.request, self.client.device
         event = self.waiter.event(device)
         self.api.record(event, self.streams[stream])
         return Copy(request, device, number, index, address, size, event)
@@ -117,7 +117,7 @@ class PeerCopies(HandlerGroup):
     # --- sending ----------------------------------------------------------------------------------
 
     def _send(self, number: int, index: int, source: int, size: int, stream: int) -> None:
-        if self.client.take_failure(self.client.request):
+        if self.client.take_failure():
             self._links.send_failure(index, number, "what was to be copied has failed")
             return
         copy = self._end(number, index, source, size, stream)

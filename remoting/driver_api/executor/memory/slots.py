@@ -134,13 +134,13 @@ class Slots(HandlerGroup):
             self.client.skip_bulk()
             raise CudaError(INVALID_VALUE, "cuGraphLaunch")
         target = slot.buffer.view[offset : offset + size]
-        if not self.client.bulk:
+        if not self.client.record.bulk:
             target[:] = data
             return
-        if size != self.client.bulk:
+        if size != self.client.record.bulk:
             raise RemoteProtocolError("malformed bytes behind a record")
         self.session.reader.into(target)
-        self.client.bulk = 0
+        self.client.record.bulk = 0
 
     def _read(self, executable: int, stream: int, count: int, pieces: memoryview) -> None:
         """Send what a launch writes to slots once it is over, as downloads of the client's.

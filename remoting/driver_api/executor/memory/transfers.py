@@ -56,8 +56,8 @@ class Transfers(HandlerGroup):
         self.api.copy(target, source, size, DEVICE_TO_DEVICE, self.streams[stream])
 
     def _copy_in(self, target: int, size: int, stream: int, piece: memoryview) -> None:
-        if self.client.bulk:
-            if size != self.client.bulk:
+        if self.client.record.bulk:
+            if size != self.client.record.bulk:
                 raise RemoteProtocolError("malformed upload")
             self.copy_bulk_in(target, size, self.streams.get(stream))
             return
@@ -71,12 +71,12 @@ class Transfers(HandlerGroup):
         """Copy the bytes behind the frame to device memory, in the order of a stream of CUDA."""
         problem: int = 0
         errors = self.api.errors
-        while self.client.bulk:
+        while self.client.record.bulk:
             staging = self.waiter.staging.upload(self.client.device)
-            piece = staging.view[: min(self.client.bulk, staging.size)]
+            piece = staging.view[: min(self.client.record.bulk, staging.size)]
             self.session.reader.into(piece)
-            done = size - self.client.bulk
-            self.client.bulk -= len(piece)
+            done = size - self.client.record.bulk
+            self.client.record.bulk -= len(piece)
             if stream is None or problem:
                 continue
             try:
@@ -110,10 +110,10 @@ class Transfers(HandlerGroup):
         launcher.begin_downloads(device, self._slots.address, events)
 
     def _copy_out(self, source: int, size: int, stream: int) -> None:
-        request, device, handle = self.client.request, self.client.device, self.streams[stream]
-        failed = self.client.take_failure(request)
-        if failed:
+        handle = self.streams[stream]
+        if self.client.take_failure():
             return
+        request, device = self.client.record.request, self.client.device
         waiter, api = self.waiter, self.api
         if size <= SMALL_DOWNLOAD_SIZE:
             buffer = waiter.take(device, size)
@@ -149,7 +149,7 @@ class Transfers(HandlerGroup):
 
     def _drain(self, _unused: int) -> None:
         self.waiter.start(
-            self.client.device, self.waiter.guarded(self.client.request, self.waiter.drain)
+            self.client.device, self.waiter.guarded(self.client.record.request, self.waiter.drain)
         )
 
     def _copy_3d(self, *values: int) -> None:

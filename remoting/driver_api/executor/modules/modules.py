@@ -60,11 +60,11 @@ class Modules(HandlerGroup):
         }
 
     def _image(self, size: int) -> bytearray:
-        if size != self.client.bulk or size > IMAGE_SIZE_MAX:
+        if size != self.client.record.bulk or size > IMAGE_SIZE_MAX:
             raise RemoteProtocolError("malformed image")
         image = bytearray(size + 1)  # PTX needs a zero behind it
         self.session.reader.into(memoryview(image)[:size])
-        self.client.bulk = 0
+        self.client.record.bulk = 0
         return image
 
     def _load_library(self, number: int, size: int) -> bytes:
@@ -100,7 +100,7 @@ class Modules(HandlerGroup):
                     self.direct.call("cuModuleLoadDataEx", made, data, *order)
                 self._keep_module(number, made.value, library=bool(library))
         except CudaError as error:
-            self.session.reply(self.client.request, error.status, options.said())
+            self.session.reply(self.client.record.request, error.status, options.said())
             return None
         return options.said()
 

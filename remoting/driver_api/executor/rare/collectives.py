@@ -245,7 +245,7 @@ class Collectives(HandlerGroup):
             return ANSWER.pack(error.result, 0, 0, 0)
 
     def _aside(self, device: int, job: Callable[[], bytes]) -> None:
-        request = self.client.request
+        request = self.client.record.request
 
         def run() -> None:
             self.session.reply(request, 0, self._answered(job))
