@@ -226,14 +226,11 @@ class _Server:
                 committer = Committer(replicated_log, self._table_clock, self._rng)
                 founder = await self._found(replicated_log, committer)
                 await nursery.start(server.serve, listeners)
-                me, now_ms = self._identity.server, self._table_clock.now_ms
                 controller, health = server.controller, replicated_log.health
+                now_ms = self._table_clock.now_ms
                 samples = partial(self.observer.send_samples, controller.telemetry, health, now_ms)
-                web = partial(self.web.run, server, links, me, now_ms)
-                mine = self._incarnation
-                checks = partial(
-                    self.health.run, controller, self.machine, health, host, links, mine
-                )
+                web = partial(self.web.run, server, links)
+                checks = partial(self.health.run, controller, host, links)
                 begin(keep_watching, say, "what takes samples", samples)
                 begin(keep_watching, say, "the web", web)
                 begin(keep_watching, say, "what checks", checks)
@@ -257,7 +254,7 @@ class _Server:
                         self._state,
                     )
                 leaving = Leaving(self._state, self.machine, committer, self._log)
-                nursery.start_soon(leaving.undo_stopping, mine)
+                nursery.start_soon(leaving.undo_stopping, self._incarnation)
                 nursery.start_soon(leaving.remove_former)
                 nursery.start_soon(leaving.stop_when_removed, links, storage)
                 await stop.wait()

@@ -21,9 +21,8 @@ from gpupool.monitoring.observer_link import AWAY, NO_HISTORY, ObserverLink
 from gpupool.pool.alert_gate import sends_alerts
 from gpupool.pool.errors import GpupoolError, NotNowError
 from gpupool.pool.history_query import HistoryPage, HistoryQuery, Storage
-from gpupool.pool.model.ids import GpuId, Incarnation, Milliseconds, ServerId
+from gpupool.pool.model.ids import GpuId, Milliseconds
 from gpupool.pool.model.served import serves
-from gpupool.pool.ports import RaftHealth
 from gpupool.pool.record_query import (
     BandwidthPage,
     BandwidthQuery,
@@ -35,13 +34,13 @@ from gpupool.pool.record_query import (
     ServerTest,
 )
 from gpupool.pool.telemetry import Health
-from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.pool.view import has_quorum
 from gpupool.remoting.daemon.alert_link import MAJORITY, SENDS, AlertLink
 from gpupool.remoting.daemon.state_dir import StateDir
 from gpupool.remoting.daemon.web_door import WebParts
 from gpupool.remoting.host.supervisor import HostSupervisor
 from gpupool.remoting.server.controller import Controller
+from gpupool.remoting.server.service_context import ServiceContext
 from gpupool.remoting.transport.authority.ca_bundle import newest_of
 from gpupool.remoting.transport.peer_transport import PeerTransport
 from gpupool.remoting.transport.pki import validity_of
@@ -88,44 +87,32 @@ class HealthRounds:
         self._gpus = 0
         self._tested: Mapping[GpuId, SelfTest] = {}
         self._observer = ObserverReadings()
-        self._incarnation = Incarnation(0)
         self._monitor = HealthMonitor(drain_for, self._failed)
         self._files = files
         self._log = log
         self._told_at: dict[str, float] = {}
         self._ends_ms: dict[str, int] = {}
 
-    async def run(
-        self,
-        controller: Controller,
-        machine: PoolMachine,
-        health: Callable[[], RaftHealth],
-        host: HostSupervisor,
-        links: PeerTransport,
-        incarnation: Incarnation,
-    ) -> None:
+    async def run(self, controller: Controller, host: HostSupervisor, links: PeerTransport) -> None:
         """Check this server once a second until cancelled."""
-        self._incarnation = incarnation
         self.remember(await trio.to_thread.run_sync(self._read_devices))
-        assert self._files.identity is not None
-        self._links = links
+        context, self._links = controller.context, links
         self._tests = ServerTests(
-            self._files.identity.server,
+            context.me.id,
             host,
             links,
             self.devices,
-            state=lambda: machine.state,
+            state=lambda: context.state,
             telemetry=controller.telemetry,
-            now_ms=lambda: Milliseconds(controller.context.table_clock.now_ms()),
+            now_ms=context.now_ms,
         )
         async with trio.open_nursery() as nursery:
             if (settings := find_settings(self._files.path)) is not None:
-                assert self._files.identity is not None
-                gate = partial(_gate, machine, self._files.identity.server, health)
+                gate = partial(_gate, context)
                 log = logging.getLogger("gpupool.alerts")
                 nursery.start_soon(AlertLink(settings, gate, log).run)
             nursery.start_soon(self._keep_testing, self._tests)
-            await self._rounds(nursery, controller, machine, health)
+            await self._rounds(nursery, controller)
 
     def remember(self, text: str) -> None:
         """Take what the last start wrote of the GPUs; it is no news to be written again."""
@@ -153,13 +140,7 @@ class HealthRounds:
             return BandwidthPage(speeds.there, speeds.back)
         return CheckPage(await self._tests.now())
 
-    async def _rounds(
-        self,
-        nursery: trio.Nursery,
-        controller: Controller,
-        machine: PoolMachine,
-        health: Callable[[], RaftHealth],
-    ) -> None:
+    async def _rounds(self, nursery: trio.Nursery, controller: Controller) -> None:
         read_at = kept_at = asked_at = float("-inf")
         while True:
             began = trio.current_time()
@@ -174,29 +155,23 @@ class HealthRounds:
                 read_at = began
                 self._ends_ms = await trio.to_thread.run_sync(self._read_certificates)
             try:
-                self._round(controller, machine, health())
+                self._round(controller)
             except Exception:  # noqa: BLE001 - seeing must never stop a server that grants
                 self._log.exception("the checks could not be made")
             await trio.sleep_until(began + ROUND_S)
 
-    def _round(
-        self,
-        controller: Controller,
-        machine: PoolMachine,
-        health: RaftHealth,
-    ) -> None:
-        observer = self._observer_link
-        now_ms = Milliseconds(controller.context.table_clock.now_ms())
-        telemetry = controller.telemetry()
+    def _round(self, controller: Controller) -> None:
+        observer, context = self._observer_link, controller.context
+        state, now_ms, telemetry = context.state, context.now_ms(), controller.telemetry()
         self._gpus = len(telemetry.gpus)
         self.devices.note_errors(telemetry.gpus, now_ms)
         readings = Readings(
             now_s=trio.current_time(),
             at=now_ms,
             telemetry=telemetry,
-            state=machine.state,
-            knows_table=serves(machine.state, telemetry.server, self._incarnation),
-            health=health,
+            state=state,
+            knows_table=serves(state, telemetry.server, context.me.incarnation),
+            health=context.consensus.health(),
             certificates={name: (end - now_ms) / 1000 for name, end in self._ends().items()},
             has_signer=self._has_signer(),
             observer=replace(self._observer, restarts=observer.restarts, dropped=observer.dropped),
@@ -206,8 +181,8 @@ class HealthRounds:
         )
         before = {(each.check, each.subject): each for each in self._monitor.findings}
         findings = self._monitor.round(readings)
-        controller.context.me.checks.findings = findings
-        controller.context.me.checks.signs = self._monitor.signs()
+        context.me.checks.findings = findings
+        context.me.checks.signs = self._monitor.signs()
         for each in findings:
             known = before.get((each.check, each.subject))
             if known is None or (known.status != each.status and not (known.flaps and each.flaps)):
@@ -274,8 +249,8 @@ def _asks_storage(query: ObserverQuery) -> bool:
     return isinstance(query, HistoryQuery) and query.of == "storage"
 
 
-def _gate(machine: PoolMachine, me: ServerId, health: Callable[[], RaftHealth]) -> int:
+def _gate(context: ServiceContext) -> int:
     """Return what the sender of alerts is told: whether it sends, whether there is a majority."""
-    now = health()
-    sends = SENDS if sends_alerts(machine.state, me, now) else 0
+    now = context.consensus.health()
+    sends = SENDS if sends_alerts(context.state, context.me.id, now) else 0
     return sends | (MAJORITY if has_quorum(now) else 0)

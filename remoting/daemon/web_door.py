@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 from gpupool.monitoring.http.http_frames import WebSetup
 from gpupool.monitoring.http.web_link import WebLink
-from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import PoolState
 from gpupool.remoting.daemon.join_options import WebOptions
 from gpupool.remoting.server.control_server import ControlServer
@@ -25,28 +24,22 @@ class WebParts:
         self._state = state
         self.link = WebLink(state, sd_labels=options.sd_labels) if options is not None else None
 
-    async def run(
-        self,
-        server: ControlServer,
-        links: PeerTransport,
-        me: ServerId,
-        now_ms: Callable[[], int],
-    ) -> None:
+    async def run(self, server: ControlServer, links: PeerTransport) -> None:
         """Get certificates, sign those of others' observers, and serve; until cancelled."""
-        options, link = self._options, self.link
+        options, link, context = self._options, self.link, server.controller.context
         certificates = WebCertificates(
-            me,
+            context.me.id,
             state=self._state,
             ca_key=server.authorities.key,
             links=links,
-            now_ms=now_ms,
+            now_ms=context.now_ms,
             log=logging.getLogger("gpupool.web"),
             site=options.site if options is not None else None,
         )
         if options is None or link is None:
             return  # the others' observers are signed for all the same
         link.check_token = server.controller.check_token
-        link.now_ms = now_ms
+        link.now_ms = context.now_ms
         link.ca_pem = lambda: b"".join(server.authorities.key.trusted)
 
         def changed(certificate: WebCertificate) -> None:

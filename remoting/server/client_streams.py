@@ -59,7 +59,9 @@ class ClientStreams:
         """Return how many connections there are."""
         return len(self._served)
 
-    async def serve(self, stream: trio.abc.Stream, who: str, proven: Callable[[], None]) -> None:
+    async def serve(
+        self, stream: trio.abc.Stream, who: str, proven: Callable[[], None] = lambda: None
+    ) -> None:
         """Serve one client over a stream that needs no more authentication of this server.
 
         The stream's first message must come within ``unauthenticated_timeout_s``; returns, and

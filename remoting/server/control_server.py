@@ -16,6 +16,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import trio
 
@@ -94,7 +95,7 @@ class ControlServer:
         self._clock_problems, self._killing = dict[str, str](), set[LeaseId]()
         self._clocks_at = self._asleep_until = float("-inf")
         self._wake = trio.Event()
-        self._streams = ClientStreams(
+        self.streams = ClientStreams(
             controller, self._do, settings=self._settings, log=self._rate_limited_log
         )
 
@@ -106,7 +107,7 @@ class ControlServer:
     ) -> None:
         """Serve until cancelled, and close the listeners then, as trio's own servers do.
 
-        With no listeners, streams come through ``serve_stream``.
+        With no listeners, clients come through ``streams``.
         """
         self.controller.context.me.checks.places_of = self._links.book.places
         router = self._router() if listeners else None
@@ -124,7 +125,7 @@ class ControlServer:
                     limit_s = self._settings.unauthenticated_timeout_s
                     lobby = Lobby(router, nursery, timeout_s=limit_s, log=self._rate_limited_log)
                     nursery.start_soon(lobby.run, listeners)
-                nursery.start_soon(self._streams.turns.give)
+                nursery.start_soon(self.streams.turns.give)
                 task_status.started()
                 await self._tick()
             finally:
@@ -187,9 +188,9 @@ class ControlServer:
         for action in actions:
             match action:
                 case Send():
-                    self._streams.send(action)
+                    self.streams.send(action)
                 case Hangup():
-                    self._streams.hang_up(action)
+                    self.streams.hang_up(action)
                 case Propose():
                     decided = partial(self._decided, action.number)
                     self._replicated_log.submit(action.command, action.timeout_s, decided)
@@ -199,16 +200,22 @@ class ControlServer:
                     if action.lease not in self._killing:
                         self._killing.add(action.lease)
                         self._nursery.start_soon(self._kill, action)
-                case CompilePolicy():
-                    self._nursery.start_soon(self._run_compiler, action)
-                case AskUsage():
-                    self._nursery.start_soon(self._ask_usage, action)
-                case MakeView():
-                    self._nursery.start_soon(self._run_view, action)
+                case CompilePolicy(number, packed, now_ms):
+                    compiled = partial(self.controller.policy_compiled, number)
+                    compile_policy = partial(self._background.compile_policy, packed, now_ms)
+                    self._nursery.start_soon(self._finish, compile_policy, compiled)
+                case AskUsage(number, query):
+                    answered = partial(self.controller.usage_answered, number)
+                    ask = partial(self._background.ask_records, query)
+                    self._nursery.start_soon(self._finish, ask, answered)
+                case MakeView(order):
+                    make_view = partial(self._background.make_view, order)
+                    self._nursery.start_soon(self._finish, make_view, self.controller.view_made)
                 case AskKey():
                     self._links.tell(action.peer, Kind.KEY_ASK, self.authorities.key.request())
-                case MakeCa():
-                    self._nursery.start_soon(self._make_ca, action)
+                case MakeCa(number):
+                    made = partial(self.controller.ca_made, number)
+                    self._nursery.start_soon(self._finish, self.authorities.exchange.make, made)
         if self.controller.wake_at() < self._asleep_until:
             self._wake.set()
 
@@ -234,29 +241,15 @@ class ControlServer:
             self._rate_limited_log.say(f"no session for lease {action.lease.id:x}: {result}")
         self._do(self.controller.session_opened(action.number, result))
 
-    async def _ask_usage(self, action: AskUsage) -> None:
+    async def _finish(
+        self, work: Callable[[], Awaitable[Any]], take: Callable[[Any], list[Action]]
+    ) -> None:
+        """Do something that takes long, and tell the controller of its result or its error."""
         try:
-            result = await self._background.ask_records(action.query)
+            result = await work()
         except GpupoolError as error:
             result = error
-        self._do(self.controller.usage_answered(action.number, result))
-
-    async def _run_view(self, action: MakeView) -> None:
-        self._do(self.controller.view_made(await self._background.make_view(action.order)))
-
-    async def _run_compiler(self, action: CompilePolicy) -> None:
-        try:
-            result = await self._background.compile_policy(action.packed, action.now_ms)
-        except GpupoolError as error:
-            result = error
-        self._do(self.controller.policy_compiled(action.number, result))
-
-    async def _make_ca(self, action: MakeCa) -> None:
-        try:
-            result = await self.authorities.exchange.make()
-        except GpupoolError as error:
-            result = error
-        self._do(self.controller.ca_made(action.number, result))
+        self._do(take(result))
 
     async def _kill(self, action: KillLease) -> None:
         try:
@@ -277,13 +270,7 @@ class ControlServer:
             settings=self._settings,
             log=self._rate_limited_log,
             clock=self._clock,
-            client_count=lambda: len(self._streams),
-            serve_client=self.serve_stream,
+            client_count=lambda: len(self.streams),
+            serve_client=self.streams.serve,
             web=self._web,
         )
-
-    async def serve_stream(
-        self, stream: trio.abc.Stream, who: str, proven: Callable[[], None] = lambda: None
-    ) -> None:
-        """Serve one client, as ``ClientStreams.serve`` says."""
-        await self._streams.serve(stream, who, proven)

@@ -168,7 +168,7 @@ async def _measure(
             server_side=True,
             https_compatible=True,
         )
-        nursery.start_soon(server.serve_stream, stream, "client")
+        nursery.start_soon(server.streams.serve, stream, "client")
         client = await trio.to_thread.run_sync(_Client, far, context)
         trio.lowlevel.add_instrument(steps)
         nursery.start_soon(steps.tick)

@@ -486,7 +486,7 @@ class Cluster:
             raise ConnectionRefusedError(111, "Connection refused")
         near, far = trio.testing.memory_stream_pair()
         self.streams.append((node.name, near, far))
-        self.nursery.start_soon(node.server.serve_stream, far, "test client")
+        self.nursery.start_soon(node.server.streams.serve, far, "test client")
         return near
 
     def addresses(self) -> tuple[Address, ...]:

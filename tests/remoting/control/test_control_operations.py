@@ -639,7 +639,7 @@ async def test_a_client_that_reads_nothing_is_hung_up_on(
     cluster = Cluster(nursery)
     await cluster.start([1])
     near, far = trio.testing.lockstep_stream_pair()
-    nursery.start_soon(cluster.nodes[0].server.serve_stream, far, "deaf client")
+    nursery.start_soon(cluster.nodes[0].server.streams.serve, far, "deaf client")
     text = cluster.token_text("ada")
     hello = m.Hello(m.PROTOCOL, "", text.token, text.secret, "deaf")
     await near.send_all(m.to_frame(1, hello, size_max=4096))
