@@ -6,6 +6,7 @@ folder that a module lies in. An edge is one import: the module that imports, an
 
 import ast
 import functools
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -93,10 +94,12 @@ def namesakes(modules: Iterable[str], excused: Collection[str]) -> list[str]:
     return found + [f"no two modules are called {stem}" for stem in excused if count[stem] < 2]
 
 
-def too_long(sizes: Mapping[str, int], most: int, excused: Collection[str]) -> list[str]:
-    """Return what is longer than ``most`` lines, and the excused things that are not any more."""
+def too_long(
+    sizes: Mapping[str, int], most: int, excused: Collection[str], of: str = "lines"
+) -> list[str]:
+    """Return what has more than ``most`` lines, and the excused things that have not any more."""
     long = {name for name, lines in sizes.items() if lines > most}
-    found = [f"{name} has {sizes[name]} lines, more than {most}" for name in long - {*excused}]
+    found = [f"{name} has {sizes[name]} {of}, more than {most}" for name in long - {*excused}]
     stale = [f"{name} needs no excuse any more: strike it from the list" for name in excused]
     return sorted(found) + [
         text for name, text in zip(excused, stale, strict=True) if name not in long
@@ -153,3 +156,36 @@ def function_sizes(source: str) -> dict[str, int]:
 
     visit(ast.parse(source), "")
     return sizes
+
+
+def class_sizes(source: str) -> dict[str, tuple[int, int]]:
+    """Return how many parameters each class's constructor has, and how many attributes it has.
+
+    Plain data is left out: a record has the fields that it has. So are the attributes of a base
+    of others, which are named as Python mangles private names.
+    """
+    sizes: dict[str, tuple[int, int]] = {}
+    for each in ast.walk(ast.parse(source)):
+        if not isinstance(each, ast.ClassDef) or _is_plain_data(each):
+            continue
+        fields = {ast.unparse(part.target) for part in each.body if isinstance(part, ast.AnnAssign)}
+        methods = [
+            part for part in each.body if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)
+        ]
+        stored = {
+            node.attr
+            for method in methods
+            for node in ast.walk(method)
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+            if isinstance(node.value, ast.Name) and node.value.id == "self"
+        }
+        made = [method.args for method in methods if method.name == "__init__"]
+        parameters = [len(args.posonlyargs + args.args + args.kwonlyargs) - 1 for args in made]
+        own = {name for name in fields | stored if not re.match("_[A-Z][A-Za-z]*__", name)}
+        sizes[each.name] = (max(parameters, default=0), len(own))
+    return sizes
+
+
+def _is_plain_data(made: ast.ClassDef) -> bool:
+    how = " ".join(map(ast.unparse, [*made.decorator_list, *made.bases]))
+    return "frozen=True" in how or how == "TypedDict"

@@ -9,6 +9,7 @@ from tests.layout_rules import (
     Apart,
     Edge,
     Floors,
+    class_sizes,
     crowded,
     forbidden,
     function_sizes,
@@ -104,6 +105,23 @@ LINES_IN_A_FILE = 500
 LONG_FILES: tuple[str, ...] = ()
 LINES_IN_A_FUNCTION = 70
 LONG_FUNCTIONS: tuple[str, ...] = ()
+PARAMETERS_OF_A_CONSTRUCTOR = 10
+MANY_PARAMETERS = {
+    "remoting/array_api/dropin/cupy/_core/kernels/typed_kernels:ReductionKernel": "CuPy has them",
+    "remoting/devices/host_kernels/host_typed:ReductionKernel": "CuPy has them",
+    "simulations/cluster/simulated_driver:SimulatedDriver": "each port of a node is simulated",
+    "simulations/cluster/simulated_links:SimulatedTransport": "each port of a link is simulated",
+    "simulations/kernel/machines:Machine": "a run draws each of them",
+}
+ATTRIBUTES_OF_A_CLASS = 20
+MANY_ATTRIBUTES = {
+    "remoting/array_api/dropin/cupy/_door/session:Session": "to be split with the array door's hooks",
+    "remoting/array_api/dropin/cupy/_door/transport/receiver:Receiver": "likewise",
+    "simulations/cluster/cluster:Cluster": "all that one run simulates",
+    "simulations/cluster/run_context:Checkers": "one for each checker of a run",
+    "simulations/cluster/server_process:ServerProcess": "all that one process of a server has",
+    "simulations/kernel/machines:Machine": "all that a run may change of a machine",
+}
 
 
 def name_of(path: Path) -> str:
@@ -189,6 +207,19 @@ def test_functions_are_short() -> None:
         for function, lines in function_sizes(path.read_text(encoding="utf-8")).items()
     }
     assert too_long(sizes, LINES_IN_A_FUNCTION, LONG_FUNCTIONS) == []
+
+
+def test_no_class_is_a_hub() -> None:
+    sizes = {
+        f"{name_of(path)}:{name}": size
+        for path in MODULES
+        for name, size in class_sizes(path.read_text(encoding="utf-8")).items()
+    }
+    parameters = {name: size[0] for name, size in sizes.items()}
+    attributes = {name: size[1] for name, size in sizes.items()}
+    most = PARAMETERS_OF_A_CONSTRUCTOR
+    assert too_long(parameters, most, MANY_PARAMETERS, "parameters") == []
+    assert too_long(attributes, ATTRIBUTES_OF_A_CLASS, MANY_ATTRIBUTES, "attributes") == []
 
 
 def test_pyproject_lists_every_package() -> None:
@@ -293,3 +324,22 @@ def run():
 def test_the_size_of_a_function_includes_its_last_line() -> None:
     source = "class A:\n    def b(self):\n        def c():\n            pass\n        return c\n"
     assert function_sizes(source) == {"A.b": 4, "A.b.c": 2}
+
+
+def test_the_size_of_a_class_is_its_parameters_and_attributes() -> None:
+    source = """
+@dataclass(frozen=True)
+class Record:
+    a: int
+class Hub(Base):
+    b: int
+    _Base__c: int
+    def __init__(self, d, *, e):
+        self.b, self.f, other.g = d, e, 0
+    async def run(self):
+        self.f += 1
+        self.h.i = 2
+        with open() as self.j:
+            pass
+"""
+    assert class_sizes(source) == {"Hub": (2, 3)}
