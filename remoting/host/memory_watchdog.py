@@ -5,7 +5,7 @@ lease as overhead, such as CUDA contexts. The kernel reports the host memory of 
 their keeper the files that they have left.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 
 import trio
@@ -13,9 +13,9 @@ import trio
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.ids import GpuId, LeaseId
 from gpupool.remoting.host import host_memory
-from gpupool.remoting.host.budget import Budget
-from gpupool.remoting.host.inventory import Inventory, OwnUse
-from gpupool.remoting.host.limits import MIB, HostLimits
+from gpupool.remoting.host.host_parts import HostParts
+from gpupool.remoting.host.inventory import OwnUse
+from gpupool.remoting.host.limits import MIB
 from gpupool.remoting.host.measuring.worker_files import UNSEEN_SIZE, lacking
 from gpupool.remoting.host.spawn import WorkerFailedError
 from gpupool.remoting.host.worker_handle import WorkerHandle, WorkerState
@@ -27,34 +27,25 @@ class MemoryWatchdog:
 
     def __init__(
         self,
-        inventory: Inventory,
-        budget: Budget,
+        host: HostParts,
         workers: Mapping[int, WorkerHandle],
-        limits: HostLimits,
         *,
         note_use: Callable[[WorkerHandle], None],
-        files_of: Callable[[], Awaitable[keeper_messages.Files]],
         suspended: Callable[[], Collection[LeaseId]] = tuple,
         besides: Callable[[LeaseId], int] = lambda _lease: 0,
     ) -> None:
         """Prepare; nothing is sampled yet.
 
         Args:
-            inventory: the GPUs of this server.
-            budget: the reservations and charges.
+            host: its GPUs, budget, keeper and limits.
             workers: all live workers by number, as the worker pool keeps them.
-            limits: bounds, and the interval of samples.
             note_use: called for each worker that was seen computing.
-            files_of: measures the workers' files.
             suspended: says which leases have nothing on the GPUs, though it is in the books.
             besides: says how much of this machine's memory a lease may have for its suspension.
         """
-        self._inventory = inventory
-        self._budget = budget
+        self._host, self._budget, self._limits = host, host.budget, host.limits
         self._workers = workers
-        self._limits = limits
         self._note_use = note_use
-        self._files_of = files_of
         self._suspended, self._besides = suspended, besides
         self._machine = host_memory.machine_memory()
         self._others: Mapping[int, int] = {}  # bytes that workers have besides, by number
@@ -64,7 +55,7 @@ class MemoryWatchdog:
         """Sample until cancelled."""
         while True:
             self._budget.begin_reading()
-            await self._inventory.sample(self.own_use)
+            await self._host.inventory.sample(self.own_use)
             self._reconcile()
             self._watch_host_memory()
             await trio.sleep(self._limits.sample_interval_s)
@@ -75,17 +66,17 @@ class MemoryWatchdog:
             await trio.sleep(self._limits.sample_interval_s)
             if any(worker.session.lease is not None for worker in self._workers.values()):
                 with suppress(GpupoolError):  # It could not be measured this time.
-                    files = await self._files_of()
+                    files = await self._host.keeper.ask(keeper_messages.MeasureFiles())
                     self._others = files.memory
                     self._watch_files(files)
 
     async def measure_contexts(self, worker: WorkerHandle) -> None:
         """Charge the memory of the worker's contexts, while it has allocated nothing else."""
-        await self._inventory.sample(self.own_use)
+        await self._host.inventory.sample(self.own_use)
         if worker.state is WorkerState.ENDED:
             return
         for gpu in worker.session.real:
-            used = (self._inventory.own_processes(gpu) or {}).get(worker.process.pid)
+            used = (self._host.inventory.own_processes(gpu) or {}).get(worker.process.pid)
             if used is not None:
                 self._budget.charge(worker.number, gpu, used)
         try:
@@ -96,7 +87,7 @@ class MemoryWatchdog:
     def own_use(self) -> dict[GpuId, OwnUse]:
         """Return the processes of workers with their reservations, which are not foreign memory."""
         pids = frozenset(worker.process.pid for worker in self._workers.values())
-        return {gpu.id: OwnUse(pids, self.used_on(gpu.id)) for gpu in self._inventory.gpus()}
+        return {gpu.id: OwnUse(pids, self.used_on(gpu.id)) for gpu in self._host.inventory.gpus()}
 
     def used_on(self, gpu: GpuId) -> int:
         """Return the bytes that leases have on ``gpu``, without what is suspended."""
@@ -116,9 +107,9 @@ class MemoryWatchdog:
             if worker.session.lease is None or not worker.session.contexts:
                 continue
             for gpu in worker.session.real:
-                if worker.process.pid in self._inventory.computing(gpu):
+                if worker.process.pid in self._host.inventory.computing(gpu):
                     self._note_use(worker)
-                used = (self._inventory.own_processes(gpu) or {}).get(worker.process.pid)
+                used = (self._host.inventory.own_processes(gpu) or {}).get(worker.process.pid)
                 if used is None:
                     continue
                 _, charged = self._budget.held(worker.number, gpu)
@@ -151,7 +142,7 @@ class MemoryWatchdog:
         return self._allowance(lease, workers + 1)
 
     def _allowance(self, lease: LeaseId, workers: int) -> int:
-        has = {gpu: self._budget.partition(lease, gpu.id) for gpu in self._inventory.gpus()}
+        has = {gpu: self._budget.partition(lease, gpu.id) for gpu in self._host.inventory.gpus()}
         whole = sum(gpu.memory_total for gpu in has)
         floor = host_memory.floor(
             self._machine, self._limits.host_memory, workers * self._limits.host_memory_each

@@ -17,11 +17,11 @@ from gpupool.pool.model.ids import GpuId, LeaseId, lease_name
 from gpupool.pool.model.sizes import SHARE_MIN
 from gpupool.pool.model.state import Gpu, Lease, Partition
 from gpupool.pool.user_bound import Holder
-from gpupool.remoting.host.budget import Budget, BudgetError
+from gpupool.remoting.host.budget import BudgetError
 from gpupool.remoting.host.departures import origin_of, servers_of
-from gpupool.remoting.host.inventory import Inventory
+from gpupool.remoting.host.host_parts import HostParts
 from gpupool.remoting.host.lease_network import LeaseNetwork
-from gpupool.remoting.host.limits import MIB, HostLimits
+from gpupool.remoting.host.limits import MIB
 from gpupool.remoting.host.sharing.arbiter import Arbiter
 from gpupool.remoting.host.spawn import WorkerFailedError
 from gpupool.remoting.host.worker_handle import WorkerHandle, WorkerState
@@ -81,10 +81,8 @@ class SessionOpener:
 
     def __init__(
         self,
-        inventory: Inventory,
-        budget: Budget,
+        host: HostParts,
         worker_pool: WorkerPool,
-        limits: HostLimits,
         *,
         note_use: Callable[[WorkerHandle], None],
         wait_running: Callable[[LeaseId], Awaitable[None]],
@@ -94,20 +92,16 @@ class SessionOpener:
         """Prepare.
 
         Args:
-            inventory: the GPUs of this server.
-            budget: where leases and workers are entered.
+            host: its GPUs, the budget where leases and workers are entered, and the limits.
             worker_pool: where workers come from.
-            limits: bounds of leases.
             note_use: called for each worker that gets a lease.
             wait_running: returns once a lease is not suspended.
             arbiter: gives turns on GPUs that several leases use.
             network: makes the sockets of workers whose leases have other servers.
         """
         self.unix_path = ""  # of the socket for clients on this machine; empty: there is none
-        self._inventory = inventory
-        self._budget = budget
+        self._inventory, self._budget, self._limits = host.inventory, host.budget, host.limits
         self._worker_pool = worker_pool
-        self._limits = limits
         self._note_use = note_use
         self._wait_running = wait_running
         self._arbiter, self._network = arbiter, network

@@ -45,6 +45,7 @@ from gpupool.pool.model.state import Gpu, Lease, Partition
 from gpupool.pool.telemetry import GpuTelemetry, SessionTelemetry
 from gpupool.remoting.host import departures, host_memory
 from gpupool.remoting.host.budget import Budget
+from gpupool.remoting.host.host_parts import HostParts
 from gpupool.remoting.host.inventory import Inventory, Log
 from gpupool.remoting.host.isolation.confinement import Confinement
 from gpupool.remoting.host.isolation.held_sockets import Network
@@ -70,7 +71,7 @@ from gpupool.remoting.host.unix_listener import SOCKET_NAME, bind_unix_listener,
 from gpupool.remoting.host.worker_handle import GpuTest, WorkerHandle, WorkerState
 from gpupool.remoting.host.worker_keeper import KeeperSettings, WorkerKeeper
 from gpupool.remoting.host.worker_pool import WorkerPool, WorkerPoolSettings
-from gpupool.remoting.protocol import keeper_messages, mps_folders, worker_messages
+from gpupool.remoting.protocol import mps_folders, worker_messages
 from gpupool.remoting.protocol.sessions import NO_MOVES, Departure, SessionInfo
 
 TEST_GRACE_S = 20.0
@@ -121,6 +122,9 @@ class HostSupervisor:
         nodes = inventory.device_nodes()
         self._confinement = Confinement(workers.confine, nodes, root, workers.ports)
         self.keeper = keeper or OwnKeeper(WorkerKeeper(workers, log))
+        self._parts = HostParts(
+            inventory, self.budget, self.keeper, self._limits, self._measures, log
+        )
         self._lease_network = LeaseNetwork(self.keeper, workers.confine, address_of, networks, log)
         self.worker_pool = self._make_pool(warm_workers, frozenset(workers.doors))
         self._suspensions = self._make_suspensions()
@@ -130,12 +134,9 @@ class HostSupervisor:
 
     def _make_watchdog(self) -> MemoryWatchdog:
         return MemoryWatchdog(
-            self.inventory,
-            self.budget,
+            self._parts,
             self.worker_pool.workers,
-            self._limits,
             note_use=self._note_use,
-            files_of=lambda: self.keeper.ask(keeper_messages.MeasureFiles()),
             suspended=self._suspensions.away,
             besides=self._suspensions.memory,
         )
@@ -149,13 +150,10 @@ class HostSupervisor:
                 doors,
                 self._confinement,
             ),
-            keeper=self.keeper,
+            self._parts,
             handle=self._handle,
             reap=self._reap,
-            budget=self.budget,
             allowance=lambda lease: self.watchdog.kernel_limit(lease),
-            measures=self._measures,
-            log=self._log,
         )
 
     def _make_suspensions(self) -> Suspensions:
@@ -183,10 +181,8 @@ class HostSupervisor:
 
     def _make_opener(self) -> SessionOpener:
         return SessionOpener(
-            self.inventory,
-            self.budget,
+            self._parts,
             self.worker_pool,
-            self._limits,
             note_use=self._note_use,
             wait_running=self._suspensions.wait_running,
             arbiter=self._arbiter,
@@ -461,17 +457,17 @@ class HostSupervisor:
     def _take_report(
         self, worker: WorkerHandle, report: worker_messages.Report, now: float
     ) -> None:
-        before, worker.use.totals, worker.use.reported_at = worker.use.totals, report, now
+        session, before = worker.session, worker.session.totals
+        session.totals, session.reported_at = report, now
         if fault := report.fault_after(before):
-            worker.use.totals = before
+            session.totals = before
             worker.kill(fault)
             return
         if report.executed_us is not None:
-            worker.use.execution.take(report.executed_us, now)
+            session.execution.take(report.executed_us, now)
         path = report.rtt_us, report.rtt_var_us
         if report.rtt_us is not None and path != (before.rtt_us, before.rtt_var_us):
-            rtt_s, over = report.rtt_us / 1e6, worker.session.transport
-            self._measures.observe("session_rtt_seconds", rtt_s, over)
+            self._measures.observe("session_rtt_seconds", report.rtt_us / 1e6, session.transport)
 
     def _note_use(self, worker: WorkerHandle) -> None:
         """Note that a lease is in use."""

@@ -119,12 +119,6 @@ class WorkerSession:
     peers: frozenset[ServerId] = frozenset()  # the other servers of its lease
     expects_peers: bool = False  # it takes connections of the workers there
     dialling: bool = False  # a connection for it is being made
-
-
-@dataclass(slots=True)
-class WorkerUse:
-    """The use of a worker's session, by its reports."""
-
     totals: worker_messages.Report = worker_messages.Report(0, 0, 0)
     reported_at: float = float("-inf")  # trio's time; it reports while it executes calls
     execution: Execution = field(default_factory=Execution)
@@ -168,7 +162,6 @@ class WorkerHandle:
     said: worker_messages.Ready = worker_messages.Ready(b"", (), "")  # once ``said_ready``
     confinement: tuple[str, ...] = ()  # by its keeper's word
     session: WorkerSession = field(default_factory=WorkerSession)
-    use: WorkerUse = field(default_factory=WorkerUse)
     test: GpuTest | None = None
     ending: WorkerEnding = field(default_factory=WorkerEnding)
     log_left: int = LOG_TEXT_MAX

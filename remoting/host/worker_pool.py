@@ -43,11 +43,9 @@ from pathlib import Path
 import trio
 
 from gpupool.pool.errors import GpupoolError
-from gpupool.pool.measures import Measures
 from gpupool.pool.model.ids import LeaseId
-from gpupool.remoting.host.budget import Budget
+from gpupool.remoting.host.host_parts import HostParts
 from gpupool.remoting.host.isolation.confinement import Confinement
-from gpupool.remoting.host.keepers import Keeper
 from gpupool.remoting.host.shared_handles import Sharing, descriptor_room
 from gpupool.remoting.host.spawn import WorkerFailedError
 from gpupool.remoting.host.worker_handle import (
@@ -103,44 +101,36 @@ class WorkerPool:
     def __init__(
         self,
         settings: WorkerPoolSettings,
+        host: HostParts,
         *,
-        keeper: Keeper,
         handle: Callable[[WorkerHandle, worker_messages.WorkerMessage], None],
         reap: Callable[[WorkerHandle], None],
-        budget: Budget,
         allowance: Callable[[LeaseId], int],
-        measures: Measures,
-        log: Log,
     ) -> None:
         """Prepare; nothing is started yet.
 
         Args:
             settings: how many workers there are, and for what.
-            keeper: starts, confines, kills and buries them.
+            host: its keeper of workers, its budget, its measures and its log.
             handle: takes every message of a worker that is no affair of the worker pool's.
             reap: called once for each worker, when its process is gone.
-            budget: answers the workers' calls.
             allowance: says how much of this machine's memory a lease may have, in bytes.
-            measures: counts how long workers take to start, and which do not.
-            log: takes one line.
         """
         self.doors = settings.doors
         self.workers: dict[int, WorkerHandle] = {}
         self._settings = settings
-        self._keeper = keeper
+        self._keeper, self._budget = host.keeper, host.budget
+        self._measures, self._log = host.measures, host.log
         self._handle = handle
         self._reap = reap
-        self._log = log
         self._number = 0
         self._kinds = settings.kinds()
         self._starting = Counter[frozenset[str]]()  # workers that are in the making
         self._nursery: trio.Nursery | None = None
         self.also_holds: tuple[str, ...] = ()  # for all workers, by what this process does
         self._changed = trio.Event()
-        self._budget = budget
         self._sharing = Sharing(descriptor_room())
         self._allowance = allowance
-        self._measures = measures
         self._exposed: tuple[str, ...] = ()
         self._own_uid = False
         self._said: set[str] = set()

@@ -28,7 +28,7 @@ class Totals:
 
     def add(self, worker: WorkerHandle) -> None:
         """Add one worker."""
-        report = worker.use.totals
+        report = worker.session.totals
         self.calls += report.calls
         self.bytes_in += report.bytes_in
         self.bytes_out += report.bytes_out
@@ -63,7 +63,7 @@ def shares_by_lease(
     on: dict[GpuId, list[Process]] = {}
     for worker in workers:
         if worker.session.lease is not None:
-            executes = now - worker.use.reported_at < SILENT_AFTER_S
+            executes = now - worker.session.reported_at < SILENT_AFTER_S
             process = Process(worker.session.lease, worker.process.pid, executes)
             for gpu in worker.session.real:
                 on.setdefault(gpu, []).append(process)
@@ -125,7 +125,7 @@ def session_telemetry(
 ) -> SessionTelemetry:
     """Return what is said of one lease; ``workers`` are those that live."""
     living = list(workers)
-    reports: list[Report] = [worker.use.totals for worker in living]
+    reports: list[Report] = [worker.session.totals for worker in living]
     return SessionTelemetry(
         lease=lease,
         workers=len(living),
@@ -168,7 +168,7 @@ def emulated_busy(
         emulated = [gpu for gpu in worker.session.devices if gpu not in worker.session.real]
         if worker.session.lease is None or not emulated:
             continue
-        each = worker.use.execution.now(now) / len(emulated)
+        each = worker.session.execution.now(now) / len(emulated)
         shares = by_lease.setdefault(worker.session.lease, {})
         for gpu in emulated:
             shares[gpu] = shares.get(gpu, 0.0) + each

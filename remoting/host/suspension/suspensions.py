@@ -439,7 +439,7 @@ class Suspensions:
         # The driver takes it, and cannot give it back (580.159: memory mapped by two processes).
         if any(worker.session.imports and worker.session.real for worker in workers):
             return "its processes share GPU memory with each other, which cannot be suspended"
-        if any(worker.use.totals.nccl and worker.session.real for worker in workers):
+        if any(worker.session.totals.nccl and worker.session.real for worker in workers):
             return USES_NCCL
         return ""
 

@@ -446,7 +446,7 @@ async def test_running_worker_reports_about_once_a_second(make_host: MakeHost) -
     kit = await make_host()
     client, worker = await kit.connect(kit.lease())
     with trio.fail_after(10):
-        while not worker.use.totals.calls:
+        while not worker.session.totals.calls:
             await client.ask(b"e", b"x")
 
 
@@ -465,16 +465,16 @@ async def test_use_is_what_a_session_does(make_host: MakeHost) -> None:
     client, worker = await kit.connect(lease)
     opened_s = kit.host.idle_s()[lease.id]
     await client.ask(b"e", b"hello")
-    await until(lambda: worker.use.totals.calls == 1)  # reported once a second
-    assert not worker.use.totals.busy
-    first = worker.use.totals
+    await until(lambda: worker.session.totals.calls == 1)  # reported once a second
+    assert not worker.session.totals.busy
+    first = worker.session.totals
     quiet_s = kit.host.idle_s()[lease.id]
     await client.send(b"z")  # a call that never returns
-    await until(lambda: worker.use.totals.busy)
-    totals = worker.use.totals
+    await until(lambda: worker.session.totals.busy)
+    totals = worker.session.totals
     assert totals.calls == first.calls + 1
-    await until(lambda: worker.use.totals is not totals)  # once more: it is still busy
-    assert worker.use.totals == totals
+    await until(lambda: worker.session.totals is not totals)  # once more: it is still busy
+    assert worker.session.totals == totals
     await kit.host.kill_lease(lease.id, "over")
     assert kit.host.idle_s() == {}
     assert min(opened_s, quiet_s) >= 0

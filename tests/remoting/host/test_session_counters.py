@@ -92,7 +92,7 @@ async def test_waits_door_and_transport_reach_the_telemetry(make_host: MakeHost)
     lease = kit.lease()
     client, worker = await kit.connect(lease)
     assert await client.ask(b"t", b"30") == b""
-    await until(lambda: worker.use.totals.waits > 0)
+    await until(lambda: worker.session.totals.waits > 0)
     gpus, (session,) = kit.host.telemetry()
     assert (session.door, session.transport, session.waits) == ("echo", "unix", 1)
     assert session.wait_us is not None

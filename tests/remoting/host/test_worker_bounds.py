@@ -18,11 +18,13 @@ from test_worker_reach import ALL, attack
 
 from gpupool.pool.model.ids import LeaseId
 from gpupool.remoting.host import host_memory, orphan_reaper
+from gpupool.remoting.host.host_parts import HostParts
 from gpupool.remoting.host.isolation import lease_cgroups, users
 from gpupool.remoting.host.isolation.lease_cgroups import LeaseCgroups, own_group
 from gpupool.remoting.host.limits import HostLimits
 from gpupool.remoting.host.measuring import worker_files
 from gpupool.remoting.host.memory_watchdog import MemoryWatchdog
+from gpupool.remoting.host.worker_handle import WorkerSession
 from gpupool.remoting.host.worker_keeper import KeeperSettings, WorkerKeeper
 from gpupool.remoting.protocol import keeper_messages
 from gpupool.remoting.worker import sandbox
@@ -149,13 +151,12 @@ def test_the_worker_with_the_most_files_is_killed_when_the_disk_is_nearly_full()
         def kill(reason: str) -> None:
             killed.append((number, reason))
 
-        return SimpleNamespace(lease=LeaseId(number), kill=kill)
+        return SimpleNamespace(session=WorkerSession(lease=LeaseId(number)), kill=kill)
 
     parts: Any = {1: worker(1), 2: worker(2)}
     nothing: Any = None
-    watchdog: Any = MemoryWatchdog(
-        nothing, nothing, parts, HostLimits(), note_use=nothing, files_of=nothing
-    )
+    host = HostParts(nothing, nothing, nothing, HostLimits(), nothing, nothing)
+    watchdog: Any = MemoryWatchdog(host, parts, note_use=nothing)
 
     def seen(left: int, **sizes: int) -> list[tuple[int, str]]:
         found = {int(name[1:]): size * MIB for name, size in sizes.items()}
