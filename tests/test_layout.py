@@ -115,7 +115,7 @@ MANY_PARAMETERS = {
 }
 ATTRIBUTES_OF_A_CLASS = 20
 MANY_ATTRIBUTES = {
-    "remoting/array_api/dropin/cupy/_door/session:Session": "to be split with the array door's hooks",
+    "remoting/array_api/dropin/cupy/_door/session:Session": "the array door's hooks go first",
     "remoting/array_api/dropin/cupy/_door/transport/receiver:Receiver": "likewise",
     "simulations/cluster/cluster:Cluster": "all that one run simulates",
     "simulations/cluster/run_context:Checkers": "one for each checker of a run",
