@@ -63,8 +63,8 @@ FROM_SOURCE := --no-binary pysyncobj $(APART) --use-pep517
 $(VENV)/installed: $(BIN)/python pyproject.toml $(wildcard setup.py)
 	@echo "Installing gpupool into $(VENV): about half a minute, and a C compiler runs ..."
 	$(if $(LOCKED),@$(HASHED) --requirement requirements/build.txt)
-	$(if $(LOCKED),@$(HASHED) $(FROM_SOURCE) --requirement requirements/server.txt)
-	@$(PIP_INSTALL) --use-pep517 $(APART) -e .
+	$(if $(LOCKED),@$(HASHED) $(FROM_SOURCE) --requirement requirements/emulate.txt)
+	@$(PIP_INSTALL) --use-pep517 $(APART) -e '.[emulate]'
 	@touch $@
 
 $(VENV)/installed-dev: $(BIN)/python pyproject.toml $(wildcard setup.py)
@@ -208,7 +208,7 @@ lock:
 	$(subst pyproject.toml,requirements/wheels.in,$(LOCK)) --constraint requirements/server.txt \
 	  --output-file requirements/wheels.txt
 	$(subst pyproject.toml,requirements/audit.in,$(LOCK)) --output-file requirements/audit.txt
-	for extra in cuda12 cuda13; do \
+	for extra in emulate cuda12 cuda13; do \
 	  $(LOCK) --extra $$extra --constraint requirements/server.txt \
 	    --output-file requirements/$$extra.txt || exit 1; \
 	done

@@ -38,7 +38,7 @@ ASKED: dict[str, list[str]] = {
             *PROJECT["project"]["dependencies"],
             *PROJECT["project"]["optional-dependencies"][name],
         ]
-        for name in ("cuda12", "cuda13")
+        for name in ("emulate", "cuda12", "cuda13")
     },
 }
 
@@ -156,7 +156,7 @@ def test_a_workflow_runs_as_root_what_only_root_can_run() -> None:
     assert left == []
 
 
-@pytest.mark.parametrize(("target", "name"), [("installed", "server"), ("installed-dev", "dev")])
+@pytest.mark.parametrize(("target", "name"), [("installed", "emulate"), ("installed-dev", "dev")])
 def test_what_is_installed_in_ci_has_the_hashes_of_its_list(
     target: str, name: str, tmp_path: Path
 ) -> None:

@@ -100,5 +100,7 @@ def demo(keep: bool, web: bool, no_color: bool) -> int:
     runs again. At the end everything is removed.
     """
     from gpupool.cli.lib.demonstration import Demonstration
+    from gpupool.remoting.daemon.join_options import need_numpy
 
+    need_numpy()
     return Demonstration(keep=keep, web=web, color=not no_color).run()

@@ -293,6 +293,10 @@ def check_gpus(
         raise UsageError("--gpus chooses among real GPUs", hint="leave out --witness or --emulate")
     if emulate_faults and not emulates:
         raise UsageError("--emulate-faults is for emulated GPUs", hint="add --emulate")
+    if emulates:
+        from gpupool.remoting.daemon.join_options import need_numpy
+
+        need_numpy()
 
 
 def _web_options(

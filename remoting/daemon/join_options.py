@@ -1,10 +1,12 @@
 """The options of ``gpupool join`` in one record, which all parts of the start read."""
 
+import importlib.util
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpupool.monitoring.history.history_settings import HistorySettings
-from gpupool.pool.errors import UsageError
+from gpupool.pool.errors import GpupoolError, UsageError
 from gpupool.pool.values import Emulation
 from gpupool.remoting.devices.fault_script import Entry, ScriptError, parse_script
 from gpupool.remoting.host.limits import HostLimits
@@ -54,6 +56,21 @@ class JoinOptions:
     def host_limits(self) -> HostLimits:
         """Return the bounds of the host's sessions."""
         return HostLimits(suspend_memory=self.suspend_memory, suspend_spill=self.suspend_spill)
+
+
+def need_numpy() -> None:
+    """Refuse emulated GPUs without NumPy, which the workers of no other GPU get from us.
+
+    Raises:
+        GpupoolError: when this Python has none.
+    """
+    if importlib.util.find_spec("numpy") is None:
+        install = f"{sys.executable} -m pip install numpy scipy"
+        raise GpupoolError(
+            "emulated GPUs need NumPy, which computes for them",
+            why=f"{sys.executable} has none",
+            hint=f"install gpupool with its extra emulate, or: {install}",
+        )
 
 
 HISTORY_SIZE_MIN = 16 << 20

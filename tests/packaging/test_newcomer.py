@@ -182,7 +182,7 @@ def test_five_commands_of_the_start_page_lead_to_a_result(machine: Machine) -> N
 def test_the_readme_leads_to_three_servers_and_a_client(machine: Machine) -> None:
     place, install = (line.split("  #")[0].strip() for line in README[1].script.splitlines())
     assert START[3].script == f"{place}\n{install.replace(FOLDED, '.')}\n"
-    machine.run(f"{place}\n{install.replace(FOLDED, SOURCE).replace('[cuda12]', '')}")
+    machine.run(f"{place}\n{install.replace(FOLDED, SOURCE).replace('[cuda12]', '[emulate]')}")
     lines = [line.split("  #")[0].strip() for line in README[2].script.splitlines()]
     first, others, login, use, invite = lines
     ports = free_ports(3)

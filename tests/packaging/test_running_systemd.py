@@ -70,7 +70,7 @@ def boot_root(tmp_path: Path) -> Iterator[Path]:
         shutil.rmtree(root / "opt/gpupool", ignore_errors=True)
         for step in (
             "/usr/bin/python3 -m venv /opt/gpupool",
-            "/opt/gpupool/bin/python -m pip install --quiet /opt/source",
+            "/opt/gpupool/bin/python -m pip install --quiet '/opt/source[emulate]'",
             "id gpupool || useradd --system gpupool",
         ):
             run("unshare", "--mount", "chroot", root, "sh", "-c", f"mount -t proc p /proc; {step}")

@@ -38,6 +38,7 @@ def up(servers: int, emulate: Emulation, real: bool) -> None:
     "gpupool up" then starts them again. You are logged in to it, unless you have a login already.
     """
     from gpupool.cli.lib.background_pool import BackgroundPool
+    from gpupool.remoting.daemon.join_options import need_numpy
 
     context = click.get_current_context()
     given = [
@@ -47,6 +48,8 @@ def up(servers: int, emulate: Emulation, real: bool) -> None:
     ]
     if real and given:
         raise UsageError(f"--real and --{given[0]} exclude each other", hint="give one of them")
+    if not real:
+        need_numpy()
     pool = BackgroundPool(playground_dir())
     if not pool.living():
         old = pool.record is not None
