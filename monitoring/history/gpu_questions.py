@@ -5,11 +5,10 @@ add up. Leases of others than who asks are one, which has no name.
 """
 
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 
 from gpupool.monitoring.history.gpu_marks import word_of
-from gpupool.monitoring.history.packed_hours import Packed, memory_of_leases, points_of
-from gpupool.monitoring.history.series import GPU, LEASE, MARK, METRICS, Table
+from gpupool.monitoring.history.series import GPU, LEASE, MARK, Table
 from gpupool.pool.model.ids import LeaseId, lease_name
 
 OTHERS = -1
@@ -17,7 +16,6 @@ OTHERS = -1
 
 Parts = list[tuple[str, int, int]]  # a tier's name, and from when to before when
 Points = dict[tuple[int, int], list[int]]  # by key and time: a sum, a count, and no maximum
-PackedOf = Callable[[Table, Parts], Iterator[tuple[Packed, int, int]]]
 
 
 class GpuQuestions:
@@ -35,18 +33,10 @@ class GpuQuestions:
         found = self._sums(MARK, "mark", "amount")
         return {key: [amount, 1, -1] for key, amount in found.items()}
 
-    def leases(self, user: str, packed: PackedOf) -> Points:
+    def leases(self, user: str) -> Points:
         """Return the memory that each lease had in use, MiB; of a user, their own by themselves."""
         seen = {t: n for (_, t), n in self._sums(GPU, "0", "n").items()}
-        for hours, begin, end in packed(GPU, self._parts):
-            granted = METRICS["gpu"]["granted"][1]
-            for _, t, _, n, _ in points_of(hours, granted, begin, end, {self._gpu}):
-                seen[self._at(t)] = seen.get(self._at(t), 0) + n
         memory = self._sums(LEASE, "lease", "memory")
-        for hours, begin, end in packed(LEASE, self._parts):
-            for lease, t, used in memory_of_leases(hours, self._gpu, begin, end):
-                key = lease, self._at(t)
-                memory[key] = memory.get(key, 0) + used
         own = self._own(user) if user else None
         points: Points = {}
         for (lease, t), used in memory.items():
@@ -71,7 +61,7 @@ class GpuQuestions:
         return t - t % self._step
 
     def _sums(self, table: Table, key: str, column: str) -> dict[tuple[int, int], int]:
-        """Return the sums of a column by key and time, of what is not packed."""
+        """Return the sums of a column by key and time."""
         statements: list[str] = []
         bounds: list[int] = []
         for tier, since, until in self._parts:

@@ -6,8 +6,9 @@ the finer ones, so that it reaches to the last ten seconds. A question that take
 
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from operator import add
 from pathlib import Path
 
 from gpupool.monitoring.accounting import day_of
@@ -15,19 +16,11 @@ from gpupool.monitoring.history import episode_table
 from gpupool.monitoring.history.gpu_questions import GpuQuestions, mark_names
 from gpupool.monitoring.history.history_settings import DAY_S, NOT_BEGUN
 from gpupool.monitoring.history.history_store import FILE_NAME, connect
-from gpupool.monitoring.history.packed_hours import (
-    SUMMED,
-    Packed,
-    add_up,
-    lease_sums,
-    points_of,
-)
 from gpupool.monitoring.history.series import (
     CAPACITY,
     GPU,
     LEASE,
     METRICS,
-    PACKED,
     SERVER,
     SLOT_S,
     TIERS,
@@ -63,7 +56,9 @@ SEVERAL = ("user", "client")
 """What may be asked for by a name that several leases have; columns of these names."""
 
 NAMES_AT_A_TIME = 500
-PACKED_SCHEMA, CHECKS_SCHEMA, CALLS_SCHEMA = 2, 3, 4
+SUMMED = ("n", "slots", "idle", "busy_n", "busy", "memory", "granted")
+"""What reports add up of leases, and after them the most memory that was used."""
+
 OF_GPU = ("gpu-leases", "gpu-marks")
 """What is asked of one GPU besides its figures."""
 
@@ -93,7 +88,7 @@ def read_file(path: Path, query: HistoryQuery, time_max_s: float = TIME_MAX_S) -
         db.execute("BEGIN")
         if db.execute("PRAGMA user_version").fetchone() == (0,):
             return HistoryPage(problem=NOT_BEGUN)  # the writer has made the file, and no table yet
-        return _Reader(db, deadline).answer(query)
+        return _Reader(db).answer(query)
     finally:
         db.close()
 
@@ -101,13 +96,8 @@ def read_file(path: Path, query: HistoryQuery, time_max_s: float = TIME_MAX_S) -
 class _Reader:
     """One question's view of the database."""
 
-    def __init__(self, db: sqlite3.Connection, deadline: float) -> None:
+    def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
-        self._deadline = deadline
-        (version,) = db.execute("PRAGMA user_version").fetchone()
-        self._has_packed = version >= PACKED_SCHEMA
-        self._has_checks = version >= CHECKS_SCHEMA
-        self._has_calls = version >= CALLS_SCHEMA
         self._rolled: dict[str, int] = dict(db.execute("SELECT * FROM rolled"))
         self._oldest: dict[str, int] = {}
         for tier in TIERS:
@@ -137,16 +127,11 @@ class _Reader:
                 found = METRICS["gpu"].get(query.metric)
             if found is None:
                 return HistoryPage(problem=f"it knows no {query.metric[:64]} of a {query.of[:64]}")
-            table, metric = found
-            if not self._has_calls and not {*metric.columns}.isdisjoint(table.later):
-                return HistoryPage(problem=f"it has not kept {query.metric} yet")
             page = self._series(query, *found, since, until)
         return replace(page, oldest=oldest)
 
     def _episodes(self, query: HistoryQuery) -> HistoryPage:
         """Return what checks found, which every user may see."""
-        if not self._has_checks:
-            return HistoryPage(problem="it has not kept what checks found")
         cut = replace(
             query,
             since=Milliseconds(min(query.since, 1000 * FAR_S)),
@@ -157,8 +142,6 @@ class _Reader:
 
     def _capacity(self, query: HistoryQuery, since: int, until: int) -> HistoryPage:
         """Return what became of the pool's GPUs, by day and model, which every user may see."""
-        if not self._has_checks:
-            return HistoryPage(problem="it has not kept what became of the pool's GPUs")
         source, bounds = _source(CAPACITY, self._exact(since, until), "1", ())
         summed = ", ".join(f"sum({each})" for each in CAPACITY.sums)
         found = self._db.execute(
@@ -172,22 +155,6 @@ class _Reader:
             after=query.after + len(shown),
             more=len(found) > len(shown),
         )
-
-    def _packed(self, table: Table, parts: Parts) -> Iterator[tuple[Packed, int, int]]:
-        """Yield what is packed of the parts, with from when to before when it counts."""
-        if table not in PACKED or not self._has_packed:
-            return
-        for tier, since, until in parts:
-            if tier != TIERS[-1].name:
-                continue
-            found = self._db.execute(
-                f"SELECT t, data FROM {table.packed} WHERE t < ? AND upto > ? ORDER BY t",  # noqa: S608
-                (until, since),
-            )
-            for begin, data in found:
-                if time.monotonic() > self._deadline:
-                    raise sqlite3.OperationalError("interrupted")
-                yield Packed(table, begin, data), since, until
 
     # --- series ----------------------------------------------------------------------------------
 
@@ -212,13 +179,7 @@ class _Reader:
             f"SELECT k, t - t % {step} AS b, sum(s), sum(n), max(m) FROM ({source}) GROUP BY k, b",  # noqa: S608
             bounds,
         )
-        points = {(k, b): [s, n, m] for k, b, s, n, m in found}
-        only = {each for (each,) in self._db.execute(chosen, values)} if chosen else None
-        for packed, begin, end in self._packed(table, parts):
-            rows = points_of(packed, metric, begin, end, only)
-            for k, t, s, n, m in _at_each_time(rows, metric) if table is LEASE else rows:
-                point = points.setdefault((k, t - t % step), [0, 0, -1])
-                point[:] = point[0] + s, point[1] + n, max(point[2], m)
+        points = {(k, b): (s, n, m) for k, b, s, n, m in found}
         names = {key: (gpu, f"GPU {number}") for key, gpu, number in self._gpus()}
         return _page(query, step, points, names if table is GPU else {})
 
@@ -236,8 +197,6 @@ class _Reader:
 
     def _of_gpu(self, query: HistoryQuery, since: int, until: int) -> HistoryPage:
         """Return what happened to one GPU, which every user may see but for names of leases."""
-        if query.of == "gpu-marks" and not self._has_calls:
-            return HistoryPage(problem="it has not kept what happened to its GPUs")
         step, parts = self._steps(query, since, until)
         row = self._db.execute("SELECT id FROM gpu WHERE gpu = ?", (query.name,)).fetchone()
         if row is None:
@@ -246,7 +205,7 @@ class _Reader:
         if query.of == "gpu-marks":
             points = asked.marks()
             return _page(query, step, points, mark_names(key for key, _ in points))
-        points = asked.leases(query.user, self._packed)
+        points = asked.leases(query.user)
         return _page(query, step, points, asked.names({key for key, _ in points}))
 
     def _gpus(self) -> list[tuple[int, str, int]]:
@@ -256,18 +215,12 @@ class _Reader:
 
     def _sums(self, query: HistoryQuery, since: int, until: int) -> HistoryPage:
         where: str = "1"
-        only: set[int] | None = None
         values: tuple[str | int, ...] = ()
         if query.user:
-            chosen, values = "SELECT id FROM lease WHERE user = ?", (query.user,)
-            where = f"lease IN ({chosen})"
-            only = {each for (each,) in self._db.execute(chosen, values)}
+            where, values = "lease IN (SELECT id FROM lease WHERE user = ?)", (query.user,)
         if query.name.isdecimal() and len(query.name) < 19:
-            lease = int(query.name)
-            where, values = f"{where} AND lease = ?", (*values, lease)
-            only = {lease} if only is None or lease in only else set()
-        parts = self._exact(since, until)
-        source, bounds = _source(LEASE, parts, where, values)
+            where, values = f"{where} AND lease = ?", (*values, int(query.name))
+        source, bounds = _source(LEASE, self._exact(since, until), where, values)
         by_day = query.metric == "day"
         summed = ", ".join(f"sum({each})" for each in SUMMED)
         rows = self._db.execute(
@@ -276,11 +229,6 @@ class _Reader:
             bounds,
         )
         groups = {(day, lease, gpu): row for day, lease, gpu, *row in rows}
-        for packed, begin, end in self._packed(LEASE, parts):
-            day = packed.begin - packed.begin % DAY_S if by_day else 0
-            for lease, gpu, row in lease_sums(packed, begin, end, only):
-                if (known := groups.setdefault((day, lease, gpu), row)) is not row:
-                    add_up(known, row)
         found = self._figures(groups, query.metric)
         ordered = sorted(found)
         shown = ordered[query.after : query.after + PART_SUMS]
@@ -313,7 +261,7 @@ class _Reader:
                 key = model if by == "model" else server
             each = _figures(capacity, *sums)
             if (known := found.setdefault(key, each)) is not each:
-                add_up(known, each)
+                known[:] = *map(add, known[:-1], each[:-1]), max(known[-1], each[-1])
         return found
 
     def _lease_names(self, leases: Iterable[int], column: str) -> dict[int, str]:
@@ -387,23 +335,6 @@ def _chosen(query: HistoryQuery, table: Table) -> tuple[str, tuple[str | int, ..
     if query.of == "lease":
         name = int(query.name) if query.name.isdecimal() and len(query.name) < 19 else -1
     return f"SELECT id FROM lease WHERE {by} {own}", (name, *values)  # noqa: S608
-
-
-def _at_each_time(
-    rows: Iterable[tuple[int, int, int, int, int]], metric: Metric
-) -> Iterator[tuple[int, int, int, int, int]]:
-    """Yield several leases' rows of one time as one, as a figure of all of them is meant."""
-    found: dict[int, tuple[int, int, int]] = {}
-    for _, t, s, n, m in rows:
-        if t in found:
-            before_s, before_n, before_m = found[t]
-            count = max(before_n, n) if metric.additive else before_n + n
-            summed = metric.additive and metric.maximum
-            found[t] = before_s + s, count, before_m + m if summed else max(before_m, m)
-        else:
-            found[t] = s, n, m
-    for t, point in found.items():
-        yield 0, t, *point
 
 
 def _source(

@@ -2,30 +2,27 @@
 
 Each slot is one transaction, with the coarser rows that it completes (``INSERT OR REPLACE ...
 SELECT``, so that doing it twice changes nothing). A power loss may lose the last seconds, never the
-file (WAL, ``synchronous=NORMAL``). When a day is over, the hours of its GPUs and leases are packed
-(``packed_hours.py``), which makes them a third as large. What is too old goes, and so does the
-oldest of the finest tier when the size is reached; rows that are not in the next tier yet stay.
+file (WAL, ``synchronous=NORMAL``). What is too old goes, and so does the oldest of the finest tier
+when the size is reached; rows that are not in the next tier yet stay.
 """
 
 import os
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from gpupool.monitoring.history import episode_table
 from gpupool.monitoring.history.episodes import Left
-from gpupool.monitoring.history.history_settings import DAY_S, HistorySettings
-from gpupool.monitoring.history.packed_hours import pack, spans
+from gpupool.monitoring.history.history_settings import HistorySettings
 from gpupool.monitoring.history.series import (
     CAPACITY,
     GPU,
     LEASE,
     MARK,
     MIB,
-    PACKED,
     POOL,
     SERVER,
     TABLES,
@@ -33,15 +30,15 @@ from gpupool.monitoring.history.series import (
     Table,
 )
 from gpupool.monitoring.history.time_slots import Row, Slot
+from gpupool.monitoring.history.unpacked_hours import unpack
 from gpupool.pool.errors import StorageError
 from gpupool.pool.history_query import Episode
 from gpupool.pool.model.forgetting import Forgotten, meant
 
 FILE_NAME = "history.db"
-SCHEMA = 4
-"""1 had no packed hours; a file of it gets their tables, and its days are packed one by one. 2 had
-neither episodes of the checks nor what became of the pool's GPUs, and gets these tables. 3 had no
-marks of GPUs, and of leases neither calls nor the time of those that are waited for."""
+SCHEMA = 5
+"""1 and 2 had neither episodes of the checks nor what became of the pool's GPUs. 3 had no marks of
+GPUs, and of leases neither calls nor the time of those that are waited for. 2 to 4 packed hours."""
 
 WAL_SIZE_MAX = 16 << 20
 BUSY_S = 5.0
@@ -71,7 +68,7 @@ def _make() -> str:
     ]
     first = (table for table in TABLES if table not in (CAPACITY, MARK))
     parts += [statement for table in first for statement in _make_tiers(table)]
-    return "; ".join(parts) + f"; {_MAKE_PACKED}{_MAKE_OF_3}{_MAKE_MARKS}"
+    return "; ".join(parts) + f"; {_MAKE_OF_3}{_MAKE_MARKS}"
 
 
 def _make_tiers(table: Table) -> list[str]:
@@ -83,11 +80,6 @@ def _make_tiers(table: Table) -> list[str]:
     ]
 
 
-_MAKE_PACKED = "".join(
-    f"CREATE TABLE {table.packed}"  # from when to before when, and the rows
-    " (t INTEGER PRIMARY KEY, upto INTEGER NOT NULL, data BLOB NOT NULL); "
-    for table in PACKED
-)
 _MAKE_OF_3 = "; ".join(
     (
         *_make_tiers(CAPACITY),
@@ -102,7 +94,7 @@ _MAKE_OF_4 = _MAKE_MARKS + "".join(
     for column in LEASE.later
 )
 
-_MAKE_LATER = {1: _MAKE_PACKED, 2: _MAKE_OF_3, 3: _MAKE_OF_4}
+_MAKE_LATER = {2: _MAKE_OF_3, 3: _MAKE_OF_4}
 """What files of each schema, and of those before it, lack."""
 
 
@@ -141,6 +133,8 @@ _SEEN = (
 def connect(path: Path, *, write: bool) -> sqlite3.Connection:
     """Open the file; with ``write`` make it if it is missing.
 
+    One of an earlier gpupool gets what it lacks; without ``write``, a copy in memory does.
+
     Raises:
         StorageError: when it is of a newer gpupool.
         sqlite3.Error: when it is damaged, or the disk refuses.
@@ -159,6 +153,11 @@ def connect(path: Path, *, write: bool) -> sqlite3.Connection:
         if version > SCHEMA:
             raise StorageError(f"{path} was written by a newer gpupool", hint="install that one")
         if not write:
+            if 0 < version < SCHEMA:
+                with closing(db) as file:
+                    db = sqlite3.connect(":memory:", check_same_thread=False)
+                    file.backup(db)
+                _bring_up(db, version)
             db.execute("PRAGMA query_only=ON")
             return db
         if version == 0:
@@ -167,13 +166,21 @@ def connect(path: Path, *, write: bool) -> sqlite3.Connection:
         db.execute(f"PRAGMA synchronous={SYNCHRONOUS}")
         db.execute(f"PRAGMA journal_size_limit={WAL_SIZE_MAX}")
         if version < SCHEMA:
-            lacks = [each for before, each in _MAKE_LATER.items() if before >= version]
-            made = "".join(lacks) if version else _make()
-            db.executescript(f"BEGIN; {made} PRAGMA user_version={SCHEMA}; COMMIT;")
+            _bring_up(db, version)
     except BaseException:
         db.close()
         raise
     return db
+
+
+def _bring_up(db: sqlite3.Connection, version: int) -> None:
+    """Give a file of an earlier schema, or an empty one, what it lacks, in one transaction."""
+    lacks = [each for before, each in _MAKE_LATER.items() if before >= version]
+    db.executescript(f"BEGIN; {''.join(lacks) if version else _make()}")
+    if version > 1:
+        unpack(db)
+    db.execute(f"PRAGMA user_version={SCHEMA}")
+    db.commit()
 
 
 class HistoryStore:
@@ -251,7 +258,6 @@ class HistoryStore:
             named = episode_table.under_pseudonyms(episodes, self._forgotten)
             episode_table.write(self._db, named, 1000 * (slot.t + TIERS[0].step_s))
             self._roll_up(slot.t + TIERS[0].step_s)
-            self._pack()
 
     def _insert(self, table: Table, t: int, rows: Mapping[Any, Row]) -> None:
         columns = (*table.sums, *table.maxima, *table.later)
@@ -294,8 +300,6 @@ class HistoryStore:
                 row = self._db.execute(f"SELECT min(t) FROM {SERVER.at(finer)}")  # noqa: S608
                 since = row.fetchone()[0] or complete
                 since -= since % coarser.step_s
-                if coarser is TIERS[-1]:
-                    since = max(since, *(self._packed_upto(table) for table in PACKED))
             if complete <= since:
                 continue
             for table in TABLES:
@@ -304,34 +308,6 @@ class HistoryStore:
             self._db.execute("INSERT OR REPLACE INTO rolled VALUES (?,?)", (finer.name, complete))
             if coarser is TIERS[-1]:
                 self._db.execute(_SEEN, (complete, since))
-
-    def _pack(self) -> None:
-        """Pack hours of the oldest day that is over and is not packed yet."""
-        over = self._rolled.get(TIERS[-2].name, 0)
-        for table in PACKED:
-            hours = table.at(TIERS[-1])
-            (oldest,) = self._db.execute(f"SELECT min(t) FROM {hours}").fetchone()  # noqa: S608
-            if oldest is None or (end := oldest - oldest % DAY_S + DAY_S) > over:
-                continue
-            counts = self._db.execute(
-                f"SELECT t, count(*) FROM {hours} WHERE t < ? GROUP BY t ORDER BY t",  # noqa: S608
-                (end,),
-            ).fetchall()
-            begin, upto = next(iter(spans(counts)))
-            rows = self._db.execute(
-                f"SELECT {', '.join(table.columns)} FROM {hours} WHERE t < ?",  # noqa: S608
-                (upto,),
-            ).fetchall()
-            self._db.execute(
-                f"INSERT INTO {table.packed} VALUES (?,?,?)",  # noqa: S608
-                (begin, upto, pack(table, begin, rows)),
-            )
-            self._db.execute(f"DELETE FROM {hours} WHERE t < ?", (upto,))  # noqa: S608
-
-    def _packed_upto(self, table: Table) -> int:
-        """Return the time before which a table's hours are packed."""
-        (upto,) = self._db.execute(f"SELECT max(upto) FROM {table.packed}").fetchone()  # noqa: S608
-        return upto or 0
 
     # --- what goes -------------------------------------------------------------------------------
 
@@ -394,18 +370,12 @@ class HistoryStore:
             (rows,),
         ).fetchone()[0]
         known = [each for each in (found, server) if each is not None]
-        if tier == TIERS[-1].name:
-            for each in PACKED:
-                row = self._db.execute(f"SELECT min(upto) - 1 FROM {each.packed}")  # noqa: S608
-                known += [last for (last,) in row if last is not None]
         return (min(known) if known else 0) + 1
 
     def _drop_before(self, tier: str, t: int) -> None:
         with self._db:
             for table in TABLES:
                 self._db.execute(f"DELETE FROM {table.name}_{tier} WHERE t < ?", (t,))  # noqa: S608
-            for table in PACKED if tier == TIERS[-1].name else ():
-                self._db.execute(f"DELETE FROM {table.packed} WHERE upto <= ?", (t,))  # noqa: S608
 
     def expire(self, now: int) -> None:
         """Delete what is kept no longer, a part at a time."""

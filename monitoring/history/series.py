@@ -33,26 +33,16 @@ class Table:
     sums: tuple[str, ...]
     maxima: tuple[str, ...]
     later: tuple[str, ...] = ()
-    """Sums that came later: the last columns, which rows that were packed before lack."""
+    """Sums that came later: the last columns, which files of an earlier schema lack."""
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Return all columns, in their order."""
         return ("t", *self.keys, *self.sums, *self.maxima, *self.later)
 
-    @property
-    def all_sums(self) -> tuple[str, ...]:
-        """Return all columns that are added up."""
-        return (*self.sums, *self.later)
-
     def at(self, tier: Tier) -> str:
         """Return the table's name in a tier."""
         return f"{self.name}_{tier.name}"
-
-    @property
-    def packed(self) -> str:
-        """Return the name of the table of what is packed of the coarsest tier."""
-        return f"{self.name}_packed"
 
 
 GPU = Table(
@@ -119,8 +109,6 @@ CAPACITY = Table(
 MARK = Table("mark_sample", ("gpu", "mark"), ("amount",), ())
 """What happened to a GPU, of the slots in which it did: ``gpu_marks`` says what marks are."""
 TABLES = (GPU, LEASE, SERVER, POOL, CAPACITY, MARK)
-PACKED = (GPU, LEASE)
-"""Tables whose hours are packed, a day after the other: those with many rows of each hour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,20 +135,13 @@ class Metric:
 
     @property
     def statements(self) -> tuple[str, str]:
-        """Return the sum and the count of one row, in SQL; ``figures`` is the same in Python."""
+        """Return the sum and the count of one row, in SQL."""
         total = " + ".join(self.sums)
         if self.times is None:
             return total, self.count
         by, count = self.times
         known = f"CASE WHEN {count} > 0 THEN"
         return f"{known} ({total}) * {by} / {count} ELSE 0 END", f"{known} {self.count} ELSE 0 END"
-
-    def figures(self, count: int, *columns: int) -> tuple[int, int]:
-        """Return the sum and the count of one row of ``columns``."""
-        if self.times is None:
-            return sum(columns), count
-        *sums, by, known = columns
-        return (sum(sums) * by // known, count) if known else (0, 0)
 
 
 _RATIO = 0.001

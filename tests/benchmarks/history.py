@@ -11,24 +11,21 @@ import random
 import sqlite3
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from itertools import compress, pairwise
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 from gpupool.monitoring.history.gpu_marks import reason_mark
 from gpupool.monitoring.history.history_reader import read_history
 from gpupool.monitoring.history.history_settings import DAY_S, HistorySettings
 from gpupool.monitoring.history.history_store import FILE_NAME, HistoryStore
-from gpupool.monitoring.history.packed_hours import Packed
 from gpupool.monitoring.history.series import (
     GPU,
     LEASE,
-    PACKED,
     SERVER,
     SLOT_S,
     TABLES,
     TIERS,
-    Table,
 )
 from gpupool.monitoring.history.time_slots import Row, Slot
 from gpupool.monitoring.sample import GpuBooks, LeaseBooks
@@ -169,9 +166,6 @@ def sizes(folder: Path) -> None:
         main = rows[GPU] + rows[LEASE]
         size = found.get(GPU.at(tier), 0) + found.get(LEASE.at(tier), 0)
         rest = sum(found.get(t.at(tier), 0) for t in TABLES) - size
-        if tier is TIERS[-1]:
-            main += sum(len(each.columns(("t",))[0]) for each in packed_of(db))
-            size += sum(found.get(table.packed, 0) for table in PACKED)
         specified = main * SPECIFIED[tier.name]
         print(f"{tier.name:>4}: {main:,} rows, {size / 1e6:.1f} MB, {size / max(1, main):.1f} B a"
               f" row, {size / max(1, specified):.2f} of the specified; other rows"
@@ -184,19 +178,12 @@ def sizes(folder: Path) -> None:
     db.close()
 
 
-def packed_of(db: sqlite3.Connection) -> Iterator[Packed]:
-    """Yield all hours that are packed."""
-    for table in PACKED:
-        for begin, data in db.execute(f"SELECT t, data FROM {table.packed}"):
-            yield Packed(table, begin, data)
-
-
 def identity(folder: Path) -> None:
     """Assert that the tiers are each other's sums, where both are complete."""
     db = sqlite3.connect(folder / FILE_NAME)
     rolled = dict(db.execute("SELECT * FROM rolled"))
     for table in TABLES:
-        totals = ", ".join(f"sum({each})" for each in table.all_sums)
+        totals = ", ".join(f"sum({each})" for each in (*table.sums, *table.later))
         for at, (finer, coarser) in enumerate(pairwise(TIERS)):
             begin = db.execute(f"SELECT min(t) FROM {table.at(finer)}").fetchone()[0]
             begin = -(-begin // coarser.step_s) * coarser.step_s
@@ -207,25 +194,9 @@ def identity(folder: Path) -> None:
                 ).fetchone()
                 for step in (at, at + 1)
             ]
-            if coarser is TIERS[-1]:
-                found[1] = with_packed(db, table, begin, found[1])
             assert found[0] == found[1], (table.name, finer.name)
     print("roll-up identity: sum(1 h) = sum(1 min) = sum(10 s), exactly")
     db.close()
-
-
-def with_packed(
-    db: sqlite3.Connection, table: Table, begin: int, sums: tuple[int | None, ...]
-) -> tuple[int, ...]:
-    """Return sums with those of the packed hours from ``begin`` on."""
-    total = [each or 0 for each in sums]
-    for packed in packed_of(db):
-        if packed.table is table:
-            times, *columns = packed.columns(("t", *table.all_sums))
-            chosen = [each >= begin for each in times]
-            for at, column in enumerate(columns):
-                total[at] += sum(compress(column, chosen))
-    return tuple(total)
 
 
 def timed(what: str, ask: Callable[[], object], times: int, limit_ms: float) -> None:

@@ -1,8 +1,9 @@
 """Record a ``history.db``, and what it answers: ``python tests/golden/record_history.py``.
 
 ``history-1.db.xz`` and ``history-1.json`` were made at b3fa9b0, when rows of hours were rows of
-SQLite; those of number 3 at 573d38cd, when leases had no calls and GPUs no marks. A file of a later
-form gets a number of its own; recorded ones stay as they are.
+SQLite; those of number 3 at 573d38cd, when leases had no calls and GPUs no marks; those of number 4
+at f0eb0f3a, the last form that packs hours. A file of a later form gets a number of its own;
+recorded ones stay as they are.
 """
 
 import json

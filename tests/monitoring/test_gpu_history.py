@@ -118,16 +118,16 @@ def test_the_memory_of_a_gpus_leases_adds_up_and_others_have_no_name(tmp_path: P
 
 
 @pytest.mark.long
-def test_the_memory_of_a_gpus_leases_is_the_same_when_hours_are_packed(tmp_path: Path) -> None:
+def test_the_memory_of_a_gpus_leases_is_the_same_in_hours(tmp_path: Path) -> None:
     keep = HistorySettings(keep_10s_s=90 * DAY_S, keep_1m_s=90 * DAY_S)
     keeper = writer(tmp_path, keep)
     for second in range(0, 30 * 3600, 300):
         keeper.take([sample(STATE, 1000 * (T0 + second + each)) for each in (0, 5)])
     keeper.take([sample(STATE, 1000 * (T0 + 40 * 3600 + each)) for each in range(0, 30, 5)])
     keeper.close()
-    packed = ask(tmp_path, "gpu-leases", 400 * 3600)
-    assert packed.step_s == 3600
-    [series] = packed.series
+    hours = ask(tmp_path, "gpu-leases", 400 * 3600)
+    assert hours.step_s == 3600
+    [series] = hours.series
     assert len(series.points) == 31
     assert {total / n for _, total, n, _ in series.points} == {8 * 1024}
 

@@ -17,8 +17,7 @@ from gpupool.monitoring.history import history_store
 from gpupool.monitoring.history.history_settings import SET_BACK, HistorySettings
 from gpupool.monitoring.history.history_store import FILE_NAME, HistoryStore
 from gpupool.monitoring.history.history_writer import CAPPED, FULL, HistoryWriter
-from gpupool.monitoring.history.packed_hours import Packed
-from gpupool.monitoring.history.series import GPU, LEASE, PACKED, TABLES, TIERS, Table
+from gpupool.monitoring.history.series import GPU, LEASE, TABLES, TIERS, Table
 from gpupool.monitoring.history.time_slots import GROWN_MAX, Slot, SlotMaker
 from gpupool.monitoring.sample import Sample
 from gpupool.pool.model.forgetting import Forgotten, digest_of
@@ -56,15 +55,8 @@ def sums_of(folder: Path, tier: str, until: int) -> dict[str, tuple[int, ...]]:
 
 
 def _sums_of(folder: Path, table: Table, tier: str, until: int) -> tuple[int, ...]:
-    sums = ", ".join(f"sum({each})" for each in table.all_sums)
+    sums = ", ".join(f"sum({each})" for each in (*table.sums, *table.later))
     [found] = rows_of(folder, f"SELECT {sums} FROM {table.name}_{tier} WHERE t < {until}")
-    if tier != TIERS[-1].name or table not in PACKED:
-        return found
-    for begin, data in rows_of(folder, f"SELECT t, data FROM {table.packed}"):
-        columns = Packed(table, begin, data).columns(("t", *table.all_sums))
-        rows = [row for row in zip(*columns, strict=True) if row[0] < until]
-        more = (sum(each) for each in list(zip(*rows, strict=True))[1:])
-        found = tuple((a or 0) + b for a, b in zip(found, more, strict=True))
     return found
 
 
