@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 from gpupool.pool.host_suspension import HostSuspension, SuspensionPhase
 from gpupool.pool.model.commands import Command, EndLease, FreeLease, ServerContact, Tick
-from gpupool.pool.model.formats import AWAY_ENDS_SINCE
 from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, Milliseconds, RequestId, ServerId
 from gpupool.pool.model.relocation import BEGIN_MS, RefuseRelocation, RelocationState
 from gpupool.pool.model.served import serves, why_over
@@ -155,8 +154,7 @@ def due_resumptions(
     for lease in suspended.values():
         if lease.held and not any(each.lease == lease.id for each in plan):
             why = away_too_long(state, lease)
-            away = state.formats() >= AWAY_ENDS_SINCE
-            plan += [EndLease(lease.id, why, away=away)] if why else []
+            plan += [EndLease(lease.id, why, away=True)] if why else []
     return tuple(plan)
 
 

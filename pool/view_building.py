@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpupool.pool.clock_view import ClockView
-from gpupool.pool.model.formats import KEYS_SINCE
 from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds, ServerId, lease_name
 from gpupool.pool.model.relocation import RelocationState
 from gpupool.pool.model.state import (
@@ -116,8 +115,7 @@ def view_in_rows(source: ViewSource) -> tuple[PoolView, dict[str, ViewRows]]:
         authorities=_authority_views(state),
         silences=_silence_views(state, now_ms),
     )
-    knows_keys = state.formats() >= KEYS_SINCE
-    servers = (_server_view(each, state, health, knows_keys) for each in state.servers.values())
+    servers = (_server_view(each, state, health) for each in state.servers.values())
     return view, {
         "servers": ViewRows(len(state.servers), servers),
         "leases": ViewRows(len(state.leases), _lease_views(state, now_ms)),
@@ -211,9 +209,7 @@ def leases_by_gpu(state: PoolState, server: ServerId) -> dict[GpuId, list[LeaseI
     return found
 
 
-def _server_view(
-    server: Server, state: PoolState, health: RaftHealth, knows_keys: bool
-) -> ServerView:
+def _server_view(server: Server, state: PoolState, health: RaftHealth) -> ServerView:
     unreachable = server.status is ServerStatus.UNREACHABLE
     by_gpu = leases_by_gpu(state, server.id)
     gpus = tuple(
@@ -260,7 +256,7 @@ def _server_view(
         rdma=server.rdma,
         silent_since=_silent_since(server),
         formats=server.formats if server.status is not ServerStatus.JOINED else 0,
-        has_keys=server.has_keys if knows_keys else None,
+        has_keys=server.has_keys,
     )
 
 

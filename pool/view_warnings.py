@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from gpupool.pool.model.formats import KEYS_SINCE
 from gpupool.pool.model.state import PoolState, Server, ServerStatus
 from gpupool.pool.ports import RaftHealth, Role
 from gpupool.pool.transitions.authorities import NAME_COUNT_MAX, not_moved
@@ -79,7 +78,7 @@ def _key_warnings(state: PoolState) -> list[str]:
     """Return a warning where nobody has the CA's key, or one of several servers alone."""
     servers = _members_once_up(state)
     holders = [visible(server.name) for server in servers if server.has_keys]
-    if state.formats() < KEYS_SINCE or not servers or len(holders) > 1:
+    if not servers or len(holders) > 1:
         return []
     exchanges = len(state.authorities) > 1
     what = "s of both CAs" if exchanges else " of the pool's CA"

@@ -56,8 +56,7 @@ def status(credentials: str | None, as_json: bool) -> int:
         return code
     for each in found:
         _print_row(each.sha256[:SHORT], "signs" if each.signs else "to be retired", each.servers)
-    if keys is not None:
-        _print_row("the CA's key" if len(found) == 1 else "the keys of both", "held by", keys)
+    _print_row("the CA's key" if len(found) == 1 else "the keys of both", "held by", keys)
     if len(found) > 1:
         ready = "every server has moved: gpupool ca retire"
         say(f"gpupool: {'not moved yet: ' + ', '.join(behind) if behind else ready}")
@@ -71,13 +70,8 @@ def _print_row(what: str, role: str, servers: "Sequence[str]") -> None:
     click.echo(f"{what:<{SHORT}}  {role:<13}  {', '.join(servers) or 'no server'}")
 
 
-def _keepers(view: "PoolView") -> list[str] | None:
-    """Return the servers with the keys of all CAs that are trusted; None: the table has not that.
-
-    So it is while a server of the pool is older than that knowledge.
-    """
-    if any(server.has_keys is None for server in view.servers):
-        return None
+def _keepers(view: "PoolView") -> list[str]:
+    """Return the servers with the keys of all CAs that are trusted."""
     return [visible(server.name) for server in view.servers if server.has_keys]
 
 

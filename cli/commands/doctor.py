@@ -288,10 +288,7 @@ async def _server(address: "Address", name: str, credentials: "Credentials") -> 
 
 
 async def _own(connection: "MessageStream", name: str) -> list[Finding]:
-    """Ask one server what confines its workers and what ails its certificate, and close.
-
-    An older one does not say.
-    """
+    """Ask one server what confines its workers and what ails its certificate, and close."""
     import trio
 
     from gpupool.remoting.protocol import messages as m
@@ -313,8 +310,6 @@ async def _own(connection: "MessageStream", name: str) -> list[Finding]:
     said = answer.view.warnings if isinstance(answer, m.ViewNow) else ()
     hint = "its log says why; a server whose certificate has ended comes back by gpupool rejoin"
     found = [Finding("certificate", WARN, t, hint) for t in said if t.startswith(CERTIFICATE_OF)]
-    if isinstance(answer, m.ViewNow) and (older := older_finding(answer.view)) is not None:
-        found.append(older)
     if SIGNER_OPEN in said:
         hint = "start the server as root, or by the units for systemd"
         found.append(Finding("signer", WARN, SIGNER_OPEN, hint, (name,)))
@@ -333,18 +328,6 @@ async def _own(connection: "MessageStream", name: str) -> list[Finding]:
         text = "none has run yet, so their sandbox is not known"
         found.append(Finding("workers", GOOD, text, servers=(name,)))
     return found + [Finding("workers", GOOD, f"confined by {t}", servers=(name,)) for t in holds]
-
-
-def older_finding(view: "PoolView") -> Finding | None:
-    """Return that the server that answered is of a build whose views do not say their formats.
-
-    Newer ones name each other's versions in their warnings; this one may be the last that is older.
-    """
-    own = next((server for server in view.servers if server.id == view.answered_by), None)
-    if own is None or own.formats or own.state == "new":
-        return None
-    text = f"{visible(own.name)} does not say its version of the formats: this gpupool is newer"
-    return Finding("formats", WARN, text, "upgrade it as the other servers, by docs/upgrade.md")
 
 
 def _quorum(view: "PoolView") -> Finding:

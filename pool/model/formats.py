@@ -27,16 +27,6 @@ from gpupool.pool.errors import GpupoolError
 VERSION = 12
 """Of this program. It grows by one with a release that changes any of the above."""
 
-REFUSES_OLDER_SINCE = 7
-"""The version of a pool from which on it takes in no server that is older than itself."""
-
-KEYS_SINCE = 10
-"""The version of a pool from which on its table knows which servers have the CA's keys."""
-
-AWAY_ENDS_SINCE = 11
-"""The version of a pool from which on a lease that was suspended for too long, and came back before
-the command that ends it for that, goes on."""
-
 ALL_STARVED_SINCE = 12
 """The version of a pool from which on GPUs are kept for all starved requests in turn, those that
 are free soonest, and limits count both servers of a lease whose move was given up lately."""
@@ -83,7 +73,7 @@ def can_link(other: int, agreed: int) -> bool:
 
     ``agreed`` is ``PoolState.formats``, which the other one must be able to read.
     """
-    return abs(other - VERSION) <= 1 and (other >= agreed or agreed < REFUSES_OLDER_SINCE)
+    return abs(other - VERSION) <= 1 and other >= agreed
 
 
 def objection(command: str, formats: int) -> str:

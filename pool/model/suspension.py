@@ -25,10 +25,6 @@ from gpupool.pool.model.ids import (
 SPAN_COUNT_MAX = 64
 """Of a lease's times away that are told apart; the oldest two become one when there are more."""
 
-AWAY_SINCE = 8
-"""The version of the formats from which on a suspended lease may be moved, one whose old GPU is
-taken waits for it, and one that no driver can suspend is refused."""
-
 DRIVER_SINCE = 570
 """The first NVIDIA driver with ``cuCheckpointProcess*``."""
 

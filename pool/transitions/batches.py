@@ -31,14 +31,11 @@ ENDED_AT_ONCE_MAX = 32
 """Leases that one command ends. Each makes an event and a record, and the table keeps more of both,
 ``EVENT_COUNT_MAX`` and ``RECORD_COUNT_MAX``: so each server reads all of them."""
 
-BATCHES_SINCE = 8
-"""The version of the formats from which on all servers end so many at a time."""
-
 
 def end_leases_of(state: PoolState, token: TokenId, reason: str) -> tuple[PoolState, bool]:
     """End leases of a token; return whether some are left."""
     leases_now, is_left = _some(
-        state, (each.id for each in state.leases.values() if each.token == token and each.held)
+        each.id for each in state.leases.values() if each.token == token and each.held
     )
     for lease in leases_now:
         state = leases.end(clock_setting.moved_ahead(state, lease), lease, reason)
@@ -49,19 +46,16 @@ def free_parts_at(state: PoolState, server: ServerId, reason: str) -> tuple[Pool
     """Free parts of a server, since no worker of theirs can live; return whether some are left."""
     parts = state.leases.at(server).values()
     leases_now, is_left = _some(
-        state, (each.id for each in parts if each.parts[server] is not PartStatus.FREED)
+        each.id for each in parts if each.parts[server] is not PartStatus.FREED
     )
     for lease in leases_now:
         state = leases.lose_part(clock_setting.moved_ahead(state, lease), lease, server, reason)
     return state, is_left
 
 
-def _some(state: PoolState, found: Iterator[LeaseId]) -> tuple[list[LeaseId], bool]:
+def _some(found: Iterator[LeaseId]) -> tuple[list[LeaseId], bool]:
     """Return those that one command ends, and whether there are more."""
-    now, more = list(islice(found, ENDED_AT_ONCE_MAX)), list(islice(found, 1))
-    if more and state.formats() < BATCHES_SINCE:
-        return [*now, *more, *found], False
-    return now, bool(more)
+    return list(islice(found, ENDED_AT_ONCE_MAX)), any(True for _ in found)
 
 
 def unfinished(state: PoolState) -> tuple[Command, ...]:

@@ -37,9 +37,6 @@ MOVED_AT_ONCE_MAX = 64
 LOOKED_AT_ONCE_MAX = 2048
 """Leases of which one command finds out whether they are of the accident, in 3 ms at most."""
 
-BATCHES_SINCE = 8
-"""The version of the formats from which on all servers move so many at a time."""
-
 
 def set_clock(state: PoolState, command: SetClock) -> Step:
     """Set the table's time, and begin an era: no stamp made before counts any more."""
@@ -103,11 +100,10 @@ def _leases_moved(state: PoolState) -> PoolState:
     move = state.moving
     if move is None:
         return state
-    in_batches = state.formats() >= BATCHES_SINCE
     leases, ahead, looked_at, moved_count = state.leases, frozenset(move.ahead), 0, 0
     after = move.after
     for lease in _left(state, move):
-        if in_batches and (looked_at == LOOKED_AT_ONCE_MAX or moved_count == MOVED_AT_ONCE_MAX):
+        if looked_at == LOOKED_AT_ONCE_MAX or moved_count == MOVED_AT_ONCE_MAX:
             later = tuple(each for each in move.ahead if each > after)
             move = replace(move, after=after, ahead=later)
             return with_changes(state, leases=leases, moving=move)

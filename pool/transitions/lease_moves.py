@@ -13,7 +13,6 @@ from gpupool.pool.model.ids import lease_name
 from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
 from gpupool.pool.model.state import Lease, PoolState, with_changes
 from gpupool.pool.model.suspension import (
-    AWAY_SINCE,
     GpuMove,
     MoveLease,
     Suspension,
@@ -102,8 +101,6 @@ def _unsuitable(state: PoolState, lease: Lease, command: MoveLease) -> Result | 
     if found is not None and found.moves:
         return refuse(RefusalKind.BUSY, "it is being moved already; try again when it runs")
     if found is not None and found.state is SuspensionState.SUSPENDED:
-        if state.formats() < AWAY_SINCE:
-            return refuse(RefusalKind.BUSY, "it is suspended; resume it first")
         if why := not_resumed_by(command, lease, found):
             return refuse(RefusalKind.DENIED, why)
         if len(lease.parts) > 1:

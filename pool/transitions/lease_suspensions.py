@@ -14,7 +14,6 @@ from gpupool.pool.model.relocation import RelocateLease
 from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
 from gpupool.pool.model.state import Lease, PoolState, with_changes
 from gpupool.pool.model.suspension import (
-    AWAY_SINCE,
     ConfirmResumed,
     ConfirmSuspended,
     GpuMove,
@@ -68,7 +67,7 @@ def suspend_lease(state: PoolState, command: SuspendLease) -> Step:
         return state, Result(ok=True, why="it is suspended already", lease=lease.id)
     if lease.relocation is not None:
         return state, refuse(RefusalKind.BUSY, f"{GOES_ELSEWHERE}; try again when that is done")
-    if state.formats() >= AWAY_SINCE and (why := never_suspendable(state, lease)):
+    if why := never_suspendable(state, lease):
         return state, refuse(RefusalKind.BUSY, why)
     if command.for_request is not None and command.for_request not in state.waiting:
         return state, refuse(RefusalKind.CONFLICT, "the request waits no more")
@@ -175,7 +174,7 @@ def _go_back(state: PoolState, command: RefuseSuspension) -> Step:
     if command.server not in {each.server for each in _suspension(lease).moves}:
         return state, refuse(RefusalKind.CONFLICT, "it is moved on another server")
     taken = way_back_refusal(state, lease)
-    if taken is not None and (len(lease.parts) > 1 or state.formats() < AWAY_SINCE):
+    if taken is not None and len(lease.parts) > 1:
         return state, taken
     there = _before_move(lease)
     reason = command.reason[:TEXT_LENGTH_MAX] or "its server could not"

@@ -22,7 +22,6 @@ from gpupool.pool.model.commands import (
     ServerUp,
     wrap,
 )
-from gpupool.pool.model.formats import REFUSES_OLDER_SINCE
 from gpupool.pool.model.ids import GpuId, Plain, ServerId
 from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
@@ -194,6 +193,14 @@ def removals_of_others(state: PoolState, survivor: ServerId, *, at_ms: int) -> l
 # --- inventory and contact ------------------------------------------------------------------------
 
 
+def _too_old(state: PoolState, command: ServerUp) -> str:
+    agreed = state.formats()
+    if command.formats >= agreed:
+        return ""
+    why = f"the servers of this pool have agreed on version {agreed} of the formats"
+    return f"{why}, and this one has {command.formats}: upgrade its gpupool"
+
+
 def server_up(state: PoolState, command: ServerUp) -> Step:
     """Take a server's inventory; a new incarnation has killed all workers of the former ones."""
     server = state.servers.get(command.server)
@@ -201,11 +208,8 @@ def server_up(state: PoolState, command: ServerUp) -> Step:
         return state, refuse(RefusalKind.DENIED, "this server is not a member of the pool")
     if command.incarnation < server.incarnation:
         return state, refuse(RefusalKind.CONFLICT, "a later incarnation of this server is known")
-    agreed = state.formats()
-    if command.formats < agreed and agreed >= REFUSES_OLDER_SINCE:
-        why = f"the servers of this pool have agreed on version {agreed} of the formats"
-        text = f"{why}, and this one has {command.formats}: upgrade its gpupool"
-        return state, refuse(RefusalKind.DENIED, text)
+    if why := _too_old(state, command):
+        return state, refuse(RefusalKind.DENIED, why)
     if len(command.gpus) > GPU_COUNT_MAX:
         return state, refuse(RefusalKind.DENIED, f"a server has at most {GPU_COUNT_MAX} GPUs")
     if command.accounts:

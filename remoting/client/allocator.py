@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 
 import trio
 
@@ -25,9 +24,6 @@ from gpupool.remoting.client.negotiation_actions import (
 from gpupool.remoting.client.server_connections import Connections, ServerConnection
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.token_text import hash_secret
-
-PREEMPTIBLE_SINCE = 8
-"""The version of the protocol that has ``Request.preemptible``."""
 
 FAREWELL_TIMEOUT_S = 1.0
 WITHDRAWAL_TIMEOUT_S = 3 * FAREWELL_TIMEOUT_S
@@ -173,8 +169,7 @@ class Allocator:
         try:
             if connection is None:
                 raise UnreachableError(f"lost server {self._connections.name_of(action.server)}")
-            message = _known_to(connection, action.message)
-            answer = await connection.call(message, timeout_s=action.timeout_s)
+            answer = await connection.call(action.message, timeout_s=action.timeout_s)
         except GpupoolError as error:
             answer = error
         if isinstance(action.message, m.Cancel):
@@ -217,12 +212,3 @@ class Allocator:
             and self.allocation.request.id in message.requests
         ):
             self._do(self.allocation.hinted())
-
-
-def _known_to(connection: ServerConnection, message: m.CallFor[m.Answer]) -> m.CallFor[m.Answer]:
-    """Return a call as a server of an earlier version reads it: its leases are not preemptible."""
-    if connection.welcome.protocol >= PREEMPTIBLE_SINCE:
-        return message
-    if not isinstance(message, m.Ask | m.AwaitGpus | m.Claim) or not message.request.preemptible:
-        return message
-    return replace(message, request=replace(message.request, preemptible=False))

@@ -17,8 +17,6 @@ from gpupool.remoting.protocol import messages as m
 
 REACH_S = 3.0
 MEASURE_TIMEOUT_S = 30.0
-MEASURES_SINCE = 8
-"""The version of the protocol whose servers can measure."""
 ROUND_COUNT_MAX = 63
 """A round takes a second: all pairs of 64 servers, and a part of those of a larger pool."""
 
@@ -64,10 +62,7 @@ async def ask_bandwidth(connections: Connections) -> BandwidthAnswer:
     """Have the pairs of all servers that answer measured, a round of pairs at a time."""
 
     async def reach(server: ServerId) -> ServerConnection:
-        connection = await connections.reach(server, REACH_S)
-        if connection.welcome.protocol < MEASURES_SINCE:
-            raise GpupoolError("its version of gpupool cannot measure")
-        return connection
+        return await connections.reach(server, REACH_S)
 
     reached, silent = await ask_all(connections, reach)
     answer = BandwidthAnswer(silent=silent)

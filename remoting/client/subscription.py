@@ -29,9 +29,6 @@ LOG = logging.getLogger("gpupool.client")
 VIEWERS, LARGE = 3, 100
 """Servers that send the view, but one above so many; those without a majority are not counted."""
 
-TELEMETRY_SINCE = 8
-"""The version of the protocol from which servers send measurements alone."""
-
 FRESH_STEPS = 3
 """Intervals after which a server that has sent no view is not counted."""
 
@@ -91,8 +88,7 @@ class Subscription:
         good = [each for each in self._viewers if self._is_good(each)]
         wanted = viewers_of(len(connections))
         for server in good[wanted:]:
-            if _sends_less(connections[server]):
-                self._start(connections[server], viewer=False)
+            self._start(connections[server], viewer=False)
         lacking = wanted - len(good)
         others = (each for each in connections if each not in self._viewers)
         for server in list(islice(others, max(0, lacking))):
@@ -109,7 +105,7 @@ class Subscription:
     def _start(self, connection: ServerConnection, *, viewer: bool) -> None:
         if self._nursery is None:
             return
-        if viewer or not _sends_less(connection):
+        if viewer:
             self._viewers[connection.server] = self._clock.monotonic()
             call: m.CallFor[m.Answer] = m.Subscribe(self._interval_s)
         else:
@@ -148,8 +144,3 @@ class Subscription:
 def viewers_of(servers: int) -> int:
     """Return how many of the servers send the view."""
     return VIEWERS if servers <= LARGE else 1
-
-
-def _sends_less(connection: ServerConnection) -> bool:
-    """Return whether a server knows measurements without the view."""
-    return connection.welcome.protocol >= TELEMETRY_SINCE

@@ -2,7 +2,6 @@
 
 from gpupool.pool.errors import DeniedError, UsageError
 from gpupool.pool.model import commands
-from gpupool.pool.model.formats import objection
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import PoolState
 from gpupool.pool.transitions.backup import (
@@ -41,10 +40,7 @@ class BackupService:
         def then(_result: Result) -> m.Message:
             return m.BackupIs(to_file(make_backup(self._context.state)))
 
-        # A pool with older servers cannot remember it.
-        note = commands.NoteBackup(client.user)
-        known = not objection(commands.NAMES[type(note)], self._context.state.formats())
-        self._context.propose_for(client, call, note if known else commands.Tick(), then)
+        self._context.propose_for(client, call, commands.NoteBackup(client.user), then)
 
     def _put_part(self, client: Client, call: int, message: m.PutPart) -> None:
         """Have one part replicated; ``apply`` checks its size and number."""

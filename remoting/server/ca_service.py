@@ -8,7 +8,6 @@ from functools import partial
 
 from gpupool.pool.errors import DeniedError, GpupoolError
 from gpupool.pool.model import commands
-from gpupool.pool.model.formats import KEYS_SINCE
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.results import Result
 from gpupool.pool.transitions.authorities import fingerprint_of, short_name
@@ -59,8 +58,7 @@ class CaService:
                 raise result
             if fingerprint_of(result.old) != signer:
                 raise DeniedError("the CA is not exchanged", why="another one signs now")
-            keepers = result.keepers if self._context.state.formats() >= KEYS_SINCE else ()
-            command = commands.RotateCa(result.old, result.new, client.user, keepers)
+            command = commands.RotateCa(result.old, result.new, client.user, result.keepers)
             then = partial(_rotated, result)
             self._context.propose_for(client, call, command, then)
         except GpupoolError as error:

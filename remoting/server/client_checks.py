@@ -5,12 +5,11 @@ of all rights stands in docs/results/security.md.
 """
 
 import hmac
-from dataclasses import replace
 
 from gpupool.pool.errors import AuthenticationError, DeniedError, NoQuorumError, UsageError
 from gpupool.pool.model.ids import Milliseconds, TokenId
 from gpupool.pool.model.sizes import SHARE_MIN
-from gpupool.pool.model.state import PoolState, Request, Token, TokenKind
+from gpupool.pool.model.state import Request, Token, TokenKind
 from gpupool.pool.policy.lease_ends import IDLE_TIMEOUT_MIN_S
 from gpupool.pool.scheduling.filters import well_formed
 from gpupool.pool.transitions.leases import VIEWER_LOOKS
@@ -22,9 +21,6 @@ from gpupool.remoting.server.service_context import NO_QUORUM_HINT, Client, Serv
 TEXT_LENGTH_MAX = 200
 ASK_ANEW = 'an operator makes one with "gpupool token create"; give it to "gpupool login"'
 SINCE_START = "it has not been in touch with a majority since"
-PREEMPTIBLE_SINCE = 7
-"""The version of the formats that has ``Request.preemptible``."""
-
 SERVER_NAME_COUNT_MAX = 64
 EXPIRY_SOON_MS = 14 * 86_400_000
 """A client is told of its token's end from so long before it on."""
@@ -172,13 +168,6 @@ def check_unexpired(context: ServiceContext, client: Client) -> None:
     why = token.refusal(context.now_ms()) if token else "it is not known any more"
     if why:
         raise AuthenticationError("the token is refused", why=why, hint=ASK_ANEW)
-
-
-def as_all_know_it(state: PoolState, request: Request) -> Request:
-    """Return a request without what the oldest server of the pool could not read in the log."""
-    if state.formats() < PREEMPTIBLE_SINCE:
-        return replace(request, preemptible=False, share=0.0)
-    return request
 
 
 def check_request(request: Request) -> None:

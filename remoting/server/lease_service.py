@@ -39,7 +39,7 @@ from gpupool.remoting.protocol.sessions import SessionInfo
 from gpupool.remoting.protocol.token_text import hash_secret
 from gpupool.remoting.server.actions import StartSession
 from gpupool.remoting.server.attachments import Attachments
-from gpupool.remoting.server.client_checks import as_all_know_it, check_request
+from gpupool.remoting.server.client_checks import check_request
 from gpupool.remoting.server.proposer import Decision
 from gpupool.remoting.server.relocating.session_rules import has_left, opens_no_more
 from gpupool.remoting.server.service_context import Client, Handler, RefusalLog, ServiceContext
@@ -283,7 +283,7 @@ class LeaseService:
         check_request(message.request)
         wait_queue, now = self._context.wait_queue, self._context.clock.monotonic()
         wait_queue.add(client.connection, message.request, now, client.holder)
-        request = as_all_know_it(self._context.state, message.request)
+        request = message.request
         reason = message.reason[:TEXT_LENGTH_MAX]
         command = commands.Wait(request, client.user, client.token, reason)
 
@@ -303,7 +303,7 @@ class LeaseService:
         _check_room(client)
         self._context.require_majority()
         command = commands.Grant(
-            request=as_all_know_it(self._context.state, message.request),
+            request=message.request,
             user=client.user,
             token=client.token,
             ticket_hash=message.ticket_hash,

@@ -27,9 +27,6 @@ from gpupool.remoting.server.service_context import Client, Handler, ServiceCont
 PUT_S = 5.0
 """For all parts of a document together, and its last command."""
 
-SUSPENDING_SINCE = 7
-"""The version of the formats that has ``Window.suspends_leases``."""
-
 COMPILE_COUNT_MAX = 32
 """Documents that wait to be compiled; one of each user."""
 
@@ -102,7 +99,6 @@ class PolicyService:
 
     def _replicate(self, client: Client, call: int, message: m.PutPolicy, draft: Draft) -> None:
         context, current = self._context, self._context.state.policy
-        check_formats(context.state, draft.policy)
         data = policy_versions.pack_draft(draft)
         digest = policy_versions.digest_of(data)
         # A later version than this server knows may well be in force: the table decides.
@@ -187,21 +183,6 @@ def _error(state: PoolState, message: m.PutPolicy, result: Result) -> GpupoolErr
     if result.kind == RefusalKind.CONFLICT and state.policy.version != message.base:
         return _conflict(state, message.base)
     return DeniedError(REFUSED, why=result.why)
-
-
-def check_formats(state: PoolState, policy: Policy) -> None:
-    """Refuse a policy that the oldest server of the pool cannot read.
-
-    Raises:
-        NotNowError: when it has a window that suspends leases.
-    """
-    window = next((each for each in policy.windows if each.suspends_leases), None)
-    formats = state.formats()
-    if window is not None and formats < SUSPENDING_SINCE:
-        why = f"it needs version {SUSPENDING_SINCE} on all servers, and the oldest has {formats}"
-        raise NotNowError(
-            f'leases = "suspend" cannot be in force yet: window {window.name}', why=why
-        )
 
 
 def _conflict(state: PoolState, base: int) -> ConflictError:

@@ -18,7 +18,7 @@ from gpupool.pool.model.commands import (
     ReportIssuer,
     ServerUp,
 )
-from gpupool.pool.model.formats import ADDRESSES_SINCE, KEYS_SINCE
+from gpupool.pool.model.formats import ADDRESSES_SINCE
 from gpupool.pool.model.ids import Incarnation, LeaseId
 from gpupool.pool.model.state import Gpu, PartStatus, PoolState, Server, ServerStatus, with_changes
 from gpupool.pool.policy.lease_ends import idle_notice, idle_plan
@@ -199,7 +199,7 @@ class Reconciler:
     def _report(self, state: PoolState, server: Server) -> None:
         """Propose the inventory when the table has another one, else readings that moved."""
         readings, devices = self._host.readings(), self._host.gpus()
-        agreed, has_keys = self._agreed, self._says_keys(state, server)
+        agreed, has_keys = self._agreed, self._context.authorities.has_keys()
         names = self._software.names if state.formats() >= ADDRESSES_SINCE else ()
         if (
             agreed is not None
@@ -244,11 +244,6 @@ class Reconciler:
         elif now - self._reported_at >= REPORT_EVERY_S:
             self._reported_at = now
             self._once(ReportGpus(self._self, self._incarnation, moved))
-
-    def _says_keys(self, state: PoolState, server: Server) -> bool:
-        """Return whether the table is to know that this server has the CA's keys."""
-        has_keys = self._context.authorities.has_keys()
-        return has_keys and (server.has_keys or state.formats() >= KEYS_SINCE)
 
     def _drain_failing(self, state: PoolState) -> None:
         """Drain GPUs of this server that show a sign for which the operators want that."""

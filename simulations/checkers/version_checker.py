@@ -1,6 +1,5 @@
 """The version of the table: no server reads entries that its program does not know."""
 
-from gpupool.pool.model.formats import REFUSES_OLDER_SINCE
 from gpupool.pool.model.state import PoolState
 from gpupool.simulations.kernel.failure_reporter import FailureReporter
 
@@ -20,7 +19,7 @@ class VersionsAgree:
         if before.servers is state.servers:
             return
         former, agreed = before.formats(), state.formats()
-        if agreed < former and former >= REFUSES_OLDER_SINCE:
+        if agreed < former:
             text = f"the pool had agreed on version {former}, and takes a server of {agreed} in"
             self._failures.fail("version-stays", text)
 

@@ -9,7 +9,7 @@ from tests.pool.policy_kit import GIB, A, B, Pool
 
 from gpupool.pool.invariants import violations
 from gpupool.pool.model import commands as c
-from gpupool.pool.model.codec import decode, encode
+from gpupool.pool.model.codec import decode
 from gpupool.pool.model.formats import VERSION
 from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, Milliseconds, ServerId, TokenId
 from gpupool.pool.model.results import RefusalKind, Result
@@ -220,23 +220,6 @@ def test_a_pool_is_recovered_by_entries_enough_for_all_leases() -> None:
         pool.machine.apply(pool.state.index + 1, plain)
     assert list(pool.state.servers) == [A]
     assert violations(pool.state) == []
-
-
-def test_a_pool_with_an_older_server_ends_all_at_once_until_that_is_upgraded() -> None:
-    """From version 7 to 8: what an older server does, all do; and none of it is left undone."""
-    pool = pool_of(7)
-    for _ in range(8):
-        grant(pool, [A, B])
-    assert pool.do(REVOKE).ok
-    assert pool.state.revoking == ()
-    assert not any(lease.held for lease in pool.state.leases.values())
-    assert "revoking" not in encode(pool.state), "a server of version 7 reads the snapshot"  # type: ignore[operator]
-    assert pool.do(up(pool, A, 2)).ok, "nothing is refused that was not"
-    assert pool.do(up(pool, B, 2)).ok
-    for _ in range(8):
-        grant(pool, [A], "bob")
-    assert pool.do(c.RevokeToken(TokenId("bob"), "root")).ok
-    assert pool.state.revoking == (TokenId("bob"),)
 
 
 @pytest.mark.parametrize("command", [REMOVE, "restart"])

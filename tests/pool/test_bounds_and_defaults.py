@@ -36,9 +36,6 @@ BOUNDS: dict[ModuleType, dict[str, float]] = {
     },
     formats: {
         "VERSION": 12,
-        "REFUSES_OLDER_SINCE": 7,
-        "KEYS_SINCE": 10,
-        "AWAY_ENDS_SINCE": 11,
         "ALL_STARVED_SINCE": 12,
         "ADDRESSES_SINCE": 12,
         "BEFORE_VERSIONS": 5,
@@ -76,7 +73,7 @@ BOUNDS: dict[ModuleType, dict[str, float]] = {
         "STARVED_AFTER_MS": 60_000,
         "PARTITION_SIZE_MIN": 1_048_576,
     },
-    suspension: {"SPAN_COUNT_MAX": 64, "AWAY_SINCE": 8, "DRIVER_SINCE": 570},
+    suspension: {"SPAN_COUNT_MAX": 64, "DRIVER_SINCE": 570},
     table_hash: {"HASH_BYTES": 16, "BLOB_BYTES": 64, "VERSION": 1},
 }
 """Another value needs a new version of the formats, from which on ``apply`` takes it."""

@@ -7,7 +7,7 @@ from tests.pool.policy_kit import A, B, Pool
 
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.codec import encode
-from gpupool.pool.model.formats import KEYS_SINCE, VERSION
+from gpupool.pool.model.formats import VERSION
 from gpupool.pool.model.ids import Incarnation, ServerId
 from gpupool.pool.model.results import RefusalKind
 from gpupool.pool.ports import RaftHealth, Role
@@ -35,7 +35,7 @@ def pool_where(*, a_has: bool, b_has: bool) -> Pool:
 def half_upgraded() -> Pool:
     pool = Pool()
     assert pool.do(up(A, has_keys=False)).ok
-    assert pool.do(replace(up(B, has_keys=False), formats=KEYS_SINCE - 1)).ok
+    assert pool.do(replace(up(B, has_keys=False), formats=VERSION - 1)).ok
     return pool
 
 
@@ -142,18 +142,12 @@ def test_the_only_voter_is_not_warned_of_its_key() -> None:
     assert key_warnings(pool) == []
 
 
-def test_a_pool_with_an_older_server_says_nothing_of_keys() -> None:
-    view = view_of(pool := half_upgraded())
-    assert [each.has_keys for each in view.servers] == [None, None]
-    assert key_warnings(pool) == []
-
-
 def test_a_view_names_the_servers_that_are_not_upgraded_yet() -> None:
     """The versions of gpupool were alike, and nothing showed which servers were behind."""
     whole = pool_where(a_has=True, b_has=True)
     assert not any("not upgraded" in each for each in view_of(whole).warnings)
     view = view_of(pool := half_upgraded())
-    assert [each.formats for each in view.servers] == [VERSION, KEYS_SINCE - 1]
+    assert [each.formats for each in view.servers] == [VERSION, VERSION - 1]
     name = pool.state.servers[B].name
-    warning = f"these servers are not upgraded yet: {name} (formats {KEYS_SINCE - 1})"
+    warning = f"these servers are not upgraded yet: {name} (formats {VERSION - 1})"
     assert any(each.startswith(warning) for each in view.warnings)

@@ -253,16 +253,6 @@ def test_leases_of_before_the_accident_are_looked_at_some_at_a_time(
     assert same == [True] * 7 + [False]
 
 
-def test_a_pool_with_an_older_server_moves_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = pool_of_accident(monkeypatch)
-    upgraded(pool.machine, 7)
-    assert pool.do(c.SetClock(Milliseconds(TO_MS), 0, "root")).ok
-    assert (pool.state.moving, unmoved(pool.state)) == (None, 0)
-    snapshot = encode(pool.state)
-    assert isinstance(snapshot, dict)
-    assert "moving" not in snapshot, "a server of version 7 reads it"
-
-
 def all_moved(machine: PoolMachine) -> PoolState:
     """Return the table as it is once all leases are moved."""
     copy = PoolMachine(machine.state)
@@ -276,8 +266,6 @@ def all_moved(machine: PoolMachine) -> PoolState:
 def test_batches_with_other_commands_between_them_leave_what_one_step_leaves(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clock_setting, "BATCHES_SINCE", 0)
-    monkeypatch.setattr(batches, "BATCHES_SINCE", 0)
     monkeypatch.setattr(batches, "ENDED_AT_ONCE_MAX", 2)
     some, whole, walker = founded(), founded(), Walker(seed)
     now, meanwhile = 10_000, 0

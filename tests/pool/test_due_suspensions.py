@@ -1,7 +1,6 @@
 """What the leader has suspended, resumed and ended, at what time, and one after the other."""
 
-import pytest
-from tests.pool.policy_kit import at, upgraded
+from tests.pool.policy_kit import at
 from tests.pool.test_preemption import NIGHT, POLICY, Preempting, small
 
 from gpupool.pool.model import commands as c
@@ -40,12 +39,9 @@ def test_leases_go_on_one_after_the_other_once_their_request_is_gone() -> None:
     assert pool.lead() == []
 
 
-@pytest.mark.parametrize("is_new", [False, True])
-def test_what_was_suspended_for_the_longest_time_ends(is_new: bool) -> None:
+def test_what_was_suspended_for_the_longest_time_ends() -> None:
     pool, first, second, request = two_away()
-    if not is_new:
-        upgraded(pool.machine, 10)
-    ends = tuple(c.EndLease(each, WHY, away=is_new) for each in (first, second))
+    ends = tuple(c.EndLease(each, WHY, away=True) for each in (first, second))
     end_ms = pool.now + 4 * HOUR_MS
     assert due_resumptions(pool.state, end_ms - 1, {request}) == ()
     assert due_resumptions(pool.state, end_ms, {request}) == ends

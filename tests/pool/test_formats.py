@@ -121,15 +121,6 @@ def test_a_server_cannot_go_back_once_all_were_upgraded() -> None:
     assert pool.state.formats() == VERSION
 
 
-def test_servers_of_a_pool_that_has_not_agreed_on_it_yet_go_back() -> None:
-    pool = pool_with_new(formats=6)
-    assert pool.do(up(A, VERSION, 3)).ok
-    assert pool.state.formats() == 6
-    assert pool.do(up(A, 6, 4)).ok
-    assert pool.do(up(A, 5, 5)).ok, "version 6 does not know this rule"
-    assert pool.state.formats() == 5
-
-
 def test_a_server_that_is_older_than_the_pool_stops_before_it_misreads_anything() -> None:
     """Whichever server reads the log with an older program, whenever: the log says so by itself."""
     pool = pool_with_new()

@@ -147,13 +147,3 @@ def test_one_that_let_go_to_be_moved_waits_for_its_own_gpus_in_the_same_way() ->
     assert pool.do(refusal).ok
     assert (pool.phase(lease), pool.gpus(lease), pool.granted(1)) == (S.SUSPENDED, [gpu(0)], 0)
     assert pool.state.usage["ada"].units == 0
-
-
-def test_servers_that_know_version_7_alone_do_as_they_did() -> None:
-    """Or their tables would differ from those of newer ones."""
-    pool = Moving()
-    lease = suspended(pool, (gpu(0), 60))
-    upgraded(pool.machine, 7)
-    done = pool.move(lease, gpu(2))
-    assert (done.ok, done.why) == (False, "it is suspended; resume it first")
-    assert pool.phase(lease) is S.SUSPENDED

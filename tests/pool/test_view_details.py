@@ -9,7 +9,7 @@ from tests.pool.test_lease_moves import Moving, gpu
 from tests.pool.test_view_rows import HEALTH
 
 from gpupool.pool.model import commands as c
-from gpupool.pool.model.formats import KEYS_SINCE
+from gpupool.pool.model.formats import VERSION
 from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds, ServerId, TokenId
 from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.relocation import Relocation, RelocationState
@@ -430,21 +430,12 @@ def upgraded_to(*formats: int) -> PoolState:
 @pytest.mark.parametrize("more", [-1, 0, 1, 2])
 def test_servers_that_are_not_upgraded_are_named_up_to_a_number(more: int) -> None:
     count = NAME_COUNT_MAX + more
-    state = upgraded_to(*[KEYS_SINCE - 1] * count, KEYS_SINCE)
+    state = upgraded_to(*[VERSION - 1] * count, VERSION)
     [said] = [each for each in view_of(state).warnings if "not upgraded" in each]
-    names = ", ".join(f"s{n} (formats {KEYS_SINCE - 1})" for n in range(min(count, NAME_COUNT_MAX)))
+    names = ", ".join(f"s{n} (formats {VERSION - 1})" for n in range(min(count, NAME_COUNT_MAX)))
     rest = f" and {more} more" if more > 0 else ""
-    newest = f"the newest have formats {KEYS_SINCE}"
+    newest = f"the newest have formats {VERSION}"
     assert said == f"these servers are not upgraded yet: {names}{rest}; {newest}"
-
-
-@pytest.mark.parametrize(("formats", "warned"), [(KEYS_SINCE - 1, False), (KEYS_SINCE, True)])
-def test_a_pool_knows_its_keys_from_one_version_on(formats: int, warned: bool) -> None:
-    state = upgraded_to(formats, formats)
-    warnings = [each for each in view_of(state).warnings if "has the key" in each]
-    assert bool(warnings) is warned
-    shown = {each.has_keys for each in view_of(state).servers}
-    assert shown == ({False} if warned else {None})
 
 
 @pytest.mark.parametrize(
@@ -454,7 +445,7 @@ def test_a_pool_knows_its_keys_from_one_version_on(formats: int, warned: bool) -
 def test_the_keys_of_two_cas_are_asked_for_while_both_are_trusted(
     authorities: tuple[bytes, ...], what: str
 ) -> None:
-    state = with_changes(upgraded_to(KEYS_SINCE, KEYS_SINCE), authorities=authorities)
+    state = with_changes(upgraded_to(VERSION, VERSION), authorities=authorities)
     assert any(each.startswith(f"no server has the key{what}") for each in view_of(state).warnings)
     first, *_ = state.servers
     state = with_server(state, first, has_keys=True)

@@ -59,6 +59,7 @@ def exchange_of(names: int, moved: int) -> list[str]:
             id=ServerId(f"{number:012}"),
             name=f"s{number}",
             issuer=fingerprint_of(new if number < moved else old),
+            has_keys=True,
         )
         for number in range(names)
     ]

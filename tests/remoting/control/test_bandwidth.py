@@ -243,26 +243,6 @@ class FakeServers:
         return SimpleNamespace(welcome=welcome, call=call)
 
 
-async def test_servers_of_an_earlier_version_say_that_they_cannot(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
-    servers = FakeServers(a=8, b=8, c=8, old=7)
-    answer = await ask_bandwidth(cast("Connections", servers))
-    assert sorted(servers.asked) == [("a", "b"), ("a", "c"), ("b", "c")]
-    assert [(each.source, each.target, each.bits_s) for each in answer.ways] == [
-        ("a", "b", 2_000),
-        ("b", "a", 1_000),
-    ]
-    assert answer.failed == {
-        ("a", "c"): "it is busy: with another",
-        ("b", "c"): "it is busy: with another",
-    }
-    assert answer.silent == {
-        "old": "its version of gpupool cannot measure",
-        "away": "cannot reach server away",
-    }
-
-
 async def test_a_large_pool_is_measured_in_part(
     autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,6 @@ from gpupool.pool.errors import (
     UnknownNameError,
     UsageError,
 )
-from gpupool.pool.model.formats import KEYS_SINCE
 from gpupool.pool.model.ids import LeaseId, ServerId
 from gpupool.pool.model.state import TokenKind
 from gpupool.pool.record_query import RecordPage, RecordQuery
@@ -137,19 +136,6 @@ async def test_a_few_servers_send_the_view_and_others_take_over(
         async with pool.subscribe(0.5):
             await trio.sleep(2)
             assert await heard.counts() == (1, 3)
-
-
-async def test_servers_of_before_send_the_view_as_ever(
-    autojump_clock: Clock, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cluster, heard = Cluster(nursery), Heard()
-    monkeypatch.setattr(m, "PROTOCOL", 7)
-    await cluster.start([1] * 5)
-    async with cluster.client() as pool:
-        pool.connections.listen(heard)
-        async with pool.subscribe(0.5):
-            await trio.sleep(1)
-            assert await heard.counts() == (5, 0)
 
 
 async def test_who_forgets_a_user_is_told_the_pseudonym_that_the_pool_has(
@@ -523,24 +509,6 @@ async def test_the_table_knows_who_has_the_key_and_the_last_of_them_stays(
         await trio.sleep(1)
         assert cluster.state.servers[node.id].has_keys
         await root.operate(m.RemoveServer(first.name))
-
-
-async def test_a_pool_with_an_older_server_is_not_told_who_has_the_key(
-    autojump_clock: Clock, nursery: trio.Nursery
-) -> None:
-    """It could not read that. The last server with the key may leave there, as before."""
-    cluster = Cluster(nursery)
-    cluster.formats = KEYS_SINCE - 1
-    await cluster.start([1])
-    cluster.formats = KEYS_SINCE
-    cluster.admit(await cluster.add(2, 1))
-    await trio.sleep(1)
-    assert [each.formats for each in cluster.state.servers.values()] == [KEYS_SINCE - 1, KEYS_SINCE]
-    assert not any(each.has_keys for each in cluster.state.servers.values())
-    async with cluster.client("root") as root:
-        await root.operate(m.RemoveServer(cluster.nodes[0].name))
-    await trio.sleep(1)
-    assert [each.has_keys for each in cluster.state.servers.values()] == [True], "all know it now"
 
 
 async def test_tokens_are_good_while_two_servers_are_down(

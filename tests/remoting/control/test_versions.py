@@ -10,21 +10,19 @@ from typing import Any, cast
 
 import pytest
 from tests.cli.conftest import pool, server
-from tests.pool.policy_kit import parse
 
-from gpupool.pool.errors import AuthenticationError, NotNowError, RemoteProtocolError
+from gpupool.pool.errors import AuthenticationError, RemoteProtocolError
 from gpupool.pool.model import commands
 from gpupool.pool.model.codec import CodecError, decode, encode, map_types
 from gpupool.pool.model.formats import VERSION, objection
-from gpupool.pool.model.ids import LeaseId, RequestId, ServerId, TokenId
+from gpupool.pool.model.ids import LeaseId, ServerId, TokenId
 from gpupool.pool.model.persistent_map import PersistentMap
-from gpupool.pool.model.state import PoolState, Request, Server, ServerStatus, TokenKind
+from gpupool.pool.model.state import PoolState, Server, ServerStatus, TokenKind
 from gpupool.pool.view import PoolView
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.connection import Connection, End
 from gpupool.remoting.protocol.framing import dump, frame_bytes
-from gpupool.remoting.server.client_checks import as_all_know_it, check_protocol
-from gpupool.remoting.server.policy_service import check_formats
+from gpupool.remoting.server.client_checks import check_protocol
 
 HELLO = m.Hello(m.PROTOCOL, "9.9", TokenId("t"), bytes(32), "ada@laptop")
 WELCOME = m.Welcome(m.PROTOCOL, "1", ServerId("s"), "name", "c", "pool", "ada", TokenKind.USER, ())
@@ -190,21 +188,3 @@ def test_an_older_server_gets_no_command_of_suspension(command: type[commands.Co
     name = commands.NAMES[command]
     assert "the oldest has 6" in objection(name, table_of(6).formats())
     assert not objection(name, table_of(7).formats())
-
-
-@pytest.mark.parametrize(("formats", "known"), [(6, False), (7, True)])
-def test_an_older_server_reads_no_preemptible_request(formats: int, known: bool) -> None:
-    request = Request(RequestId(bytes(16)), count=1, fraction=0.5, preemptible=True, share=0.25)
-    found = as_all_know_it(table_of(formats), request)
-    assert (found.preemptible, found.share) == ((True, 0.25) if known else (False, 0.0))
-    assert (found.id, found.count, found.fraction) == (request.id, 1, 0.5)
-
-
-def test_a_window_that_suspends_waits_for_the_oldest_server() -> None:
-    text = '[[window]]\nname = "night"\nfrom = "20:00"\nto = "08:00"\nleases = "suspend"\n'
-    policy = parse(text + "[window.defaults]\nmax_gpus = 1\n")
-    with pytest.raises(NotNowError, match="cannot be in force yet: window night") as refused:
-        check_formats(table_of(6), policy)
-    assert refused.value.why == "it needs version 7 on all servers, and the oldest has 6"
-    check_formats(table_of(7), policy)
-    check_formats(table_of(6), parse("[defaults]\npreemptible = true\n"))

@@ -5,8 +5,10 @@ from contextlib import contextmanager
 
 from tests.simulations.mutations.patching import patched
 
+from gpupool.pool.model.commands import ServerUp
 from gpupool.pool.model.formats import VERSION
 from gpupool.pool.model.ids import ServerId
+from gpupool.pool.model.state import PoolState
 from gpupool.pool.transitions import servers
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.simulations.cluster.cluster import Cluster
@@ -48,8 +50,12 @@ def older_goes_on() -> Generator[None]:
         yield
 
 
+def _never_too_old(_state: PoolState, _command: ServerUp) -> str:
+    return ""
+
+
 @contextmanager
 def older_let_in() -> Generator[None]:
     """Take it in as well, as if it knew what the others do."""
-    with older_goes_on(), patched(servers, "REFUSES_OLDER_SINCE", VERSION + 1):
+    with older_goes_on(), patched(servers, "_too_old", _never_too_old):
         yield
