@@ -79,8 +79,7 @@ class RecordWriter:
             try:
                 store.check()
                 newest = store.newest()
-                # What it lacks may still be in the files: an earlier gpupool left out the records
-                # of leases that had come back to a server.
+                # What it lacks may still be in the files.
                 self._newest = 0 if store.missing() else newest
                 self._told = max(self._told, newest)
             except BaseException:

@@ -24,7 +24,6 @@ from gpupool.pool.record_query import RecordQuery
 
 FILE_NAME = "usage.db"
 SCHEMA = 3
-"""1 had no suspended leases, and so no column ``away``. 2 had one record by lease and server."""
 
 WAL_SIZE_MAX = 16 << 20
 BUSY_S = 5.0
@@ -42,18 +41,7 @@ CREATE TABLE record (
 CREATE INDEX record_number ON record (number);
 CREATE INDEX record_freed ON record (freed_at);
 """
-_ADD_AWAY = "ALTER TABLE record ADD COLUMN away TEXT NOT NULL DEFAULT '[]';"
 _COLUMNS = tuple(field.name for field in fields(LeaseRecord))
-_WIDEN_KEY = (
-    "DROP INDEX record_number; DROP INDEX record_freed;"  # noqa: S608 - our own fields
-    f" ALTER TABLE record RENAME TO former; {_MAKE} INSERT INTO record ({', '.join(_COLUMNS)})"
-    f" SELECT {', '.join(_COLUMNS)} FROM former; DROP TABLE former;"
-)
-"""SQLite cannot change a primary key."""
-
-_CHANGES = (_MAKE, f"{_ADD_AWAY} {_WIDEN_KEY}", _WIDEN_KEY)
-"""What makes a file of each earlier schema one of this schema; 0 is an empty file."""
-
 _GPUS = _COLUMNS.index("gpus")
 # Names of our own fields alone are put into these; values are parameters.
 _INSERT = (
@@ -61,7 +49,6 @@ _INSERT = (
     f" VALUES ({', '.join('?' * len(_COLUMNS))})"
 )
 _SELECT = f"SELECT {', '.join(_COLUMNS)} FROM record"  # noqa: S608
-_SELECT_1 = f"SELECT {', '.join(_COLUMNS[:-1])}, '[]' FROM record"  # noqa: S608
 
 
 class UsageStore:
@@ -95,7 +82,6 @@ class UsageStore:
             raise StorageError(f"{path} has no accounts", hint=hint)
         if version > SCHEMA:
             raise StorageError(f"{path} was written by a newer gpupool", hint="install that one")
-        self._select = _SELECT if write or version != 1 else _SELECT_1
         if not write:
             self._db.execute("PRAGMA query_only=ON")
             self._db.execute("BEGIN")  # everything that is read is of one moment
@@ -103,11 +89,8 @@ class UsageStore:
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=FULL")
         self._db.execute(f"PRAGMA journal_size_limit={WAL_SIZE_MAX}")
-        if version < SCHEMA:
-            # The pages of the former table must keep no name that is forgotten later.
-            self._db.execute("PRAGMA secure_delete=ON")
-            change = _CHANGES[version]
-            self._db.executescript(f"BEGIN; {change} PRAGMA user_version={SCHEMA}; COMMIT;")
+        if version == 0:
+            self._db.executescript(f"BEGIN; {_MAKE} PRAGMA user_version={SCHEMA}; COMMIT;")
 
     def close(self) -> None:
         """Close the connection."""
@@ -161,18 +144,18 @@ class UsageStore:
     def select(self, query: RecordQuery, count: int) -> list[LeaseRecord]:
         """Return at most ``count`` of the records that a query asks for, by number."""
         where, values = _where(query)
-        rows = self._db.execute(f"{self._select}{where} ORDER BY number LIMIT ?", [*values, count])
+        rows = self._db.execute(f"{_SELECT}{where} ORDER BY number LIMIT ?", [*values, count])
         return [_record_of(row) for row in rows]
 
     def each(self, query: RecordQuery) -> Iterator[LeaseRecord]:
         """Yield all records that a query asks for, by number."""
         where, values = _where(query)
-        for row in self._db.execute(f"{self._select}{where} ORDER BY number", values):
+        for row in self._db.execute(f"{_SELECT}{where} ORDER BY number", values):
             yield _record_of(row)
 
     def everything(self) -> list[LeaseRecord]:
         """Return all records, by number."""
-        return [_record_of(row) for row in self._db.execute(f"{self._select} ORDER BY number")]
+        return [_record_of(row) for row in self._db.execute(f"{_SELECT} ORDER BY number")]
 
     def missing(self) -> tuple[tuple[int, int], ...]:
         """Return the runs of numbers that are not there, below the newest."""

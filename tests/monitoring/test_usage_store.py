@@ -259,26 +259,6 @@ AWAY = ((Milliseconds(START_MS + 1000), Milliseconds(START_MS + 5000)),)
 SUSPENDED = record(101, away=AWAY)
 
 
-def of_schema_1(path: Path) -> None:
-    """Write the file of a gpupool without suspended leases."""
-    of_schema_2(path, RECORDS)
-    db = sqlite3.connect(path)
-    db.executescript("ALTER TABLE record DROP COLUMN away; PRAGMA user_version=1;")
-    db.close()
-
-
-def test_a_file_of_before_suspensions_is_read_and_written_on(tmp_path: Path) -> None:
-    path = tmp_path / FILE_NAME
-    of_schema_1(path)
-    copy = UsageStore(path)
-    assert copy.everything() == RECORDS
-    copy.close()
-    store = UsageStore(path, write=True)
-    store.add([SUSPENDED])
-    assert store.everything() == [*RECORDS, SUSPENDED]
-    store.close()
-
-
 HERE, ELSEWHERE = ServerId("a" * 12), ServerId("b" * 12)
 MOVED = "it was moved to another server"
 STAYS = [
@@ -290,28 +270,6 @@ STAYS = [
     record(6),
 ]
 """A lease that went to another server and came back, among others."""
-
-
-def of_schema_2(path: Path, records: list[LeaseRecord]) -> None:
-    """Write the file of a gpupool that had one record by lease and server."""
-    store = UsageStore(path, write=True)
-    store.add(records)
-    store.close()
-    db = sqlite3.connect(path)
-    db.executescript(
-        "CREATE TABLE narrow AS SELECT * FROM record; DROP TABLE record;"
-        "CREATE TABLE record (lease INTEGER NOT NULL, server TEXT NOT NULL,"
-        " number INTEGER NOT NULL, server_name TEXT NOT NULL, user TEXT NOT NULL,"
-        " user_class TEXT NOT NULL, department TEXT NOT NULL, client TEXT NOT NULL,"
-        " program TEXT NOT NULL, gpus TEXT NOT NULL, requested_at INTEGER NOT NULL,"
-        " granted_at INTEGER NOT NULL, ended_at INTEGER NOT NULL, freed_at INTEGER NOT NULL,"
-        " reason TEXT NOT NULL, idle_timeout_ms INTEGER NOT NULL,"
-        " away TEXT NOT NULL DEFAULT '[]', PRIMARY KEY (lease, server)) WITHOUT ROWID;"
-        "INSERT OR IGNORE INTO record SELECT * FROM narrow ORDER BY number; DROP TABLE narrow;"
-        "CREATE INDEX record_number ON record (number);"
-        "CREATE INDEX record_freed ON record (freed_at); PRAGMA user_version=2;"
-    )
-    db.close()
 
 
 def test_each_stay_of_a_lease_on_a_server_is_kept(tmp_path: Path) -> None:
@@ -326,14 +284,13 @@ def test_each_stay_of_a_lease_on_a_server_is_kept(tmp_path: Path) -> None:
     ]
 
 
-def test_stays_that_an_earlier_gpupool_left_out_are_read_again(tmp_path: Path) -> None:
+def test_records_that_are_missing_are_read_again(tmp_path: Path) -> None:
     write(tmp_path, STAYS)
     path = monitoring_folder(tmp_path) / FILE_NAME
-    of_schema_2(path, STAYS)
-    copy = UsageStore(path)
-    assert copy.everything() == [each for each in STAYS if each.number != 5], "as it was written"
-    assert copy.missing() == ((5, 5),)
-    copy.close()
+    store = UsageStore(path, write=True)
+    store.add([each for each in STAYS if each.number != 5])
+    assert store.missing() == ((5, 5),)
+    store.close()
     write(tmp_path, [record(7)])
     ended: list[int] = []
     writer = RecordWriter(
@@ -343,18 +300,6 @@ def test_stays_that_an_earlier_gpupool_left_out_are_read_again(tmp_path: Path) -
     writer.close()
     assert list(ask(tmp_path).records) == [*STAYS, record(7)]
     assert ended == [7], "what is read again has not ended anew"
-    store = UsageStore(path, write=True)
-    assert store.everything() == [*STAYS, record(7)]
-    store.close()
-
-
-def test_no_name_is_left_of_the_table_of_an_earlier_gpupool(tmp_path: Path) -> None:
-    path = tmp_path / FILE_NAME
-    of_schema_2(path, [replace(each, user="josephine", client="josephine@a") for each in RECORDS])
-    store = UsageStore(path, write=True)
-    store.forget((order("josephine", 100),))
-    assert b"josephine" not in b"".join(each.read_bytes() for each in tmp_path.iterdir())
-    store.close()
 
 
 SALT = bytes(16)

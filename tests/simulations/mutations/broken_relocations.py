@@ -71,11 +71,9 @@ def left_part_never_freed() -> AbstractContextManager[None]:
 
 def stays_not_told_apart() -> AbstractContextManager[None]:
     """Let the accounts have one record of a lease and a server, as they had once."""
-    changes = [
-        change.replace("(lease, server, number)", "(lease, server)")
-        for change in usage_store._CHANGES  # pyright: ignore[reportPrivateUsage]
-    ]
-    return patched(usage_store, "_CHANGES", changes)
+    make = usage_store._MAKE  # pyright: ignore[reportPrivateUsage]
+    merging = make.replace("(lease, server, number)", "(lease, server)")
+    return patched(usage_store, "_MAKE", merging)
 
 
 def counts_from_its_grant() -> AbstractContextManager[None]:
