@@ -279,8 +279,8 @@ test-cupy: $(VENV)/installed-dev
 	$(BIN)/python tests/array_suite/run_suite.py "$(CUPY)" $(FOLDERS)
 
 docs: $(VENV)/installed
-	$(BIN)/python -m gpupool.cli.reference > docs/cli.md
-	$(BIN)/python -m gpupool.monitoring.metrics_page docs/metrics.md
+	$(BIN)/python packaging/reference.py > docs/cli.md
+	$(BIN)/python packaging/metrics_page.py docs/metrics.md
 	$(BIN)/python packaging/site/error_sentences.py > docs/errors.md
 
 $(VENV)/site/installed: $(BIN)/python requirements/docs.txt

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import click
+from reference import CODES
 
 from gpupool.cli.main import COMMANDS, cli
-from gpupool.cli.reference import CODES
 
 FILES = {
     "gpupool.toml": "settings of the current folder",

@@ -1,4 +1,4 @@
-"""docs/cli.md, made of the help texts: ``python -m gpupool.cli.reference > docs/cli.md``."""
+"""docs/cli.md, made of the help texts: ``reference.py > docs/cli.md``."""
 
 import os
 from collections import Counter

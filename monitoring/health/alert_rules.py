@@ -1,10 +1,9 @@
 """The alerts that a pool sends by itself, and the same for Prometheus: rules as data.
 
-A rule fires for what checks find, or for what the table says. ``packaging/prometheus/alerts.yml``
-is generated from them.
+A rule fires for what checks find, or for what the table says. ``packaging/alert_rules.py`` makes
+those of Prometheus.
 """
 
-import sys
 from collections.abc import Iterable, Iterator
 
 from gpupool.monitoring.health.pool_health import PoolFinding, PoolHealth, line
@@ -264,30 +263,3 @@ def _waits_with_free_gpus(rule: Rule, view: PoolView) -> Iterator[Condition]:
             text = f"a request of {entry.user} has waited for {entry.waited_s / 60:.0f} minutes, "
             text += f"and {len(free)} GPUs are free: {entry.reason}"
             yield Condition(rule, "pool/waiting", visible(text), "gpupool leases shows why")
-
-
-def prometheus() -> str:
-    """Return the rules as Prometheus reads them."""
-    lines = [
-        "# The alerts of gpupool for Prometheus: generated, do not edit.",
-        "# python -m gpupool.monitoring.health.alert_rules > packaging/prometheus/alerts.yml",
-        "groups:",
-        "  - name: gpupool",
-        "    rules:",
-    ]
-    for rule in RULES:
-        lines += [
-            f"      - alert: Gpupool{rule.name}",
-            f"        expr: '{rule.expression}'",
-            f"        for: {rule.for_s:.0f}s",
-            "        labels:",
-            f"          severity: {rule.severity}",
-            "        annotations:",
-            f'          summary: "{rule.text}"',
-            '          hint: "gpupool health"',
-        ]
-    return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    sys.stdout.write(prometheus())

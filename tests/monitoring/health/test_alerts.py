@@ -1,6 +1,7 @@
 """Alerts: when they fire, how they are told, by whom; and the same rules in Prometheus."""
 
 import os
+import runpy
 import shutil
 import subprocess
 from dataclasses import replace
@@ -13,7 +14,6 @@ from tests.cli.conftest import pool, server
 from gpupool.monitoring.health.alert_rules import (
     RULES,
     holding,
-    prometheus,
     wasteful_classes,
 )
 from gpupool.monitoring.health.check_table import CHECKS
@@ -34,8 +34,9 @@ NO_MAJORITY = next(rule for rule in RULES if rule.name == "NoMajority")
 
 
 def test_what_is_shipped_is_what_the_rules_say() -> None:
-    """``python -m gpupool.monitoring.health.alert_rules`` writes it anew."""
-    assert PACKAGED.read_text("utf-8") == prometheus()
+    """``packaging/alert_rules.py`` writes it anew."""
+    made = runpy.run_path(str(PACKAGED.parent.parent / "alert_rules.py"))["rules"]()
+    assert PACKAGED.read_text("utf-8") == made
 
 
 def test_every_rule_is_of_checks_that_there_are() -> None:
