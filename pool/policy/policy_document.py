@@ -32,7 +32,6 @@ from gpupool.pool.policy.policy_values import (
     word_list,
 )
 from gpupool.pool.policy.prices import PRICE_COUNT_MAX, check_entry
-from gpupool.pool.policy.toml_limits import shape_problem
 from gpupool.pool.policy.toml_lines import Path, key_lines
 
 RULE_COUNT_MAX = 4096
@@ -101,10 +100,10 @@ def parse_policy(text: str, zone_of: ZoneOf) -> Policy:
     """
     if len(text.encode(errors="replace")) > TEXT_SIZE_MAX:
         raise PolicyTextError((Problem(0, f"it is larger than {TEXT_SIZE_MAX >> 10} KiB"),))
-    if (shape := shape_problem(text)) is not None:
-        raise PolicyTextError((Problem(*shape),))
     try:
         document = tomllib.loads(text, parse_float=Decimal)
+    except RecursionError as error:
+        raise PolicyTextError((Problem(0, "its arrays and tables nest too deep"),)) from error
     except ValueError as error:  # also an integer of more digits than Python converts
         raise PolicyTextError((_syntax_problem(str(error)),)) from error
     reader = _Reader(key_lines(text), zone_of)
