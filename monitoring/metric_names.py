@@ -175,7 +175,7 @@ DECLARED: tuple[Metric, ...] = (
         """,
     ),
     *_of("histogram", "", "observer_http_request_duration_seconds(route): Time to answer them."),
-    *_of("gauge", "", "metrics_limited: 1 when rare values were put together as _other."),
+    *_of("gauge", "", "metrics_limited: 1 when series were left out."),
 )
 METRICS = {metric.name: metric for metric in DECLARED}
 LEASE_FAMILY = tuple(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from gpupool.monitoring.metric_names import LEASE_FAMILY, METRICS
-from gpupool.monitoring.metric_series import OTHER, Found, Labels, fold
+from gpupool.monitoring.metric_series import OTHER, Found, Labels, cut
 from gpupool.monitoring.metric_totals import Totals
 from gpupool.monitoring.sample import GpuBooks, Sample
 from gpupool.pool.measures import RESULTS
@@ -30,7 +30,6 @@ class Own:
     files: Mapping[str, int] = field(default_factory=dict[str, int])
     requests: Mapping[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
     durations: Mapping[str, Histogram] = field(default_factory=dict[str, Histogram])
-    users: int = 0  # that have their own rows
 
 
 def read(sample: Sample, totals: Totals, own: Own) -> Found:
@@ -53,8 +52,7 @@ def read(sample: Sample, totals: Totals, own: Own) -> Found:
         found.add("observer_http_requests_total", count, route, code)
     for route, durations in own.durations.items():
         found.add("observer_http_request_duration_seconds", durations, route)
-    limited = fold(found, labels_of(own.users))
-    found.add("metrics_limited", limited)
+    found.add("metrics_limited", cut(found))
     return found
 
 

@@ -136,7 +136,6 @@ class HttpDoor:
                 files=_sizes(self._folder),
                 requests=self._requests.counts,
                 durations=self._requests.durations,
-                users=self.users,
             )
             self._found = read(self._sample, self._totals, own)
         return self._found

@@ -253,7 +253,7 @@ def test_users_have_rows_only_where_asked_for() -> None:
     state, totals = table(gpus=2, leases=4), Totals(users=1)
     for second in range(5):
         totals.add(sample(state, START_MS + 1000 * second))
-    found = read(sample(state, START_MS + 5000), totals, replace(OWN, users=1))
+    found = read(sample(state, START_MS + 5000), totals, OWN)
     users = {labels[1] for labels in found.series["leases"]}
     assert "_other" in users
     assert len(users) == 2
@@ -277,7 +277,7 @@ def test_users_with_the_most_gpu_time_have_the_rows() -> None:
         for second in range(first, first + 121):
             at = Milliseconds(START_MS + 1000 * second)
             totals.add(replace(whole, leases=tuple(leases), at=at))
-        rows = read(replace(whole, leases=()), totals, replace(OWN, users=2)).series
+        rows = read(replace(whole, leases=()), totals, OWN).series
         values = rows["granted_gpu_seconds_total"].items()
         return {labels[1]: value for labels, value in values if isinstance(value, float)}
 
@@ -297,7 +297,7 @@ def test_users_who_take_turns_do_not_take_each_others_rows() -> None:
     for second in range(100):
         turn = replace(lease, user=("ada", "bob")[second // 10 % 2])
         totals.add(replace(whole, leases=(turn,), at=Milliseconds(START_MS + 1000 * second)))
-        found = read(whole, totals, replace(OWN, users=1)).series["granted_gpu_seconds_total"]
+        found = read(whole, totals, OWN).series["granted_gpu_seconds_total"]
         named |= {labels[1] for labels in found}
     assert named == {"ada", "_other"}
 
@@ -316,7 +316,7 @@ def test_eight_gpus_and_fifty_leases_are_within_the_bound() -> None:
     assert found.series["metrics_limited"] == {(): 0.0}
 
 
-def test_more_than_the_most_are_put_together() -> None:
+def test_more_than_the_most_are_left_out() -> None:
     totals = Totals()
     whole = everything()
     for at in range(400):
@@ -324,17 +324,10 @@ def test_more_than_the_most_are_put_together() -> None:
             replace(each, user_class=f"class-{(at * 50 + n) % 2000:04d}")
             for n, each in enumerate(whole.leases)
         ]
-        books[0] = replace(books[0], user_class="often")
         totals.add(replace(whole, leases=tuple(books), at=Milliseconds(START_MS + 1000 * at)))
     found = read(whole, totals, OWN)
     assert found.count() <= SERIES_MAX
     assert found.series["metrics_limited"] == {(): 1.0}
-    classes = {labels[0] for labels in found.series["granted_gpu_seconds_total"]}
-    assert {"often", "_other"} <= classes
-    total = sum(
-        v for v in found.series["granted_gpu_seconds_total"].values() if isinstance(v, float)
-    )
-    assert total == pytest.approx(50 * 399 * 10 / 140)
     assert found.series["gpu_busy_ratio"]  # what has few values is left alone
 
 
