@@ -146,7 +146,7 @@ def _heat_lines(report: "Report") -> Iterator[RenderableType]:
             ". " if value is None else SHADES[round(value / top * (len(SHADES) - 1))] * 2
             for value in row
         ]
-        yield Text(f"{DAYS[day] if report.dated else f'day {day + 1}':<6}" + "".join(cells))
+        yield Text(f"{DAYS[day]:<6}" + "".join(cells))
     yield Text(f"      {SHADES[-1]} is {what}")
 
 

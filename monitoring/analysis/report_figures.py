@@ -44,7 +44,6 @@ class Report:
     source: str
     days: float
     zone: str
-    dated: bool
     begins: str
     job_count: int
     account: Account
@@ -80,7 +79,6 @@ def report_of(
         source=trace.source,
         days=trace.span_s / 86_400,
         zone=trace.zone,
-        dated=trace.dated,
         begins=_when(trace, trace.begin),
         job_count=len(trace.jobs),
         account=account,
@@ -115,9 +113,7 @@ def hourly(steps: list[tuple[float, float]], begin: float, end: float) -> list[f
 
 
 def _cell(trace: Trace, t: float) -> int:
-    """Return the hour of the week: by the calendar, or counted from the trace's beginning."""
-    if not trace.dated:
-        return int((t - trace.begin) // HOUR_S) % WEEK_HOURS
+    """Return the hour of the week."""
     moment = datetime.fromtimestamp(t, zone_named(trace.zone))
     return moment.weekday() * 24 + moment.hour
 
@@ -130,7 +126,7 @@ def _heat(trace: Trace, by_hour: list[float]) -> tuple[tuple[float | None, ...],
         if trace.samples
         else [(trace.begin + hour * HOUR_S, level) for hour, level in enumerate(by_hour)]
     ):
-        hour = t // HOUR_S * HOUR_S if trace.dated else t
+        hour = t // HOUR_S * HOUR_S
         cell = cells[hour] if hour in cells else cells.setdefault(hour, _cell(trace, t))
         sums[cell] += value
         counts[cell] += 1
@@ -162,10 +158,6 @@ def _too_large(trace: Trace, readings: Readings) -> tuple[TooLarge, ...]:
 
 
 def _when(trace: Trace, t: float) -> str:
-    if not trace.dated:
-        return (
-            f"day {int((t - trace.begin) // 86_400) + 1}, hour {int(t - trace.begin) // 3600 % 24}"
-        )
     zone = zone_named(trace.zone)
     return f"{datetime.fromtimestamp(t, zone if trace.zone != 'UTC' else UTC):%a %Y-%m-%d %H:00}"
 
@@ -180,8 +172,6 @@ def _assumptions(trace: Trace, goal: Goal, *, sized: bool) -> tuple[str, ...]:
     ]
     if not trace.samples:
         texts.append("The trace has no readings: whether held GPUs worked is unknown.")
-    if not trace.dated:
-        texts.append("The trace has no dates: its week begins with its first hour.")
     if sized and trace.jobs:
         texts += [
             f"A pool does when {goal.share:.0%} of all requests wait at most {goal.wait_s:g} s "

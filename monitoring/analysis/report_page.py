@@ -108,7 +108,7 @@ def _heat(report: Report) -> list[str]:
     top = max(values, default=0.0) or 1.0
     cells: list[str] = []
     for day, row in enumerate(report.heat):
-        label = DAYS[day] if report.dated else f"day {day + 1}"
+        label = DAYS[day]
         cells.append(f'<text x="0" y="{day * 24 + 34}">{label}</text>')
         for hour, value in enumerate(row):
             shade = 0.0 if value is None else value / top

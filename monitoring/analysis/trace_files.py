@@ -67,7 +67,7 @@ def read_traces(paths: Sequence[str]) -> Trace:
     """Return one trace of all that the files hold: traces, and recordings.
 
     Raises:
-        TraceError: when one of them is neither, or when they do not go together.
+        TraceError: when one of them is neither.
     """
     found = [_read(path) for path in paths]
     return found[0] if len(found) == 1 else merged(found)
@@ -81,22 +81,9 @@ def _read(path: str) -> Trace:
 
 
 def merged(traces: Sequence[Trace]) -> Trace:
-    """Return one trace of several of the same time, such as jobs and readings, or two machines.
-
-    Raises:
-        TraceError: when some have dates and others count from their beginning.
-    """
-    if len({trace.dated for trace in traces}) > 1:
-        raise TraceError(
-            "the traces do not go together",
-            why="some have dates, and others count seconds from their beginning",
-            hint="give them one by one",
-        )
-    builder = Builder(
-        ", ".join(dict.fromkeys(trace.source for trace in traces)),
-        zone=traces[0].zone,
-        dated=traces[0].dated,
-    )
+    """Return one trace of several of the same time, such as jobs and readings, or two machines."""
+    sources = ", ".join(dict.fromkeys(trace.source for trace in traces))
+    builder = Builder(sources, zone=traces[0].zone)
     for trace in traces:
         for job in trace.jobs:
             builder.add_job(job)

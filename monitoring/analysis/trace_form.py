@@ -32,26 +32,18 @@ NOTES: dict[str, str] = {
     "cpu-only": "{} job(s) asked for no GPU and are left out",
     "zero-length": "{} job(s) lasted no time; they are counted, and hold nothing",
     "open-end": "{} job(s) had not ended; they count until the end of the trace",
-    "open-begin": "{} job(s) began before the trace; they count from its beginning",
     "never-started": "{} job(s) never started; they are taken to hold what they asked for from "
     "their submission until they were deleted",
     "no-times": "{} job(s) neither started nor ended and are left out",
     "backwards": "{} job(s) end before they begin and are left out",
     "early-start": "{} job(s) start before they were submitted; their start counts for both",
-    "overlap": "{} attempt(s) overlapped an earlier one of their job and begin at its end",
-    "within": "{} attempt(s) lay within an earlier one of their job and are left out",
-    "no-end": "{} attempt(s) have no end and are not the last of their job; they end where the "
-    "next one begins",
-    "no-start": "{} attempt(s) have no start and are left out",
     "not-available": "{} reading(s) are not available: unknown, not idle",
     "twice": "{} local time(s) fall into the hour that the end of daylight saving repeats; they "
     "are taken so that no job runs backwards",
     "skipped": "{} local time(s) fall into the hour that daylight saving skips; they count as an "
     "hour later",
-    "misformed": "{} row(s) have another number of columns than the heading and are left out",
     "steps": "{} row(s) are steps of jobs and are left out, because the jobs themselves are there",
     "repeated": "{} reading(s) came twice for one GPU and time; the first counts",
-    "gaps": "{} gap(s) in the readings: what happened in them is unknown",
 }
 """What happens to odd records, one sentence for each kind; ``{}`` is their number."""
 
@@ -115,7 +107,6 @@ class Trace:
     machines: tuple[Machine, ...] = ()
     every_s: float = 0.0  # between two readings of a GPU; 0 without samples
     zone: str = "UTC"  # in which hours and weekdays are shown
-    dated: bool = True  # times are Unix times; else they count from the trace's beginning
     notes: dict[str, int] = field(default_factory=dict[str, int])
 
     @property
@@ -132,15 +123,12 @@ class Trace:
 class Builder:
     """Collects what an importer finds, checks each record, and makes the trace of it."""
 
-    def __init__(
-        self, source: str, *, zone: str = "UTC", dated: bool = True, thin_s: float = 0.0
-    ) -> None:
+    def __init__(self, source: str, *, zone: str = "UTC", thin_s: float = 0.0) -> None:
         """Begin without records; with ``thin_s``, readings are joined to so long intervals."""
         self.source = source
         self.thin_s = thin_s
         self._open: dict[tuple[str, str], _Interval] = {}
         self.zone = zone
-        self.dated = dated
         self.notes: dict[str, int] = {}
         self.jobs: list[Job] = []
         self.samples: list[Sample] = []
@@ -268,7 +256,6 @@ class Builder:
             machines=tuple(self.machines[name] for name in sorted(self.machines)),
             every_s=every_s,
             zone=self.zone,
-            dated=self.dated,
             notes=dict(self.notes),
         )
 

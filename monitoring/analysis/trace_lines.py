@@ -35,7 +35,7 @@ def to_lines(trace: Trace) -> Iterator[str]:
         "begin": trace.begin,
         "end": trace.end,
         "zone": trace.zone,
-        "dated": trace.dated,
+        "dated": True,
         "notes": trace.notes,
     }
     yield _packed(head)
@@ -61,7 +61,7 @@ def from_lines(lines: Iterable[str], name: str) -> Trace:
     """
     numbered = enumerate(lines, 1)
     head = _head(next(numbered, (1, ""))[1], name)
-    builder = Builder(str(head["source"]), zone=str(head["zone"]), dated=bool(head["dated"]))
+    builder = Builder(str(head["source"]), zone=str(head["zone"]))
     for number, line in numbered:
         if not line.strip():
             continue
@@ -76,7 +76,8 @@ def from_lines(lines: Iterable[str], name: str) -> Trace:
                 hint="make the file anew with gpupool analyze import",
             ) from error
     # The notes of the import count, and not what the records, mended by then, would give again.
-    builder.notes = cast("dict[str, int]", head["notes"])
+    noted = cast("dict[str, int]", head["notes"])
+    builder.notes = {key: count for key, count in noted.items() if key in NOTES}
     builder.begin, builder.end = float(head["begin"]), float(head["end"])
     return builder.trace()
 
@@ -100,13 +101,12 @@ def _head(line: str, name: str) -> dict[str, Any]:
         )
     notes: object = head.get("notes")
     whole = (
-        {"source", "begin", "end", "zone", "dated", "notes"} <= head.keys()
+        {"source", "begin", "end", "zone", "notes"} <= head.keys()
         and isinstance(notes, dict)
-        and all(k in NOTES and type(n) is int for k, n in cast("dict[str, object]", notes).items())
+        and all(type(n) is int for n in cast("dict[str, object]", notes).values())
         and all(type(head[key]) in (int, float) for key in ("begin", "end"))
         and isinstance(head["source"], str)
         and isinstance(head["zone"], str)
-        and isinstance(head["dated"], bool)
     )
     if not whole:
         raise TraceError(

@@ -18,6 +18,7 @@ from gpupool.monitoring.analysis.local_times import LocalTimes
 from gpupool.monitoring.analysis.scheduler_logs import times_of
 from gpupool.monitoring.analysis.trace_files import opened
 from gpupool.monitoring.analysis.trace_form import (
+    NOTES,
     Builder,
     Job,
     Machine,
@@ -26,6 +27,17 @@ from gpupool.monitoring.analysis.trace_form import (
     TraceError,
 )
 
+NOTES.update(
+    {
+        "open-begin": "{} job(s) began before the trace; they count from its beginning",
+        "overlap": "{} attempt(s) overlapped an earlier one of their job and begin at its end",
+        "within": "{} attempt(s) lay within an earlier one of their job and are left out",
+        "no-end": "{} attempt(s) have no end and are not the last of their job; they end where "
+        "the next one begins",
+        "no-start": "{} attempt(s) have no start and are left out",
+        "misformed": "{} row(s) have another number of columns than the heading; left out",
+    }
+)
 OBJECT_MAX = 4 << 20
 """Characters of one job in a JSON file."""
 
@@ -456,15 +468,14 @@ class Format:
 
     read: Callable[[Sequence[Source], Builder], None]
     zone: str = "UTC"  # of its times
-    dated: bool = True  # its times are dates, and not seconds since the beginning of the trace
 
 
 FORMATS: dict[str, Format] = {
     "philly": Format(philly, zone="America/Los_Angeles"),
     "helios": Format(helios, zone="Asia/Shanghai"),
     "pai2020": Format(pai2020, zone="Asia/Shanghai"),
-    "openb2023": Format(openb2023, dated=False),
-    "dlrm2025": Format(dlrm2025, dated=False),
+    "openb2023": Format(openb2023),
+    "dlrm2025": Format(dlrm2025),
 }
 
 
@@ -475,7 +486,7 @@ def read(name: str, sources: Sequence[Source]) -> Trace:
         TraceError: with what is wrong, and in which source.
     """
     found = FORMATS[name]
-    builder = Builder(name, zone=found.zone, dated=found.dated)
+    builder = Builder(name, zone=found.zone)
     found.read(sources, builder)
     return builder.trace()
 

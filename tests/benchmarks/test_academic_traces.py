@@ -190,7 +190,6 @@ def test_openb_pods_and_nodes() -> None:
     ]
     assert trace.notes == {"cpu-only": 1, "never-started": 1}
     assert [(machine.name, machine.gpus) for machine in trace.machines] == [("node-0", 2)]
-    assert not trace.dated
 
 
 @pytest.mark.parametrize(

@@ -56,8 +56,8 @@ def test_any_line_is_read_or_refused(line: str) -> None:
             assert from_lines(lines, "file").jobs
 
 
-def small(*, begin: float = 0.0, dated: bool = True) -> Trace:
-    builder = Builder("small", dated=dated)
+def small(*, begin: float = 0.0) -> Trace:
+    builder = Builder("small")
     builder.add_job(Job("1", begin, begin, begin + 60, user="ada"))
     return builder.trace()
 
@@ -73,8 +73,6 @@ def test_files_plain_and_packed(tmp_path: Path) -> None:
 def test_several_become_one(tmp_path: Path) -> None:
     both = merged([small(), small(begin=600.0)])
     assert (len(both.jobs), both.begin, both.end, both.source) == (2, 0.0, 660.0, "small")
-    with pytest.raises(TraceError, match="do not go together"):
-        merged([small(), small(dated=False)])
 
 
 @pytest.mark.parametrize(
