@@ -64,10 +64,6 @@ class Report:
         rows = sorted(self.rows, key=lambda key: -1 * (self.figures(key).wasted_gpu_hours or 0.0))
         return replace(self, rows={key: self.rows[key] for key in rows})
 
-    def with_rows(self, keys: Iterable[str]) -> "Report":
-        """Return the report with some of its rows alone, in this order."""
-        return replace(self, rows={key: self.rows[key] for key in keys})
-
     def cost_cells(self, key: str | None) -> tuple[float, float | None, float]:
         """Return cost, cost of what was wasted, and GPU-hours without a price; None: of all."""
         assert self.costs is not None

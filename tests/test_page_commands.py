@@ -80,7 +80,7 @@ def test_faults_are_found() -> None:
         "x=$(gpupool alloc --tme 8h)",
         "```",
     ]
-    spans = "`gpupool rm a`, `gpupool usage --by user`, `gpupool usage --week user`"
+    spans = "`gpupool rm a`, `gpupool usage --by user`, `gpupool usage --wasted user`"
     found = list(commands_in("\n".join([*lines, spans])))
     assert found[:3] == [["join", "--token", "-"], ["alloc", "--tme", "8h"], ["rm", "a"]]
     assert [fault_of(words) for words in found] == [

@@ -16,6 +16,7 @@ from gpupool.pool.view import PoolView, visible
 IDLE_S = 30 * 60.0
 WAITS_S = 15 * 60.0
 WASTE_SHARE = 0.5
+WASTED = "gpupool usage --wasted --since 7d"
 WASTE_HELD_H = 24.0
 """GPU-hours in a week below which nobody is told."""
 
@@ -246,7 +247,7 @@ def wasteful_classes(sums: Iterable[SampleSum]) -> list[Condition]:
             text = f"of {held_h:.0f} GPU-hours of class {name or 'none'} in a week, "
             text += f"{100 * wasted_h / held_h:.0f} % were idle"
             subject = f"class/{name or 'none'}"
-            found.append(Condition(rule, visible(subject), visible(text), "gpupool usage --week"))
+            found.append(Condition(rule, visible(subject), visible(text), WASTED))
     return found
 
 

@@ -95,8 +95,6 @@ def test_usage_is_exact_and_the_same_in_every_form(live_pool: Any, tmp_path: Pat
     assert "UNPRICED" in table.stdout.splitlines()[0]
     assert "unknown" in table.stdout
     assert "had no price" in table.stderr
-    week = live_pool.run("usage", "--week")
-    assert week.stdout.startswith("held by leases: "), week.stderr
     copy = tmp_path / "usage.db"
     source = sqlite3.connect(live_pool.servers["b"].state_dir / "monitoring" / "usage.db")
     with contextlib.closing(source), contextlib.closing(sqlite3.connect(copy)) as target:
@@ -132,7 +130,6 @@ def test_the_capacity_that_there_was_is_told_with_what_became_of_it(live_pool: A
     for wrong, said in (
         (("--by", "user"), "--capacity is not summed by user"),
         (("--wasted",), "--capacity is of all GPUs, and takes no --wasted"),
-        (("--week",), "--week is a report of its own, of 7 days, and takes no --capacity"),
     ):
         refused = live_pool.run("usage", "--capacity", *wrong)
         assert refused.returncode == 2

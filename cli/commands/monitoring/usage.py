@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +14,7 @@ from gpupool.cli.lib.common_options import json_option, pool_options
 from gpupool.cli.lib.connect import operate, run_async
 from gpupool.cli.lib.option_types import NAME_TYPE, Parsed
 from gpupool.cli.lib.output import print_json
-from gpupool.cli.lib.time_spans import check_span, parse_since, span_options
+from gpupool.cli.lib.time_spans import check_span, span_options
 from gpupool.monitoring.usage_asking import FoundUsage, ask_usage
 from gpupool.pool.errors import ExitCode, StorageError, UnknownNameError, UsageError
 from gpupool.pool.history_query import SampleSum
@@ -30,20 +29,7 @@ if TYPE_CHECKING:
     from gpupool.monitoring.usage_report import Report
 
 DEFAULT_SINCE = "30d"
-WITHOUT_WEEK = {
-    "since": "--since",
-    "until": "--until",
-    "by": "--by",
-    "lease": "--lease",
-    "as_csv": "--csv",
-    "wasted": "--wasted",
-    "cost": "--cost",
-    "capacity": "--capacity",
-    "database": "--file",
-}
-"""What the weekly report has no use for: parameters, and options as they are typed."""
-
-WITHOUT_CAPACITY = {name: WITHOUT_WEEK[name] for name in ("lease", "wasted", "database")}
+WITHOUT_CAPACITY = {"lease": "--lease", "wasted": "--wasted", "database": "--file"}
 """What the report of capacity has no use for."""
 
 
@@ -56,11 +42,6 @@ WITHOUT_CAPACITY = {name: WITHOUT_WEEK[name] for name in ("lease", "wasted", "da
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV, with units in its header.")
 @click.option(
     "--wasted", is_flag=True, help="Show what was held while nothing ran, the most first."
-)
-@click.option(
-    "--week",
-    is_flag=True,
-    help="Report who held GPUs without using them in the last 7 days: classes, users, leases.",
 )
 @click.option(
     "--cost",
@@ -93,7 +74,6 @@ def command(
     database: str | None,
     as_csv: bool,
     wasted: bool,
-    week: bool,
     cost: bool,
     capacity: bool,
     strict: bool,
@@ -111,7 +91,7 @@ def command(
         raise UsageError("--csv and --json exclude each other", hint="give one of them")
     if cost and (lease or database is not None):
         raise UsageError("--cost is of sums, by the prices of a pool", hint="leave out the other")
-    if capacity and not week:
+    if capacity:
         from gpupool.cli.commands.monitoring.usage_capacity import show_capacity
 
         if given := _given(WITHOUT_CAPACITY):
@@ -121,12 +101,6 @@ def command(
         by = by if context.get_parameter_source("by") is ParameterSource.COMMANDLINE else "model"
         forms = {"as_csv": as_csv, "as_json": as_json, "strict": strict, "cost": cost}
         show_capacity(credentials, (since, until), by, **forms)
-        return
-    if week:
-        if given := _given(WITHOUT_WEEK):
-            what = f"--week is a report of its own, of 7 days, and takes no {given}"
-            raise UsageError(what, hint="leave out one of them; --week has --json")
-        _show_week(credentials, as_json=as_json, strict=strict)
         return
     query = RecordQuery(
         since=Milliseconds(0 if lease else round(since * 1000)),
@@ -180,32 +154,6 @@ def _given(options: Mapping[str, str]) -> str:
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
     ]
     return given[0] if given else ""
-
-
-def _show_week(credentials: str | None, *, as_json: bool, strict: bool) -> None:
-    """Show the weekly report of waste."""
-    from gpupool.monitoring.usage_report import as_plain
-    from gpupool.monitoring.waste_report import waste_lines, worst
-
-    query = RecordQuery(since=Milliseconds(round(parse_since("7d") * 1000)), by="user")
-
-    async def ask() -> list[FoundUsage]:
-        async with connected(credentials) as pool:
-            view = await pool.view()
-            return [
-                await ask_usage(pool, view, replace(query, by=by))
-                for by in ("class", "user", "lease")
-            ]
-
-    found = run_async(ask)
-    reports = [each.report for each in found if each.report is not None]
-    if as_json:
-        plain = {report.by: as_plain(worst(report)) for report in reports}
-        print_json(version=__version__, silent=found[-1].silent, **plain)
-    else:
-        for line in waste_lines(*reports):
-            click.echo(line)
-    _end(found[-1], strict=strict)
 
 
 async def _ask(credentials: str | None, query: RecordQuery, *, cost: bool) -> FoundUsage:
