@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -72,8 +72,24 @@ def beginning_of(pid: int) -> str:
 class BackgroundPool:
     """Starts and stops the servers of one folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        name: str = "local",
+        *,
+        env: Mapping[str, str] | None = None,
+        held: int | None = None,
+    ) -> None:
+        """Find what lies in the folder.
+
+        Args:
+            folder: where all of it lies.
+            name: of a new pool, and how the names of its servers begin.
+            env: of the servers; without one, the pool becomes the user's own.
+            held: a descriptor that holds the folder locked for as long as they live.
+        """
         self.folder = folder
+        self._name, self._env, self._held = name, env, held
         self.record = self._read()
 
     @property
@@ -115,7 +131,7 @@ class BackgroundPool:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o711)  # workers have users of their own, and pass through here
         if self.record is None:
-            names = [f"local-{letter}" for letter in "abcdefg"[:count]]
+            names = [f"{self._name}-{letter}" for letter in "abcdefg"[:count]]
             self.record = Record(arguments, names)
         try:
             for name in self.record.names:
@@ -127,7 +143,8 @@ class BackgroundPool:
         except BaseException:
             self.stop(remove=fresh)
             raise
-        self._log_in()
+        if self._env is None:
+            self._log_in()
 
     def stop(self, *, remove: bool) -> int:
         """End the servers, and remove all that they kept; return how many there were."""
@@ -149,6 +166,8 @@ class BackgroundPool:
 
     def environment(self) -> dict[str, str]:
         """Return an environment in which nothing of another pool of the user's is used."""
+        if self._env is not None:
+            return dict(self._env)
         env = {k: v for k, v in os.environ.items() if not k.startswith("GPUPOOL_")}
         return {**env, "GPUPOOL_CREDENTIALS": str(self.credentials)}
 
@@ -157,12 +176,14 @@ class BackgroundPool:
         log = self.folder / f"{name}.log"
         argv = [
             *(sys.executable, "-m", "gpupool.cli.main", "join", "--name", name),
-            *("--pool-name", "local", "--state-dir", str(self.folder / name)),
+            *("--pool-name", self._name, "--state-dir", str(self.folder / name)),
             *([] if (self.folder / name).exists() else ["--listen", "127.0.0.1:0"]),
             *self.record.arguments,
         ]
         with log.open("a", encoding="utf-8") as errors:
-            process = start_join(argv, token, env=self.environment(), cwd="/", errors=errors)
+            process = start_join(
+                argv, token, env=self.environment(), cwd="/", errors=errors, held=self._held
+            )
         process.returncode = 0  # it outlives this command, which is no reason for a warning
         self.record.processes.append(Process(name, process.pid, beginning_of(process.pid)))
         self._write()

@@ -1,37 +1,32 @@
 """The demonstration behind ``gpupool demo``: real servers in processes, and ordinary commands."""
 
 import importlib.util
-import json
 import os
-import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 import trio
 
+from gpupool.cli.lib.background_pool import BackgroundPool
 from gpupool.cli.lib.connect import run_async
-from gpupool.cli.lib.join_process import start_join
 from gpupool.pool.errors import GpupoolError
-from gpupool.remoting.daemon.bootstrap import TOKENS_FILE
+from gpupool.pool.view import PoolView
 from gpupool.remoting.local.abandoned_folders import make_folder
 from gpupool.remoting.local.connecting import connected
 from gpupool.remoting.local.paths import program
 
-NAMES = ("server-a", "server-b", "server-c")
+SERVERS = 3
 START_S = 20.0
 STEP_S = 60.0
 EMULATE = "2:8G"
-FAULTY = NAMES[1]
 FOLDER_PREFIX = "gpupool-demo-"
 FAULTS = """\
 [[at]]
@@ -46,15 +41,6 @@ per_second = { "throttled.hw_thermal" = 0.6, pcie_replays = 2 }
 """So that pages about health have a GPU that is too hot, and grants go on."""
 
 
-@dataclass(slots=True)
-class Server:
-    """One running ``gpupool join``."""
-
-    name: str
-    process: subprocess.Popen[str]
-    log: Path
-
-
 class Demonstration:
     """Runs the steps of the demonstration, and prints each."""
 
@@ -64,9 +50,9 @@ class Demonstration:
         self._color = color and sys.stdout.isatty() and "NO_COLOR" not in os.environ
         self._folder, self._held = make_folder(Path(tempfile.gettempdir()), FOLDER_PREFIX)
         self._folder.chmod(0o711)  # workers have users of their own, and pass through here
-        self._servers: dict[str, Server] = {}
         self._step = 0
         self._env = self._environment()
+        self._pool = BackgroundPool(self._folder, "demo", env=self._env, held=self._held)
 
     def run(self) -> int:
         """Run the whole story; return the exit code."""
@@ -103,13 +89,11 @@ class Demonstration:
         self._head("Start a pool: three servers, each with two emulated GPUs of 8 GiB")
         self._say("A server of a pool is one process. The first creates the pool:")
         self._show(f"gpupool join --emulate {EMULATE}")
-        first = self._start(NAMES[0], None)
-        token = self._token_of(first)
-        self._say("It made a token, which lets further servers in. It is read from stdin:")
+        self._say("It makes a token, which lets further servers in. It is read from stdin:")
         self._show(f"echo gpupool-... | gpupool join --emulate {EMULATE} --token -")
-        for name in NAMES[1:]:
-            self._start(name, token)
-        self._wait_for(servers=3)
+        arguments = ["--emulate", EMULATE, *self.faults()]
+        self._pool.start(SERVERS, arguments, lambda login: run_async(partial(_view_of, login)))
+        run_async(self._wait_for_votes)
         self._say("Creating a pool logs its user in. The pool now:")
         self._command("status")
 
@@ -151,7 +135,7 @@ class Demonstration:
         self._show(f"export GPUPOOL_CREDENTIALS={self._env['GPUPOOL_CREDENTIALS']}")
         self._show(f"{program()} top")
         self._show(f"{program()} web")
-        pids = " ".join(str(server.process.pid) for server in self._servers.values())
+        pids = " ".join(str(each.pid) for each in self._pool.living())
         self._say("and at the end:")
         self._show(f"kill {pids}; rm -r {self._folder}")
 
@@ -160,7 +144,7 @@ class Demonstration:
         again = f"while :; do python {shlex.quote(str(self._program()))}; sleep 1; done"
         self._say("\nThe same program runs on half a GPU again and again now, in the background:")
         self._show(f"gpupool run -p 0.5 -- sh -c {shlex.quote(again)}")
-        self._say(f"The demo made a GPU of {FAULTY} overheat: see its page and that of health.")
+        self._say("The demo made a GPU of each overheat: see their pages and that of health.")
         self._say("To use the pool in another terminal:")
         self._show(f"export GPUPOOL_CREDENTIALS={self._env['GPUPOOL_CREDENTIALS']}")
         self._say("The pool goes on until Ctrl-C, in the browser:")
@@ -199,49 +183,13 @@ class Demonstration:
     def _argv(self, *arguments: str) -> list[str]:
         return [sys.executable, "-m", "gpupool.cli.main", *arguments]
 
-    def _start(self, name: str, token: str | None) -> Server:
-        log = self._folder / f"{name}.log"
-        argv = self._argv(
-            "join",
-            "--emulate",
-            EMULATE,
-            "--listen",
-            "127.0.0.1:0",
-            "--name",
-            name,
-            "--pool-name",
-            "demo",
-            "--state-dir",
-            str(self._folder / name),
-            *self.faults_of(name),
-        )
-        with log.open("w") as errors:
-            # In a session of its own: a Ctrl-C ends the story, which then ends its servers.
-            # A pool that is kept outlives this process, and so must the lock of its folder.
-            process = start_join(
-                argv, token, env=self._env, cwd=self._folder, errors=errors, held=self._held
-            )
-        server = Server(name, process, log)
-        self._servers[name] = server
-        return server
-
-    def faults_of(self, name: str) -> list[str]:
-        """Return options that give one server's GPUs readings and errors, for the page."""
-        if not self._web or name != FAULTY:
+    def faults(self) -> list[str]:
+        """Return options that give the servers' GPUs readings and errors, for the page."""
+        if not self._web:
             return []
         path = self._folder / "faults.toml"
         path.write_text(FAULTS, encoding="utf-8")
         return ["--emulate-faults", str(path)]
-
-    def _token_of(self, server: Server) -> str:
-        """Return the server token that a new pool has made."""
-        path, end = self._folder / server.name / TOKENS_FILE, time.monotonic() + START_S
-        while time.monotonic() < end and server.process.poll() is None:
-            text = path.read_text() if path.exists() else ""
-            if found := re.search(r"echo (gpupool-\S+) \| gpupool join", text):
-                return found[1]
-            time.sleep(0.05)
-        raise GpupoolError(f"{server.name} did not start", why=_last_line(server.log))
 
     def _run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -270,25 +218,12 @@ class Demonstration:
                 hint=f"the servers' logs are in {self._folder}; --keep leaves them there",
             )
 
-    def _status(self) -> dict[str, Any]:
-        done = self._run("status", "--json")
-        if done.returncode not in (0, 3):
-            return {}
-        pool: dict[str, Any] = json.loads(done.stdout)["pool"]
-        return pool
-
-    def _wait_for(self, *, servers: int) -> None:
-        """Wait until so many servers vote and offer their GPUs."""
-        end = time.monotonic() + START_S
-        while time.monotonic() < end:
-            pool = self._status()
-            up = [each for each in pool.get("servers", ()) if each["state"] == "idle"]
-            if len(up) == servers == len(pool["raft"]["voters"]):
-                return
-            for server in self._servers.values():
-                if server.process.poll() is not None:
-                    raise GpupoolError(f"{server.name} ended", why=_last_line(server.log))
-            time.sleep(0.1)
+    async def _wait_for_votes(self) -> None:
+        """Wait until all servers vote: the pool goes on without one of them then."""
+        with trio.move_on_after(START_S):
+            while len((await _view_of(self._env["GPUPOOL_CREDENTIALS"])).raft.voters) < SERVERS:  # noqa: ASYNC110
+                await trio.sleep(0.1)
+            return
         raise GpupoolError("the servers did not find each other", why=f"in {START_S:.0f} s")
 
     async def _lose_the_leader(self) -> float:
@@ -307,10 +242,9 @@ class Demonstration:
         raise GpupoolError("the pool has no new leader", why=f"after {START_S:.0f} s")
 
     def _kill(self, name: str) -> None:
-        server = self._servers.pop(name)
-        self._show(f"kill -9 {server.process.pid}      # {name}")
-        server.process.kill()
-        server.process.wait()
+        pid = next(each.pid for each in self._pool.living() if each.name == name)
+        self._show(f"kill -9 {pid}      # {name}")
+        os.kill(pid, signal.SIGKILL)
 
     def _program(self) -> Path:
         """Return the example program: the repository's, or the installed copy."""
@@ -323,27 +257,18 @@ class Demonstration:
         return path
 
     def _clean_up(self) -> None:
-        for server in self._servers.values():
-            server.process.send_signal(signal.SIGTERM)
-        end = time.monotonic() + 5
-        for server in self._servers.values():
-            try:
-                server.process.wait(max(0.1, end - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                server.process.kill()
-                server.process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._pool.stop(remove=True)
         os.close(self._held)
+
+
+async def _view_of(login: str) -> PoolView:
+    async with connected(login) as pool:
+        return await pool.view()
 
 
 def _end(number: int, _frame: object) -> None:
     """End the story as Ctrl-C does: by its cleaning up."""
     raise SystemExit(128 + number)
-
-
-def _last_line(path: Path) -> str:
-    lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return lines[-1] if lines else "its log is empty"
 
 
 FALLBACK_PROGRAM = '''\

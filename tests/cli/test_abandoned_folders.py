@@ -13,8 +13,9 @@ from types import SimpleNamespace
 
 import pytest
 
+import gpupool
 from gpupool.cli.lib import demonstration, policy_draft
-from gpupool.cli.lib.demonstration import NAMES, Demonstration
+from gpupool.cli.lib.demonstration import Demonstration
 from gpupool.cli.lib.policy_draft import DRAFT, draft_of
 from gpupool.pool.model.ids import ServerId
 from gpupool.remoting.daemon.systemd import make_runtime_dir
@@ -78,8 +79,9 @@ def test_a_pool_of_a_demonstration_that_goes_on_keeps_its_folder(
 ) -> None:
     kept = Demonstration(keep=True, color=False)
     try:
-        server = kept._start(NAMES[0], None)  # pyright: ignore[reportPrivateUsage]
-        kept._token_of(server)  # pyright: ignore[reportPrivateUsage]
+        kept._pool.start(  # pyright: ignore[reportPrivateUsage]
+            1, ["--emulate", "1:1G"], lambda login: gpupool.Pool(credentials=login).status()
+        )
         # As when the command has ended.
         folder = kept._folder  # pyright: ignore[reportPrivateUsage]
         os.close(kept._held)  # pyright: ignore[reportPrivateUsage]

@@ -12,7 +12,6 @@ from tests.commands import GPUPOOL
 
 import gpupool
 from gpupool.cli.lib.background_pool import BackgroundPool
-from gpupool.cli.lib.demonstration import NAMES, Demonstration
 from gpupool.cli.lib.join_process import start_join
 
 TOKEN = re.compile(r"gpupool-[a-z2-7]{20}")
@@ -61,22 +60,6 @@ def test_no_server_of_a_background_pool_has_a_token_among_its_arguments(tmp_path
     finally:
         pool.stop(remove=True)
     assert len(found) >= 2
-    assert [words for words in found if TOKEN.search(words)] == []
-
-
-@pytest.mark.long
-@pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
-def test_no_server_of_the_demonstration_has_a_token_among_its_arguments() -> None:
-    shown = Demonstration(keep=False, color=False)
-    try:
-        first = shown._start(NAMES[0], None)  # pyright: ignore[reportPrivateUsage]
-        token = shown._token_of(first)  # pyright: ignore[reportPrivateUsage]
-        shown._start(NAMES[1], token)  # pyright: ignore[reportPrivateUsage]
-        found = arguments_of_processes(str(shown._folder))  # pyright: ignore[reportPrivateUsage]
-    finally:
-        shown._clean_up()  # pyright: ignore[reportPrivateUsage]
-    assert len(found) >= 2
-    assert TOKEN.search(token)
     assert [words for words in found if TOKEN.search(words)] == []
 
 
