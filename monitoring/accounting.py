@@ -12,9 +12,8 @@ from datetime import UTC, datetime
 from gpupool.pool.model.ids import LeaseId, Milliseconds, lease_name
 from gpupool.pool.model.policy import UNIT
 from gpupool.pool.model.state import LeaseRecord
+from gpupool.pool.model.units import DAY_MS, HOUR_MS
 
-DAY_MS = 86_400_000
-HOUR_MS = 3_600_000
 FAR = 2**62
 LATEST_MS = 250_000_000_000_000
 """In the year 9892; Python's calendar ends soon after."""

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from gpupool.monitoring.accounting import FAR, HOUR_MS, KEYS, Range, cut
+from gpupool.monitoring.accounting import FAR, KEYS, Range, cut
 from gpupool.pool.model.policy import UNIT
 from gpupool.pool.model.state import LeaseRecord
+from gpupool.pool.model.units import HOUR_MS
 from gpupool.pool.policy.prices import MICRO, Prices
 
 Timeline = Sequence[tuple[int, Prices]]

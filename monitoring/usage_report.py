@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from functools import reduce
 from typing import TYPE_CHECKING
 
-from gpupool.monitoring.accounting import HOUR_MS, LATEST_MS, Range, Sum, largest_first, sums, total
+from gpupool.monitoring.accounting import LATEST_MS, Range, Sum, largest_first, sums, total
 from gpupool.monitoring.analysis.csv_rows import csv_text
 from gpupool.monitoring.costs import Costs
 from gpupool.monitoring.history.sample_figures import (
@@ -23,6 +23,7 @@ from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId, lease_name
 from gpupool.pool.model.policy import UNIT
 from gpupool.pool.model.state import LeaseRecord, RecordedGpu
 from gpupool.pool.model.suspension import Span
+from gpupool.pool.model.units import HOUR_MS
 from gpupool.pool.record_query import ClassSum, GroupSum, RecordQuery
 from gpupool.pool.view import LeaseView, PoolView, ServerView, Stay, visible
 

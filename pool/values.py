@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from gpupool.pool.model import sizes
 from gpupool.pool.model.state import Filter
+from gpupool.pool.model.units import MIB
 
 GPU_COUNT_MAX = 256
 """Most GPUs of one request; the table refuses more partitions in one lease."""
@@ -14,7 +15,6 @@ EMULATED_COUNT_MAX = 64
 EMULATED_MEMORY = 16 << 30
 """Memory of an emulated GPU when none is given; it is only accounted, not allocated."""
 
-MIB = 1 << 20
 SECONDS = {
     "ms": 0.001,
     "s": 1.0,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 
+from gpupool.pool.model.units import DAY_S
 from gpupool.pool.view import visible
 
 Point = tuple[int, float]
@@ -20,7 +21,6 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 """The lowest is a zero, which differs from a gap."""
 
 AXIS_WIDTH = 8
-DAY_S = 86_400
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,6 @@ BUSY_FROM = 0.01
 """A GPU works in an interval in which kernels ran for at least this share of the time."""
 
 IDLE_TIMEOUT_S = 1800.0
-DAY_S = 86_400.0
 SILO_COUNT_MAX = 64
 """Silos that are sized by themselves, the largest; those beyond are one together."""
 

@@ -10,8 +10,8 @@ from gpupool.monitoring.analysis.csv_rows import Row, Source, peeked, rows
 from gpupool.monitoring.analysis.local_times import LocalTimes
 from gpupool.monitoring.analysis.process_jobs import Held, jobs_of
 from gpupool.monitoring.analysis.trace_form import Builder, Machine, Sample, TraceError
+from gpupool.pool.model.units import MIB
 
-MIB = 1 << 20
 JSON_MAX = 512 << 20
 """Characters of one answer of Prometheus."""
 

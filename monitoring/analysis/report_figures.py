@@ -18,8 +18,8 @@ from gpupool.monitoring.analysis.local_times import zone_named
 from gpupool.monitoring.analysis.process_jobs import share_of
 from gpupool.monitoring.analysis.sizing import SHARE, Goal, Size, Spread, Tell, sizes
 from gpupool.monitoring.analysis.trace_form import Trace
+from gpupool.pool.model.units import HOUR_S
 
-HOUR_S = 3600.0
 WEEK_HOURS = 7 * 24
 HOUR_COUNT_MAX = 200_000
 USER_COUNT_MAX = 20

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from gpupool.monitoring.analysis.demand import (
-    DAY_S,
     Demand,
     Mode,
     Wish,
@@ -23,6 +22,7 @@ from gpupool.monitoring.analysis.demand import (
 )
 from gpupool.monitoring.analysis.trace_form import Trace, TraceError
 from gpupool.monitoring.analysis.virtual_pool import Fleet, Outcome, Task, VirtualPool
+from gpupool.pool.model.units import DAY_S
 
 SHARE = 0.95
 FLEET_MAX = 4096 * 8

@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, cast
 
 from gpupool.pool.model.ids import GpuId
+from gpupool.pool.model.units import DAY_MS
 from gpupool.pool.telemetry import GpuTelemetry
 
 FILE = "devices.json"
-DAY_MS = 86_400_000
 DAYS_KEPT, DAYS_MIN = 31, 3
 GPUS_MAX = 4096
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from gpupool.monitoring.health.readings import Past, Readings, Result
 from gpupool.pool.model.state import ServerStatus, TokenKind, Waiting
+from gpupool.pool.model.units import DAY_MS, HOUR_MS
 from gpupool.pool.scheduling.capacity import fitting_cards
 from gpupool.pool.scheduling.filters import admitted
 from gpupool.pool.telemetry import Health
@@ -15,7 +16,6 @@ from gpupool.pool.view import MISSING_HINT, has_quorum
 
 WARN, FAIL = Health.WARN, Health.FAIL
 
-HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 BACKUP_WARN_DAYS = 7
 WAITING_WARN_MS, WAITING_FAIL_MS = HOUR_MS, 24 * HOUR_MS
 VERSIONS_MS = DAY_MS

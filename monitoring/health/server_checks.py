@@ -7,12 +7,12 @@ from gpupool.monitoring.health.readings import LAGS, Past, Readings, Result
 from gpupool.monitoring.history.history_settings import PASSING
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import ServerStatus
+from gpupool.pool.model.units import DAY_S, GIB, MIB
 from gpupool.pool.table_clock import BOUND_S, agreed_time
 from gpupool.pool.telemetry import HISTOGRAMS, Health, Histogram
 
 WARN, FAIL = Health.WARN, Health.FAIL
 
-MIB, GIB = 1 << 20, 1 << 30
 DISK_WARN_SHARE, DISK_WARN, DISK_FAIL = 0.10, 10 * GIB, 2 * GIB
 FSYNC_WARN_S, FSYNC_FAIL_S, FSYNC_COUNT_MIN = 0.05, 0.5, 20
 OFFSET_WARN_S, OFFSET_FAIL_S = 1.0, 5.0
@@ -29,7 +29,6 @@ STANDS_S = 55.0
 ELECTIONS_A_MINUTE = ELECTIONS_AN_HOUR = 3
 SPAWN_WARN_S = 10.0
 RESTARTS_AN_HOUR = 3
-DAY_S = 86_400.0
 CERTIFICATE_WARN_S, CERTIFICATE_FAIL_S, CA_WARN_S = 30 * DAY_S, 3 * DAY_S, 180 * DAY_S
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from gpupool.monitoring.accounting import Range, day_of
 from gpupool.monitoring.analysis.csv_rows import csv_text
 from gpupool.monitoring.costs import Timeline, currency_of, mean_price
-from gpupool.monitoring.history.history_settings import DAY_S
 from gpupool.pool.history_query import CapacitySum, HistoryPage
 from gpupool.pool.model.ids import ServerId
+from gpupool.pool.model.units import DAY_S
 
 KEYS = ("model", "day")
 """What capacity can be summed by."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from gpupool.monitoring.accounting import day_of
 from gpupool.monitoring.history import episode_table
 from gpupool.monitoring.history.gpu_questions import GpuQuestions, mark_names
-from gpupool.monitoring.history.history_settings import DAY_S, NOT_BEGUN
+from gpupool.monitoring.history.history_settings import NOT_BEGUN
 from gpupool.monitoring.history.history_store import FILE_NAME, connect
 from gpupool.monitoring.history.series import (
     CAPACITY,
@@ -37,6 +37,7 @@ from gpupool.pool.history_query import (
     SampleSum,
 )
 from gpupool.pool.model.ids import LeaseId, Milliseconds, lease_name
+from gpupool.pool.model.units import DAY_S
 
 TIME_MAX_S = 5.0
 STEPS_BETWEEN_LOOKS = 10_000

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-DAY_S = 86_400
+from gpupool.pool.model.units import DAY_S
 
 NOT_BEGUN = "its observer has not begun yet"
 FULL = "the history is not kept: its disk is nearly full"

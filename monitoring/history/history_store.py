@@ -22,7 +22,6 @@ from gpupool.monitoring.history.series import (
     GPU,
     LEASE,
     MARK,
-    MIB,
     POOL,
     SERVER,
     TABLES,
@@ -34,6 +33,7 @@ from gpupool.monitoring.history.unpacked_hours import unpack
 from gpupool.pool.errors import StorageError
 from gpupool.pool.history_query import Episode
 from gpupool.pool.model.forgetting import Forgotten, meant
+from gpupool.pool.model.units import MIB
 
 FILE_NAME = "history.db"
 SCHEMA = 5

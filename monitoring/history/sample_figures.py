@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from gpupool.pool.history_query import SampleSum
 from gpupool.pool.model.state import LeaseRecord
-
-HOUR_S = 3600
+from gpupool.pool.model.units import HOUR_S
 
 COVERAGE_LOW = 0.9
 """Below it a row is marked: most of what it says may be of other hours."""

@@ -7,7 +7,6 @@ one added up, exactly. Samples come once a second, so a sum of samples is one ov
 from dataclasses import dataclass, replace
 
 SLOT_S = 10
-MIB = 1 << 20
 WAIT_UNITS_A_MS = 100
 """``wait_time`` is in tens of microseconds: its rows are shorter than those of microseconds."""
 

@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gpupool.monitoring.history.gpu_marks import reason_mark, xid_mark
-from gpupool.monitoring.history.series import MIB, SLOT_S, WAIT_UNITS_A_MS
+from gpupool.monitoring.history.series import SLOT_S, WAIT_UNITS_A_MS
 from gpupool.monitoring.sample import GpuBooks, LeaseBooks, PoolBooks, Sample
 from gpupool.pool.model.ids import GpuId, LeaseId
+from gpupool.pool.model.units import KIB, MIB
 from gpupool.pool.telemetry import GpuTelemetry, HostTelemetry, SessionTelemetry
 
-KIB = 1 << 10
 GAP_S = 15
 """After longer silence counters begin anew: what passed meanwhile is of no slot."""
 

@@ -10,7 +10,8 @@ from gpupool.pool.model.memo import Memo
 from gpupool.pool.model.policy import UNIT, Usage, Zone
 from gpupool.pool.model.results import RefusalKind, Result, refuse
 from gpupool.pool.model.state import Gpu, PoolState, Request, Server
-from gpupool.pool.policy.policy_calendar import DAY_MS, UTC, offset_ms
+from gpupool.pool.model.units import DAY_MS
+from gpupool.pool.policy.policy_calendar import UTC, offset_ms
 from gpupool.pool.policy.rulebook import Cap, Moment, Source, Terms, rulebook
 from gpupool.pool.policy.usage import NOTHING, USED, used
 

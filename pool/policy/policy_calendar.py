@@ -4,8 +4,8 @@ from bisect import bisect_right
 from typing import NamedTuple
 
 from gpupool.pool.model.policy import Span, Zone
+from gpupool.pool.model.units import DAY_MS
 
-DAY_MS = 86_400_000
 FOREVER = 2**62
 """Later than anything."""
 

@@ -11,6 +11,7 @@ from typing import cast
 
 from gpupool.pool.model.policy import NO_LIMIT, DataEncryption, Rule
 from gpupool.pool.model.sizes import parse_size
+from gpupool.pool.model.units import DAY_MS
 
 WORD_COUNT_MAX = 64
 NAME_LENGTH_MAX = 64
@@ -21,7 +22,6 @@ WEIGHT_MIN, WEIGHT_MAX = 100, 10_000
 LIFETIME_MS_MIN = 2000
 """Of an idle timeout and of a lease; use is measured once a second."""
 
-DAY_MS = 86_400_000
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604_800}
 DURATION = re.compile(r"(?:\d+[smhdw])+")
 TIME = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?")

@@ -12,6 +12,7 @@ from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.commands import Command, CreatePool, CreateToken, JoinServer
 from gpupool.pool.model.ids import Milliseconds
 from gpupool.pool.model.state import TokenKind
+from gpupool.pool.model.units import DAY_MS
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.client.credentials import Credentials
 from gpupool.remoting.daemon.login_writer import SaveLogin, save_login
@@ -36,7 +37,6 @@ SERVER_TOKEN_USES = 8
 TOKENS_FILE = "new-tokens.txt"
 """In the state directory, mode 0600."""
 
-DAY_MS = 86_400_000
 VALID_MS = {
     TokenKind.SERVER: 3_600_000,
     TokenKind.USER: 365 * DAY_MS,

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpupool.pool.model.units import MIB
 from gpupool.pool.user_bound import UserBound
-
-MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)

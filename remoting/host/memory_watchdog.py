@@ -12,10 +12,10 @@ import trio
 
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.ids import GpuId, LeaseId
+from gpupool.pool.model.units import MIB
 from gpupool.remoting.host import host_memory
 from gpupool.remoting.host.host_parts import HostParts
 from gpupool.remoting.host.inventory import OwnUse
-from gpupool.remoting.host.limits import MIB
 from gpupool.remoting.host.measuring.worker_files import UNSEEN_SIZE, lacking
 from gpupool.remoting.host.spawn import WorkerFailedError
 from gpupool.remoting.host.worker_handle import WorkerHandle, WorkerState

@@ -16,12 +16,12 @@ from gpupool.pool.errors import GpupoolError, LeaseLostError, LeaseSuspendedErro
 from gpupool.pool.model.ids import GpuId, LeaseId, lease_name
 from gpupool.pool.model.sizes import SHARE_MIN
 from gpupool.pool.model.state import Gpu, Lease, Partition
+from gpupool.pool.model.units import MIB
 from gpupool.pool.user_bound import Holder
 from gpupool.remoting.host.budget import BudgetError
 from gpupool.remoting.host.departures import origin_of, servers_of
 from gpupool.remoting.host.host_parts import HostParts
 from gpupool.remoting.host.lease_network import LeaseNetwork
-from gpupool.remoting.host.limits import MIB
 from gpupool.remoting.host.sharing.arbiter import Arbiter
 from gpupool.remoting.host.spawn import WorkerFailedError
 from gpupool.remoting.host.worker_handle import WorkerHandle, WorkerState

@@ -9,10 +9,10 @@ from functools import cache
 from pathlib import Path
 
 from gpupool.pool.errors import UsageError
+from gpupool.pool.model.units import MIB
 
 NOT_MEASURED = "[N/A]"
 FORMATS = frozenset(("csv", "noheader", "nounits"))
-MIB = 1 << 20
 
 Devices = Sequence[Mapping[str, object]]
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from gpupool.monitoring.history.gpu_marks import reason_mark
 from gpupool.monitoring.history.history_reader import read_history
-from gpupool.monitoring.history.history_settings import DAY_S, HistorySettings
+from gpupool.monitoring.history.history_settings import HistorySettings
 from gpupool.monitoring.history.history_store import FILE_NAME, HistoryStore
 from gpupool.monitoring.history.series import (
     GPU,
@@ -31,6 +31,7 @@ from gpupool.monitoring.history.time_slots import Row, Slot
 from gpupool.monitoring.sample import GpuBooks, LeaseBooks
 from gpupool.pool.history_query import HistoryQuery
 from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds
+from gpupool.pool.model.units import DAY_S
 
 START = 1_790_000_000 // DAY_S * DAY_S
 H200_MIB = 140 << 10

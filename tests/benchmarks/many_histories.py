@@ -16,12 +16,13 @@ from history import START, Load
 
 from gpupool.monitoring.frames import OBSERVER, HistoryAnswered
 from gpupool.monitoring.history.history_reader import read_history
-from gpupool.monitoring.history.history_settings import DAY_S, HistorySettings
+from gpupool.monitoring.history.history_settings import HistorySettings
 from gpupool.monitoring.history.history_store import FILE_NAME, HistoryStore
 from gpupool.monitoring.history.sample_figures import merged
 from gpupool.monitoring.history.series import SLOT_S
 from gpupool.pool.history_query import HistoryQuery
 from gpupool.pool.model.ids import Milliseconds
+from gpupool.pool.model.units import DAY_S
 
 HOUR_SLOTS = 3600 // SLOT_S
 BAR_S = 3.0

@@ -20,11 +20,12 @@ from tests.golden.recorded import GOLDEN
 from tests.monitoring.samples import START_MS, gpu_id, sample, table
 
 from gpupool.monitoring.history.history_reader import read_history
-from gpupool.monitoring.history.history_settings import DAY_S, HistorySettings
+from gpupool.monitoring.history.history_settings import HistorySettings
 from gpupool.monitoring.history.history_store import FILE_NAME, SCHEMA
 from gpupool.monitoring.history.history_writer import HistoryWriter
 from gpupool.pool.history_query import HistoryPage, HistoryQuery
 from gpupool.pool.model.ids import Milliseconds
+from gpupool.pool.model.units import DAY_S
 
 T0 = START_MS // 1000 // DAY_S * DAY_S
 HOURS = 80

@@ -8,21 +8,14 @@ from hypothesis import strategies as st
 from tests.monitoring.records import GIB, START_MS, record
 from tests.pool.test_accounts import recorded
 
-from gpupool.monitoring.accounting import (
-    DAY_MS,
-    HOUR_MS,
-    KEYS,
-    Range,
-    gaps_of,
-    sums,
-    total,
-)
+from gpupool.monitoring.accounting import KEYS, Range, gaps_of, sums, total
 from gpupool.monitoring.pages import sum_of, told
 from gpupool.monitoring.record_lines import line_of, record_of
 from gpupool.pool import record_query
 from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds
 from gpupool.pool.model.policy import UNIT
 from gpupool.pool.model.state import LeaseRecord, RecordedGpu
+from gpupool.pool.model.units import DAY_MS, HOUR_MS
 from gpupool.pool.record_query import RecordQuery
 
 RECORDS = [record(number) for number in range(1, 200)]

@@ -8,7 +8,7 @@ from tests.monitoring.samples import GIB, START_MS, gpu_id, sample, table
 
 from gpupool.monitoring.history.gpu_marks import REASONS, reason_mark, word_of, xid_mark
 from gpupool.monitoring.history.history_reader import read_history
-from gpupool.monitoring.history.history_settings import DAY_S, HistorySettings
+from gpupool.monitoring.history.history_settings import HistorySettings
 from gpupool.monitoring.history.history_store import FILE_NAME
 from gpupool.monitoring.history.history_writer import HistoryWriter
 from gpupool.monitoring.history.kept_files import storage_of
@@ -16,6 +16,7 @@ from gpupool.monitoring.history.time_slots import Slot, SlotMaker
 from gpupool.monitoring.sample import Sample
 from gpupool.pool.history_query import HistoryPage, HistoryQuery
 from gpupool.pool.model.ids import LeaseId, Milliseconds, lease_name
+from gpupool.pool.model.units import DAY_S
 
 T0 = START_MS // 1000 // DAY_S * DAY_S
 STATE = table(gpus=2, leases=3)

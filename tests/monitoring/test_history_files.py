@@ -19,13 +19,14 @@ from tests.golden.recorded import GOLDEN
 from tests.monitoring.samples import gpu_id, sample, table
 
 from gpupool.monitoring.history.history_reader import read_history
-from gpupool.monitoring.history.history_settings import DAY_S, HistorySettings
+from gpupool.monitoring.history.history_settings import HistorySettings
 from gpupool.monitoring.history.history_store import FILE_NAME, SCHEMA
 from gpupool.monitoring.history.history_writer import HistoryWriter
 from gpupool.monitoring.history.series import GPU, LEASE
 from gpupool.monitoring.history.unpacked_hours import unpack
 from gpupool.pool.history_query import HistoryQuery
 from gpupool.pool.model.ids import Milliseconds
+from gpupool.pool.model.units import DAY_S
 
 KEPT = HistorySettings(keep_10s_s=800 * DAY_S, keep_1m_s=800 * DAY_S)
 FORMS = (1, 3, 4)

@@ -6,7 +6,7 @@ import pytest
 from tests.pool.policy_kit import GIB, MONDAY_MS
 from tests.pool.test_lease_relocations import C, D, Going, gpu
 
-from gpupool.monitoring.accounting import DAY_MS, KEYS, Range, total
+from gpupool.monitoring.accounting import KEYS, Range, total
 from gpupool.monitoring.pages import told
 from gpupool.monitoring.usage_report import Report, lease_report, live_records, pool_report
 from gpupool.pool.model.codec import decode, encode
@@ -14,6 +14,7 @@ from gpupool.pool.model.commands import EndLease
 from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId
 from gpupool.pool.model.policy import UNIT
 from gpupool.pool.model.state import LeaseRecord
+from gpupool.pool.model.units import DAY_MS
 from gpupool.pool.ports import RaftHealth, Role
 from gpupool.pool.record_query import RecordQuery
 from gpupool.pool.view import PoolView, Stay

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from tests.monitoring.records import GIB, record
 
-from gpupool.monitoring.accounting import HOUR_MS, Range
+from gpupool.monitoring.accounting import Range
 from gpupool.monitoring.history.sample_figures import NOTHING, figures_of, lease_lines, merged
 from gpupool.monitoring.usage_report import (
     as_csv,
@@ -17,6 +17,7 @@ from gpupool.monitoring.usage_report import (
 )
 from gpupool.pool.history_query import SampleSum
 from gpupool.pool.model.state import LeaseRecord
+from gpupool.pool.model.units import HOUR_MS
 from gpupool.pool.record_query import GroupSum
 
 HOUR = 3600

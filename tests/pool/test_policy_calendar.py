@@ -6,8 +6,9 @@ import pytest
 from tests.pool.policy_kit import MONDAY_MS, at, parse, zone
 
 from gpupool.pool.model.policy import Policy, Span
+from gpupool.pool.model.units import DAY_MS
 from gpupool.pool.policy import rulebook as module
-from gpupool.pool.policy.policy_calendar import DAY_MS, FOREVER, UTC, Phase, offset_ms, phase
+from gpupool.pool.policy.policy_calendar import FOREVER, UTC, Phase, offset_ms, phase
 from gpupool.pool.policy.rulebook import Rulebook, rulebook
 
 HOUR_MS = 3_600_000

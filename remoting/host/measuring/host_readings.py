@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from gpupool.pool.model.units import KIB
 from gpupool.pool.telemetry import HostTelemetry
 from gpupool.remoting.host.isolation.lease_cgroups import SERVER_GROUP
 from gpupool.remoting.host.measuring.network_speed import speed_of
 
-KIB = 1024
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 STAT_FIELDS_AT = 3
 """Number of the first field behind the name in ``/proc/PID/stat``, see proc_pid_stat(5)."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpupool.pool.errors import GpupoolError
-from gpupool.remoting.host.limits import MIB
+from gpupool.pool.model.units import MIB
 from gpupool.remoting.host.suspension import spilled_memory
 
 MACHINE_KEEPS = 0.05

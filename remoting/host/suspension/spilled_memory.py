@@ -33,9 +33,8 @@ from pathlib import Path
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from gpupool.pool.model.units import MIB
 from gpupool.remoting.host import host_memory
-
-MIB = 1 << 20
 
 AREA_MIN = 256 * MIB
 """Of what is mapped meanwhile, less may be another thread's."""

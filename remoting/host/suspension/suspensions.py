@@ -16,9 +16,9 @@ from gpupool.pool.errors import GpupoolError
 from gpupool.pool.host_suspension import HostSuspension, SuspensionPhase
 from gpupool.pool.model.ids import GpuId, LeaseId
 from gpupool.pool.model.suspension import MIG_INSTANCE, USES_NCCL
+from gpupool.pool.model.units import MIB
 from gpupool.remoting.host.budget import Budget
 from gpupool.remoting.host.keepers import Keeper
-from gpupool.remoting.host.limits import MIB
 from gpupool.remoting.host.sharing.arbiter import Arbiter
 from gpupool.remoting.host.suspension.room import Place, Room
 from gpupool.remoting.host.worker_handle import WorkerHandle, WorkerState
