@@ -1,9 +1,10 @@
 """The tables and charts of ``gpupool analyze`` in the terminal: pure, of figures alone."""
 
 from collections.abc import Iterator, Sequence
+from io import StringIO
 from typing import TYPE_CHECKING
 
-from rich.console import RenderableType
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -82,6 +83,16 @@ def _table(*titles: str) -> Table:
 
 # --- the report -----------------------------------------------------------------------------------
 
+PAGE_WIDTH = 120
+PAGE = """\
+<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>GPU use</title>
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<style>:root {{ color-scheme: light dark; }} {stylesheet}</style></head>
+<body><h1>GPU use</h1><pre>{code}</pre></body></html>
+"""
+
 BAR = 40
 SHADES = " ░▒▓█"
 KINDS = (("working", "working"), ("idle", "held idle"), ("free", "free"), ("unknown", "unknown"))
@@ -123,6 +134,14 @@ def report_view(report: "Report") -> Iterator[RenderableType]:
     yield ""
     for sentence in report.assumptions:
         yield Text(f"- {visible(sentence)}")
+
+
+def report_page(report: "Report") -> str:
+    """Return the report as one HTML page, which loads nothing: what a terminal would show."""
+    console = Console(file=StringIO(), record=True, width=PAGE_WIDTH)
+    for part in report_view(report):
+        console.print(part)
+    return console.export_html(code_format=PAGE)
 
 
 def _bars(title: str, amounts: Sequence[tuple[str, float]]) -> Table:

@@ -245,14 +245,14 @@ def report_(
 ) -> None:
     """Show how GPUs were used: working, held idle, free; when, by which user, and what would do.
 
-    The page of --html is one file that loads nothing, with the same charts. Names of users are in
-    it as they are in the trace.
+    The page of --html is one file that loads nothing, with what is shown here. Names of users are
+    in it as they are in the trace.
     """
     from pathlib import Path
 
+    from gpupool.cli.lib.analysis_charts import report_page, report_view
     from gpupool.monitoring.analysis.cores import on_all_cores
     from gpupool.monitoring.analysis.report_figures import report_of
-    from gpupool.monitoring.analysis.report_page import page_of
     from gpupool.monitoring.analysis.trace_files import read_traces
     from gpupool.remoting.local.files import write_private
 
@@ -261,12 +261,10 @@ def report_(
     with on_all_cores() as spread:
         found = report_of(read_traces(traces), goal, tell, sized=sized, modes=modes, spread=spread)
     if page is not None:
-        write_private(Path(page), page_of(found).encode())
+        write_private(Path(page), report_page(found).encode())
     if as_json:
         print_json(report=found)
         return
-    from gpupool.cli.lib.analysis_charts import report_view
-
     _Progress().tell("")  # an empty line again
     console = stdout_console()
     for part in report_view(found):
