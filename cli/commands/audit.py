@@ -9,7 +9,7 @@ import click
 from gpupool.cli.lib.common_options import json_option, pool_options
 from gpupool.cli.lib.connect import run_async
 from gpupool.cli.lib.option_types import Parsed
-from gpupool.cli.lib.output import print_json
+from gpupool.cli.lib.output import print_json, print_lines
 from gpupool.cli.lib.time_spans import parse_since
 from gpupool.pool.errors import UsageError
 from gpupool.pool.model.state import Act
@@ -96,6 +96,4 @@ def _print(acts: list[Act]) -> None:
         when = datetime.fromtimestamp(act.at / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
         words = (when, act.by, act.kind, act.subject or "-", readable(act.text))
         lines.append(tuple(visible(word) for word in words))
-    widths = [max(len(line[at]) for line in lines) for at in range(len(TITLES))]
-    for line in lines:
-        click.echo("  ".join(word.ljust(w) for word, w in zip(line, widths, strict=True)).rstrip())
+    print_lines(lines)

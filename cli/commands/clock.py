@@ -8,7 +8,7 @@ import click
 
 from gpupool.cli.lib.common_options import json_option, pool_options
 from gpupool.cli.lib.connect import operate, run_async
-from gpupool.cli.lib.output import print_json
+from gpupool.cli.lib.output import print_json, print_lines
 from gpupool.pool.errors import ExitCode, GpupoolError, UsageError
 from gpupool.pool.values import duration_text
 from gpupool.remoting.local.connecting import connected
@@ -88,9 +88,7 @@ def _print(view: "PoolView", clock: "ClockView") -> None:
         each = known.get(server.id)
         text = _offset(each.ahead_s) if each is not None else "not known to this server"
         lines.append((server.name, "yes" if server.voter else "-", text))
-    widths = [max(len(line[at]) for line in lines) for at in range(len(lines[0]))]
-    for line in lines:
-        click.echo("  ".join(word.ljust(w) for word, w in zip(line, widths, strict=True)).rstrip())
+    print_lines(lines)
     for problem in clock.problems:
         say(f"gpupool: {problem}")
 

@@ -9,7 +9,7 @@ import click
 from gpupool.cli.lib.common_options import json_option, pool_options
 from gpupool.cli.lib.connect import operate, run_async
 from gpupool.cli.lib.option_types import DURATION, NAME_TYPE
-from gpupool.cli.lib.output import print_json
+from gpupool.cli.lib.output import print_json, print_lines
 from gpupool.pool.errors import UsageError
 from gpupool.pool.model.ids import TokenId
 from gpupool.pool.model.state import TOKEN_USES_MAX, TokenKind
@@ -120,9 +120,7 @@ def list_tokens(credentials: str | None, as_json: bool) -> None:
         lines.append(
             (each.token, each.kind.value, each.user or "-", state, expires, each.created_by)
         )
-    widths = [max(len(line[at]) for line in lines) for at in range(len(lines[0]))]
-    for line in lines:
-        click.echo("  ".join(word.ljust(w) for word, w in zip(line, widths, strict=True)).rstrip())
+    print_lines(lines)
 
 
 @command.command("renew")

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,13 @@ def invocation() -> Invocation:
 def print_json(**fields: object) -> None:
     """Print one JSON object with its schema number on stdout."""
     click.echo(json.dumps({"schema": SCHEMA} | {k: to_plain(v) for k, v in fields.items()}))
+
+
+def print_lines(lines: Sequence[Sequence[str]]) -> None:
+    """Print the lines of a table, the titles first: columns to the left, two spaces between."""
+    widths = [max(len(line[at]) for line in lines) for at in range(len(lines[0]))]
+    for line in lines:
+        click.echo("  ".join(word.ljust(w) for word, w in zip(line, widths, strict=True)).rstrip())
 
 
 def error_lines(error: GpupoolError) -> list[str]:

@@ -3,7 +3,7 @@
 import click
 
 from gpupool.cli.lib.common_options import json_option
-from gpupool.cli.lib.output import print_json
+from gpupool.cli.lib.output import print_json, print_lines
 from gpupool.remoting.local.terminal import say
 
 
@@ -35,6 +35,4 @@ def command(name: str | None, as_json: bool) -> None:
         return
     lines = [("", "NAME", "POOL", "USER", "FILE")]
     lines += [("*" if e.current else "", e.name, e.pool, e.user, str(e.path)) for e in known]
-    widths = [max(len(line[at]) for line in lines) for at in range(len(lines[0]))]
-    for line in lines:
-        click.echo("  ".join(word.ljust(w) for word, w in zip(line, widths, strict=True)).rstrip())
+    print_lines(lines)
