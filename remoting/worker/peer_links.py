@@ -13,7 +13,6 @@ import socket
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from gpupool.pool.errors import AuthenticationError, GpupoolError, RemoteProtocolError
 from gpupool.remoting.protocol import handshake
@@ -64,64 +63,11 @@ class Peer:
     key: bytes = field(repr=False)
 
 
-class Links(Protocol):
-    """The links to the other workers, as a door uses them; ``Peers`` implements it."""
+class Links:
+    """The links of one worker. Its door's thread uses them; others may only `accept`.
 
-    def introduce(self, key: bytes, index: int, others: Sequence[Peer | None]) -> None:
-        """Take the client's word for who the others are."""
-        ...
-
-    def connect(self, index: int) -> str:
-        """Connect to a worker, if that has not been done; return why it cannot be."""
-        ...
-
-    def send(self, index: int, number: int, size: int, pieces: Iterable[memoryview]) -> None:
-        """Send one transfer; raises PeerLostError."""
-        ...
-
-    def send_failure(self, index: int, number: int, text: str) -> None:
-        """Say in place of a transfer why there is none; raises PeerLostError."""
-        ...
-
-    def begin(self, index: int, number: int, size: int) -> None:
-        """Wait for one transfer; raises PeerLostError and PeerFailedError."""
-        ...
-
-    def read(self, index: int, target: memoryview) -> None:
-        """Fill ``target`` with the next bytes of the transfer; raises PeerLostError."""
-        ...
-
-    def skip(self, index: int, size: int) -> None:
-        """Read and drop the bytes of a transfer."""
-        ...
-
-    def cut(self, index: int) -> None:
-        """End both links with a worker, also in the middle of a transfer."""
-        ...
-
-    def expect_lanes(
-        self, ids: tuple[bytes, bytes], take: "TakeLane", encrypts: Callable[[], bool]
-    ) -> bool:
-        """Take further connections of the client that name these numbers; False: none may be.
-
-        Args:
-            ids: of the connections that go up, and of those that go down.
-            take: takes over a connection; raises GpupoolError.
-            encrypts: says whether that can be one with TLS.
-        """
-        ...
-
-    def forget(self) -> None:
-        """Close all links, and know no other worker until the next introduction."""
-        ...
-
-    def close(self) -> None:
-        """Close all links."""
-        ...
-
-
-class Peers:
-    """The links of one worker. Its door's thread uses them; others may only `accept`."""
+    Whatever sends or receives raises PeerLostError, and ``begin`` PeerFailedError, too.
+    """
 
     def __init__(
         self,
@@ -172,7 +118,13 @@ class Peers:
     def expect_lanes(
         self, ids: tuple[bytes, bytes], take: TakeLane, encrypts: Callable[[], bool]
     ) -> bool:
-        """Take further connections of the client that name these numbers; False: none may be."""
+        """Take further connections of the client that name these numbers; False: none may be.
+
+        Args:
+            ids: of the connections that go up, and of those that go down.
+            take: takes over a connection; raises GpupoolError.
+            encrypts: says whether that can be one with TLS.
+        """
         if self.may_encrypt and not encrypts():
             return False
         self.lane_ids, self.take_lane = ids, take

@@ -9,7 +9,7 @@ from dataclasses import replace
 from gpupool.remoting.protocol.worker_messages import Report
 from gpupool.remoting.transport.session_stream import SessionStream
 from gpupool.remoting.transport.tally import TcpPath, tcp_path
-from gpupool.remoting.worker.peer_links import Peers
+from gpupool.remoting.worker.peer_links import Links
 
 REPORT_INTERVAL_S = 1.0
 PATH_EVERY = 10
@@ -24,7 +24,7 @@ class SessionReport:
         self,
         stream: SessionStream,
         sock: socket.socket,
-        peers: Peers,
+        peers: Links,
         send: Callable[[Report], None],
     ) -> None:
         self._stream = stream

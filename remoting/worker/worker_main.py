@@ -33,7 +33,7 @@ from gpupool.remoting.worker.client_handshake import (
     accept_client,
     set_options,
 )
-from gpupool.remoting.worker.peer_links import INTRODUCTION, Peers
+from gpupool.remoting.worker.peer_links import INTRODUCTION, Links
 from gpupool.remoting.worker.self_confinement import confine_self
 from gpupool.remoting.worker.session_report import SessionReport
 from gpupool.remoting.worker.worker_channel import BudgetClient, HostGoneError, WorkerChannel
@@ -71,7 +71,7 @@ EXIT_DONE, EXIT_FAILED = 0, 1
 if TYPE_CHECKING:
     from gpupool.remoting.worker.certificate import WorkerContext
 
-Door = Callable[[Any, Sequence[Any], Any, Callable[[str], None], Peers], None]
+Door = Callable[[Any, Sequence[Any], Any, Callable[[str], None], Links], None]
 AcceptTls = Callable[[socket.socket, tuple[bytes, bytes], bytes], SessionStream | None]
 """A door's own end of TLS: the connection, the worker's identity, the ticket; None: it has none."""
 
@@ -172,7 +172,7 @@ class Worker:
         self._log_left = LOG_TEXT_MAX
         self._winner = threading.Lock()  # held for good by the client's connection
         self._dialled: queue.SimpleQueue[socket.socket | str] = queue.SimpleQueue()
-        self._peers = Peers(self._dial, lambda ids: channel.send(worker_messages.Expecting(ids)))
+        self._peers = Links(self._dial, lambda ids: channel.send(worker_messages.Expecting(ids)))
 
     def run(self) -> None:
         """Carry out the host's messages until it closes its end."""

@@ -34,7 +34,7 @@ from gpupool.remoting.driver_api import build  # noqa: E402
 from gpupool.remoting.protocol.worker_messages import Report  # noqa: E402
 from gpupool.remoting.transport.session_stream import PlainStream  # noqa: E402
 from gpupool.remoting.transport.tally import tcp_path  # noqa: E402
-from gpupool.remoting.worker.peer_links import Peers  # noqa: E402
+from gpupool.remoting.worker.peer_links import Links  # noqa: E402
 from gpupool.remoting.worker.session_report import PATH_EVERY, SessionReport  # noqa: E402
 from gpupool.remoting.worker.worker_channel import WorkerChannel  # noqa: E402
 
@@ -90,7 +90,7 @@ def report_us() -> tuple[float, float]:
 
         threading.Thread(target=read, daemon=True).start()
         channel = WorkerChannel(ours)
-        report = SessionReport(stream, sock, Peers(_no_dial, lambda _numbers: None), channel.send)
+        report = SessionReport(stream, sock, Links(_no_dial, lambda _numbers: None), channel.send)
         last, pause = report.totals(), threading.Event()
 
         def one() -> None:

@@ -100,7 +100,7 @@ def worker(
     door_kit: Any = importlib.import_module("door_kit")
 
     from gpupool.remoting.devices.base import DeviceSpec
-    from gpupool.remoting.worker.peer_links import Peers
+    from gpupool.remoting.worker.peer_links import Links
 
     model = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
     devices = [DeviceSpec(0, f"GPU-{name}", model, memory, emulated=False, ordinal=0)]
@@ -112,7 +112,7 @@ def worker(
     def dial(other: str) -> socket.socket:
         return socket.create_connection(("127.0.0.1", ports[other][1]))
 
-    server.make_links = lambda: Peers(dial, lambda _numbers: None)
+    server.make_links = lambda: Links(dial, lambda _numbers: None)
     for target in (server.serve, server.serve_peers):
         threading.Thread(target=target, daemon=True).start()
     print(json.dumps(server.offer()), flush=True)

@@ -24,7 +24,7 @@ from gpupool.remoting.array_api.server.serve import serve
 from gpupool.remoting.devices.base import DeviceSpec
 from gpupool.remoting.devices.host_kernels import host_compiler
 from gpupool.remoting.transport.session_stream import PlainStream, SessionStream, TlsStream
-from gpupool.remoting.worker.peer_links import Peers
+from gpupool.remoting.worker.peer_links import Links
 from gpupool.remoting.worker.worker_main import KEEPALIVE_LINK, set_options
 
 DROPIN = Path(__file__).resolve().parents[3] / "remoting" / "array_api" / "dropin"
@@ -78,7 +78,7 @@ def start_worker(
     connection: socket.socket,
     devices: Sequence[DeviceSpec],
     log: list[str] | None = None,
-    links: Peers | None = None,
+    links: Links | None = None,
 ) -> tuple[threading.Thread, MemoryBudget]:
     """Serve one connection in a thread."""
     host_compiler.permit()  # as a confined worker does
@@ -132,8 +132,8 @@ class Server:
     log: list[str] = field(default_factory=list[str])
     # Where the workers of other servers connect; one client process at a time then.
     peer_listener: socket.socket | None = None
-    make_links: Callable[[], Peers] | None = None
-    links: Peers | None = None  # of the latest session
+    make_links: Callable[[], Links] | None = None
+    links: Links | None = None  # of the latest session
 
     def serve(self) -> None:
         while True:
@@ -382,7 +382,7 @@ def link(servers: list[Server], listen: Callable[[int], socket.socket]) -> None:
 
     for at, server in enumerate(servers):
         server.peer_listener = listen(at)
-        server.make_links = lambda: Peers(dial, lambda _numbers: None)
+        server.make_links = lambda: Links(dial, lambda _numbers: None)
 
 
 def program_environment(agent: Agent | None, **environment: str) -> dict[str, str]:

@@ -13,10 +13,10 @@ from gpupool.remoting.array_api.server import array_wire
 from gpupool.remoting.array_api.server.array_executor import Executor
 from gpupool.remoting.array_api.server.element_types import told
 from gpupool.remoting.devices.emulated import EmulatedBackend
-from gpupool.remoting.worker.peer_links import Peer, PeerFailedError, PeerLostError, TakeLane
+from gpupool.remoting.worker.peer_links import Links, Peer, PeerFailedError, PeerLostError, TakeLane
 
 
-class PipeLinks:
+class PipeLinks(Links):
     """Both ends of one link: what was sent waits in memory."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ from gpupool.remoting.server.listener.router import ToSession, route
 from gpupool.remoting.transport.tally import Tally
 from gpupool.remoting.worker.certificate import WorkerContext
 from gpupool.remoting.worker.client_handshake import accept_client
-from gpupool.remoting.worker.peer_links import Peer, PeerLostError, TakeLane
+from gpupool.remoting.worker.peer_links import Links, Peer, PeerLostError, TakeLane
 
 
 class TappedStream:
@@ -212,8 +212,11 @@ class SharingBudget:
         """Do nothing: no memory is counted here."""
 
 
-class LinksInVain:
+class LinksInVain(Links):
     """Connects to every other worker, and loses it at the first copy."""
+
+    def __init__(self) -> None:
+        """Have no link."""
 
     def introduce(self, key: bytes, index: int, others: Sequence[Peer | None]) -> None:
         """Take the client's word for it."""

@@ -7,7 +7,7 @@ import pytest
 
 from gpupool.remoting.transport.session_stream import PlainStream
 from gpupool.remoting.transport.tcp_liveness import PeerLiveness, Sent, wait_writable
-from gpupool.remoting.worker.peer_links import Peer, PeerLostError, Peers
+from gpupool.remoting.worker.peer_links import Links, Peer, PeerLostError
 
 ASKED, ANSWERED = True, False
 
@@ -80,7 +80,7 @@ class TimedOut:
 
 
 def test_a_link_that_times_out_is_lost_and_the_worker_lives() -> None:
-    peers = Peers(lambda _: socket.socket(), lambda _numbers: None)
+    peers = Links(lambda _: socket.socket(), lambda _numbers: None)
     other = Peer("b", "server-b", bytes(16), bytes(32), "off", bytes(32))
     peers.introduce(b"k" * 32, 0, [None, other])
     incoming, outgoing = TimedOut(), TimedOut()
@@ -96,7 +96,7 @@ def test_a_link_that_times_out_is_lost_and_the_worker_lives() -> None:
 
 def test_a_sender_that_waits_for_room_is_cut_by_another_thread() -> None:
     """As when its client has heard from the receiver that the two have lost each other."""
-    peers = Peers(lambda _: socket.socket(), lambda _numbers: None)
+    peers = Links(lambda _: socket.socket(), lambda _numbers: None)
     peers.introduce(b"k" * 32, 0, [None, Peer("b", "b", bytes(16), bytes(32), "off", bytes(32))])
     near, far = socket.socketpair()
     stream = PlainStream(near)
