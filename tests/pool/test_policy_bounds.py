@@ -236,14 +236,14 @@ def test_a_member_without_brackets_has_the_line_of_its_key() -> None:
     assert parse("[class.x]\npriority = 1\nusers = 'ada'\n").members == (Membership("ada", "x", 3),)
 
 
-def test_members_in_brackets_have_their_own_lines() -> None:
+def test_members_in_brackets_have_the_line_of_their_key() -> None:
     text = "[class.x]\nusers = [\n'b*',\n'ada', 'c?',\n'd[ef]']\n[user.gil]\nclass = 'x'\n"
     assert parse(f"{text}[defaults]\nclass = 'x'\n").members == (
-        Membership("ada", "x", 4),
+        Membership("ada", "x", 2),
         Membership("gil", "x", 7),
-        Membership("b*", "x", 3),
-        Membership("c?", "x", 4),
-        Membership("d[ef]", "x", 5),
+        Membership("b*", "x", 2),
+        Membership("c?", "x", 2),
+        Membership("d[ef]", "x", 2),
         Membership("*", "x", 9),
     )
 
