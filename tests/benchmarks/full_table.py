@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any, cast
 
 import trio
@@ -207,7 +208,7 @@ def _controller(machine: PoolMachine, server: ServerId) -> Controller:
         machine,
         me=ServerInstance(server, Incarnation(1), Software(me.address)),
         consensus=_Learner(),
-        authorities=cast(Any, None),
+        authorities=cast(Any, SimpleNamespace(has_keys=lambda: False, problems=tuple)),
         host=IdleHost(tuple(me.gpus.values())),  # type: ignore[arg-type]
         table_clock=TableClock(lambda: machine.state, self_id=server, clock=SystemClock()),
         rng=Random(1),

@@ -163,7 +163,9 @@ def session_before_up() -> AbstractContextManager[None]:
 
     def ignorant(context: ServiceContext) -> ServiceContext:
         server = context.state.servers.get(context.me.id)
-        return context if server is None else replace(context, incarnation=server.incarnation)
+        if server is None:
+            return context
+        return replace(context, me=replace(context.me, incarnation=server.incarnation))
 
     def open_session(self: LeaseService, client: Client, call: int, message: m.OpenSession) -> None:
         mine = self._context
