@@ -5,7 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 from gpupool.remoting.driver_api.executor.client_state import Client, HandlerGroup
+from gpupool.remoting.driver_api.executor.sync_waiter import FREES_PATIENCE_S
 from gpupool.remoting.driver_api.schema import table
+from gpupool.remoting.driver_api.schema.calls import WAIT_FOR_VALUE
 from gpupool.remoting.driver_api.schema.layout import Field, Record
 
 SIGNED = 1 << 63
@@ -31,7 +33,11 @@ class Generic(HandlerGroup):
         made = next((token[1] for token in tokens if token[0] == "+"), "")
         ended = next((token[1] for token in tokens if token[0] == "!"), "")
 
+        waits = name.startswith(WAIT_FOR_VALUE)
+
         def run(*words: int) -> bytes:
+            if waits:
+                self.waiter.freeing.wait_for_calls(FREES_PATIENCE_S)
             arguments: list[Any] = []
             new = gone = 0
             for token, word in zip(tokens, words, strict=True):

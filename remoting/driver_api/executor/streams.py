@@ -8,7 +8,7 @@ from gpupool.remoting.driver_api.executor.api import INVALID_HANDLE, NOT_READY, 
 from gpupool.remoting.driver_api.executor.client_state import Client, HandlerGroup
 from gpupool.remoting.driver_api.executor.direct import Direct
 from gpupool.remoting.driver_api.executor.modules.shared_state import GAVE_UP
-from gpupool.remoting.driver_api.executor.sync_waiter import SPIN_COUNT
+from gpupool.remoting.driver_api.executor.sync_waiter import FREES_PATIENCE_S, SPIN_COUNT
 
 IDLE_STREAMS_MAX = 64
 """Streams that are asked one by one whether they are idle, before a thread waits for the device."""
@@ -116,17 +116,16 @@ class Streams(HandlerGroup):
     def _await_device(self) -> None:
         """Answer when all that was issued so far is over, as CUDA's cuMemFree returns then.
 
-        It leaves captures alone, so it says no while there are any.
+        It leaves captures alone, so it says no while there are any, and failures, which are the
+        program's to hear.
         """
-        if self.client.take_failure():
-            return
-        handles = list(self.streams.values())
-        if self.client.captures.streams or len(handles) > IDLE_STREAMS_MAX:
+        client, handles = self.client, list(self.streams.values())
+        if client.captures.streams or client.failed[0] or len(handles) > IDLE_STREAMS_MAX:
             raise CudaError(NOT_READY, "cuMemFree")
         if self._idle_soon(handles):
             self.waiter.guarded(self.client.record.request, lambda: None)()
             return
-        device, waiter = self.client.device, self.waiter
+        device, waiter = client.device, self.waiter
         events = [waiter.event(device) for _ in handles]
         for event, handle in zip(events, handles, strict=True):
             self.api.record(event, handle)
@@ -201,6 +200,7 @@ class Streams(HandlerGroup):
 
     def _values(self, stream: int, count: int, flags: int, values: memoryview) -> None:
         handle = self.streams[stream]
+        self.waiter.freeing.wait_for_calls(FREES_PATIENCE_S)
         self._direct.call("cuStreamBatchMemOp_v2", handle, count, bytes(values), flags)
 
     def _context(self, device: int) -> int:

@@ -16,6 +16,9 @@ THREADS_MAX, THREADS_KEPT = 256, 4
 IDLE_S = 5.0
 """A thread beyond those that are kept ends when it has waited for no GPU for so long."""
 
+FREES_PATIENCE_S = 0.5
+"""A stream's wait for a value is held up by frees under way for so long."""
+
 SPIN_COUNT = 12
 """Queries of an event before a thread is woken for it: about as long as a small copy takes."""
 
@@ -129,17 +132,17 @@ class Freeing:
         """Whether a call is freeing something."""
         return self._shared.keeping > 0
 
-    def wait_for_calls(self) -> None:
-        """Wait until no call is freeing anything.
+    def wait_for_calls(self, limit_s: float | None = None) -> None:
+        """Wait until no call is freeing anything, for a time at most if there is a limit.
 
         Before a synchronization of the device is answered: another process of the lease may be told
         then, and allocate what was freed here. Before a host function is given to the driver: a
         call that came to it only then would wait for the function, and keep what the function waits
-        for, such as its managed memory.
+        for, such as its managed memory. Before a stream waits for a value, which the program may
+        write by a later call; there, a free may wait for such a value, too, so it has a limit.
         """
         with self._changed:
-            while self.keeping:
-                self._changed.wait()
+            self._changed.wait_for(lambda: not self.keeping, limit_s)
 
 
 class Waiter:

@@ -1,5 +1,6 @@
 """The C source of the shim's marshalled calls, one function for each row of ``CALLS``."""
 
+from gpupool.remoting.driver_api.schema.calls import WAIT_FOR_VALUE
 from gpupool.remoting.driver_api.schema.cuda_headers import Function
 
 C_TYPES = {
@@ -208,6 +209,7 @@ def stub(function: Function, number: int, words: list[str]) -> str:
         *([f"if ({REFUSED[name]}) return GP_INVALID_VALUE;"] if name in REFUSED else []),
         *parts.checks,
         *([f"if ({KNOWN[name]}) return GP_SUCCESS;"] if name in KNOWN else []),
+        *(["gp_free_kept();"] if name.startswith(WAIT_FOR_VALUE) else []),
         f"uint64_t values[{max(len(parts.values), 1)}] = {values};",
         *parts.exchange(number, how),
         *([f"gp_end((struct gp_handle *){parts.ended});"] if parts.ended else []),

@@ -50,6 +50,10 @@ CALLS: dict[str, str] = {
     "cuGraphUpload": "async x s",
 }
 
+WAIT_FOR_VALUE = "cuStreamWaitValue"
+"""Begins the calls behind which a stream may wait for a later call of the program, which CUDA holds
+while it frees. So all that the program has freed is free before."""
+
 ALIASES = {
     "cuEventDestroy": "cuEventDestroy_v2",
     "cuEventElapsedTime": "cuEventElapsedTime_v2",

@@ -10,9 +10,10 @@
 // it only where memory is taken again: `credit` counts allocations of sizes that were freed just before,
 // and what was kept in vain takes from it.
 //
-// Nothing must show that memory is kept. What nobody has taken after GP_KEPT_NS, a thread frees.
-// All is freed before a call that allocates in another way, that says how much memory there is, or
-// that ends a context. It is little beside what the program may have (KEPT_PART), as other processes
+// Nothing must show that memory is kept. What nobody has taken after GP_KEPT_NS, a thread frees. What the
+// device has got since may wait for a later call of the program, which CUDA's cuMemFree would hold, so the
+// thread first waits as gp_keep() does. All is freed before a call that allocates in another way, that says
+// how much memory there is, that has a stream wait for a value, or that ends a context. It is little beside what the program may have (KEPT_PART), as other processes
 // of the lease may want it. Nothing is kept that other processes know, nor while a stream is captured,
 // which a wait would end, nor while host functions are pending, which a wait would wait for.
 #define _GNU_SOURCE
@@ -26,6 +27,7 @@
 #define KEPT_PART 16  // of a device's memory, one of so many
 #define FREED_MAX 32
 #define CREDIT_MAX 8
+#define LOOKS_MAX 4  // of the thread at a device that always has something to do
 
 struct kept {
     struct gp_range range;
@@ -56,10 +58,10 @@ static void take_out(int at) {
     memmove(kept + at, kept + at + 1, (size_t)(kept_count - at) * sizeof *kept);
 }
 
-// Free what was kept before a moment. The lock is held until the worker was told, so that whoever finds
-// nothing kept finds the memory free.
-static void free_before(int64_t moment) {
-    while (kept_count > 0 && kept[0].since <= moment) {
+// Free what was kept before a moment, up to the first of another device than this one unless it is -1. The
+// lock is held until the worker was told, so that whoever finds nothing kept finds the memory free.
+static void free_before(int64_t moment, int device) {
+    while (kept_count > 0 && kept[0].since <= moment && (device < 0 || kept[0].range.device == device)) {
         struct gp_range range = kept[0].range;
         take_out(0);
         GP_ROUTE(range.device);
@@ -74,7 +76,34 @@ static void free_before(int64_t moment) {
 void gp_free_kept(void) {
     if (__atomic_load_n(&kept_count, __ATOMIC_RELAXED) == 0) return;
     pthread_mutex_lock(&kept_lock);
-    free_before(INT64_MAX);
+    free_before(INT64_MAX, -1);
+    pthread_mutex_unlock(&kept_lock);
+}
+
+// Whether the device is known to be done with all that it has got.
+static bool is_done(int device) {
+    return gp_is_device_idle(device) ||
+           __atomic_load_n(&over[device], __ATOMIC_RELAXED) == gp_position();
+}
+
+// The same of what it had got before this call; false also where it may not be waited for.
+static bool await_device(int device) {
+    uint64_t before = gp_position();
+    if (gp_call_await_device() != GP_SUCCESS) return false;
+    // The call that said so is one; anything beyond it came from another thread.
+    if (gp_position() == before + 1) __atomic_store_n(&over[device], before + 1, __ATOMIC_RELAXED);
+    return true;
+}
+
+// With the lock not held, as the device may wait for another thread of the program.
+static void free_due(int device) {
+    GP_ROUTE(device);
+    for (int looks = 0; looks < LOOKS_MAX && !is_done(device); looks++) await_device(device);
+    pthread_mutex_lock(&kept_lock);
+    int count = kept_count;
+    // CUDA would have freed it before a capture that began since.
+    if (!gp_captures_any()) free_before(gp_now_ns() - GP_KEPT_NS, device);
+    if (kept_count < count && credit > 0) credit--;
     pthread_mutex_unlock(&kept_lock);
 }
 
@@ -83,15 +112,15 @@ static void *free_late(void *unused) {
     for (;;) {
         pthread_mutex_lock(&kept_lock);
         while (kept_count == 0) pthread_cond_wait(&kept_some, &kept_lock);
-        // CUDA would have freed it before a capture that began since.
-        int count = kept_count;
-        if (!gp_captures_any()) free_before(gp_now_ns() - GP_KEPT_NS);
-        if (kept_count < count && credit > 0) credit--;
-        int64_t left = kept_count > 0 ? kept[0].since + GP_KEPT_NS - gp_now_ns() : 0;
-        if (kept_count > 0 && left <= 0) left = GP_KEPT_NS;
+        int64_t left = kept[0].since + GP_KEPT_NS - gp_now_ns();
+        int device = kept[0].range.device;
         pthread_mutex_unlock(&kept_lock);
-        const struct timespec pause = {.tv_nsec = left};
-        if (left > 0) nanosleep(&pause, NULL);
+        if (left <= 0 && !gp_captures_any()) {
+            free_due(device);
+            continue;
+        }
+        const struct timespec pause = {.tv_nsec = left > 0 ? left : GP_KEPT_NS};
+        nanosleep(&pause, NULL);
     }
     return NULL;
 }
@@ -111,21 +140,6 @@ static bool may_keep(void) {
            gp_knows(GP_AWAIT_DEVICE);
 }
 
-// Whether all that the device had got before this call is over; false also where it may not be waited for.
-static bool is_over(int device) {
-    if (gp_is_device_idle(device)) return true;
-    if (__atomic_load_n(&over[device], __ATOMIC_RELAXED) == gp_position()) return true;
-    pthread_mutex_lock(&kept_lock);
-    bool pays = credit > 0;
-    pthread_mutex_unlock(&kept_lock);
-    if (!pays) return false;
-    uint64_t before = gp_position();
-    if (gp_call_await_device() != GP_SUCCESS) return false;
-    // The call that said so is one; anything beyond it came from another thread.
-    if (gp_position() == before + 1) __atomic_store_n(&over[device], before + 1, __ATOMIC_RELAXED);
-    return true;
-}
-
 // With the lock.
 static void note_freed(uint64_t size) {
     freed[freed_next].size = size;
@@ -140,7 +154,10 @@ bool gp_keep(const struct gp_range *range, const void *context) {
     const struct gp_context *current = gp_current();
     bool fits = range->size <= most && current != NULL && current->green == NULL &&
                 range->device == gp_current_device();
-    bool keeps = fits && is_over(range->device);
+    pthread_mutex_lock(&kept_lock);
+    bool pays = credit > 0;
+    pthread_mutex_unlock(&kept_lock);
+    bool keeps = fits && (is_done(range->device) || (pays && await_device(range->device)));
     pthread_mutex_lock(&kept_lock);
     keeps = keeps && kept_count < KEPT_MAX && kept_bytes <= most - range->size;
     if (keeps && !started) keeps = started = gp_start_thread(free_late, NULL, 0) == 0;
