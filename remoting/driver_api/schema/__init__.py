@@ -1,1 +1,1 @@
-"""The tables of driver calls and records, and the generators that read them."""
+"""The tables of driver calls and records, which both ends have in common."""

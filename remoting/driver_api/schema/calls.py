@@ -10,7 +10,7 @@ An entry is ``async`` or ``sync``, then one token per parameter of the C functio
 - ``>`` an output that the worker's reply carries; ``=NAME`` an enumeration of the headers.
 
 ``async`` calls have no reply: their errors surface at the next synchronising call. Both ends are
-generated, with CUDA's headers: see ``generate.py`` of the package above.
+generated, with CUDA's headers: see ``generators/generate.py``.
 """
 
 CALLS: dict[str, str] = {

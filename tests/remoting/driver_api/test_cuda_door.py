@@ -27,10 +27,10 @@ from tests import objects
 
 from gpupool.remoting.driver_api import build
 from gpupool.remoting.driver_api.executor.serve import ANSWER, NOTICE, Session
+from gpupool.remoting.driver_api.generators.forwards import FORWARDS
+from gpupool.remoting.driver_api.generators.generate import by_hand
 from gpupool.remoting.driver_api.schema import table
 from gpupool.remoting.driver_api.schema.calls import ALIASES, CALLS
-from gpupool.remoting.driver_api.schema.forwards import FORWARDS
-from gpupool.remoting.driver_api.schema.generate import by_hand
 from gpupool.remoting.driver_api.schema.records import NUMBERS
 from gpupool.remoting.program.agent import parse_request
 from gpupool.remoting.program.program_lease import SessionRequest

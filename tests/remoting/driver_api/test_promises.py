@@ -22,7 +22,7 @@ from gpupool.remoting.driver_api.executor.api import (
     HIDDEN_ATTRIBUTES,
     POOL_HANDLES,
 )
-from gpupool.remoting.driver_api.schema.generate import INCLUDE
+from gpupool.remoting.driver_api.generators.generate import INCLUDE
 
 PROGRAM = HERE / "programs" / "promises.py"
 IMAGE = str(KERNELS / "test_kernels.sm_90.cubin")

@@ -14,10 +14,10 @@ from golden import NAMES, Sample, all_samples
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.driver_api import build
+from gpupool.remoting.driver_api.generators.generate_records import rendered
 from gpupool.remoting.driver_api.schema import table
 from gpupool.remoting.driver_api.schema.calls import CALLS
 from gpupool.remoting.driver_api.schema.decoding import AtHand, decoder
-from gpupool.remoting.driver_api.schema.generate_records import rendered
 from gpupool.remoting.driver_api.schema.layout import (
     HEADER,
     Record,

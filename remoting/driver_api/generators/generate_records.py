@@ -1,13 +1,14 @@
 """Write what is generated from ``records.py``; with ``--check``, say whether it is current.
 
-Run ``python -m gpupool.remoting.driver_api.schema.generate_records [--check]``. It needs no CUDA.
+Run ``python -m gpupool.remoting.driver_api.generators.generate_records [--check]``. It needs no
+CUDA.
 """
 
 import argparse
 import sys
 from pathlib import Path
 
-from gpupool.remoting.driver_api.schema import packers, signatures
+from gpupool.remoting.driver_api.generators import packers, signatures
 
 DRIVER = Path(__file__).resolve().parent.parent
 

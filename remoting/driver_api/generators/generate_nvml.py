@@ -1,7 +1,7 @@
 """Write ``nvml/generated_refusals.c``: NVML's functions that only refuse.
 
-Run ``python remoting/driver_api/schema/generate_nvml.py``. The names are those that NVIDIA's own
-Python binding (nvidia-ml-py) asks for, and a few that PyTorch and NCCL look up besides.
+Run ``python remoting/driver_api/generators/generate_nvml.py``. The names are those that NVIDIA's
+own Python binding (nvidia-ml-py) asks for, and a few that PyTorch and NCCL look up besides.
 """
 
 import importlib.util
