@@ -26,6 +26,7 @@ from gpupool.remoting.daemon.state_dir import IDENTITY, open_state_dir
 from gpupool.remoting.devices.emulated import EmulatedBackend
 from gpupool.remoting.driver_api.executor import serve as driver_serve
 from gpupool.remoting.driver_api.schema import table as driver_table
+from gpupool.remoting.driver_api.schema.records import NUMBERS
 from gpupool.remoting.program import agent, held_leases, lease_followers
 from gpupool.remoting.program.program_lease import SessionRequest
 from gpupool.remoting.protocol import driver_variables, handshake, worker_messages
@@ -189,8 +190,9 @@ def array_calls() -> dict[str, bytes]:
 
 def driver_records() -> dict[str, bytes]:
     """Return the numbers of the CUDA door's records and of its answers."""
+    numbers = (NUMBERS | {"PROTOCOL": driver_table.PROTOCOL}).items()
     return {
-        "cuda records": constants(driver_table),
+        "cuda records": "".join(f"{name} {number}\n" for name, number in sorted(numbers)).encode(),
         "cuda answers": constants(driver_serve),
     }
 

@@ -18,10 +18,10 @@ from gpupool.remoting.driver_api.executor.modules.function import Function
 from gpupool.remoting.driver_api.executor.modules.launcher import Launcher
 from gpupool.remoting.driver_api.executor.modules.shared_state import Shared
 from gpupool.remoting.driver_api.executor.sync_waiter import Waiter
-from gpupool.remoting.driver_api.schema import table
 from gpupool.remoting.driver_api.schema.decoding import AtHand
 from gpupool.remoting.driver_api.schema.layout import HEADER, Record
 from gpupool.remoting.driver_api.schema.methods import Methods
+from gpupool.remoting.driver_api.schema.records import NUMBERS
 from gpupool.remoting.worker import launch_gate
 
 WORDS = [struct.Struct(f"<{count}Q") for count in range(64)]
@@ -165,9 +165,9 @@ class Client:
         More copies of pageable memory in that stream come behind those that it has, and what they
         overwrite is theirs. So a row of copies waits once, and not once each.
         """
-        if op == table.AWAIT_STREAM and size >= HEADER.size + WORDS[1].size:
+        if op == NUMBERS["AWAIT_STREAM"] and size >= HEADER.size + WORDS[1].size:
             (stream,) = WORDS[1].unpack_from(self.record.buffer, start + HEADER.size)
-        elif op == table.COPY_IN and size >= HEADER.size + WORDS[3].size:
+        elif op == NUMBERS["COPY_IN"] and size >= HEADER.size + WORDS[3].size:
             _, _, stream = WORDS[3].unpack_from(self.record.buffer, start + HEADER.size)
         else:
             return False
@@ -185,7 +185,7 @@ class Client:
             self.waiter.soon(event)  # awake for a moment, as the driver would not be
             self.api.runtime.eventSynchronize(event)
         except self.api.errors as error:
-            self.fail(table.AWAIT_STREAM, self.api.status_of(error))
+            self.fail(NUMBERS["AWAIT_STREAM"], self.api.status_of(error))
         finally:
             self.waiter.give_event(self.device, event)
 

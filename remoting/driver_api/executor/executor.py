@@ -44,7 +44,6 @@ from gpupool.remoting.driver_api.executor.rare.tensors import Tensors
 from gpupool.remoting.driver_api.executor.rare.texture_references import References
 from gpupool.remoting.driver_api.executor.streams import Streams
 from gpupool.remoting.driver_api.executor.turn_end import TurnEnd
-from gpupool.remoting.driver_api.schema import table
 from gpupool.remoting.driver_api.schema.decoding import Decoder, decoder
 from gpupool.remoting.driver_api.schema.layout import HEADER, Record
 from gpupool.remoting.driver_api.schema.records import BY_NAME, NUMBERS
@@ -149,7 +148,7 @@ class Executor:
         alone = not (bulk or client.session.reader.has_more())
         unpack, unpack_launch = HEADER.unpack_from, LAUNCH.unpack_from
         functions, streams, handlers = client.functions, client.streams, self.handlers
-        plain_launch, least = table.LAUNCH, HEADER.size
+        plain_launch, least = NUMBERS["LAUNCH"], HEADER.size
         while start < end:
             if end - start < least:
                 raise RemoteProtocolError("malformed record")
@@ -222,7 +221,7 @@ class Executor:
             client.waiter.end(outcome)
         elif outcome.status:
             op, _, size = HEADER.unpack_from(self.buffer, at)
-            if op == table.GRAPH_LAUNCH:
+            if op == NUMBERS["GRAPH_LAUNCH"]:
                 (executable,) = WORDS[1].unpack_from(self.buffer, at + HEADER.size)
                 for tell in client.failed_launches:
                     tell(executable)

@@ -17,8 +17,7 @@ from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.driver_api.executor.memory.mirrors import Write
 from gpupool.remoting.driver_api.executor.reader import Reader
 from gpupool.remoting.driver_api.executor.sync_waiter import Waiter
-from gpupool.remoting.driver_api.schema import table
-from gpupool.remoting.driver_api.schema.records import BY_NAME
+from gpupool.remoting.driver_api.schema.records import BY_NAME, NUMBERS
 
 MAP_WRITE, HOST_DONE = BY_NAME["MAP_WRITE"].struct, BY_NAME["HOST_DONE"].struct
 NCCL_ASK = BY_NAME["NCCL_ASK"].struct
@@ -112,17 +111,17 @@ class OutOfBandReplies:
         self, op: int, body: memoryview, frame: int, bulk: Callable[[], bytes] | None
     ) -> bool:
         """Look at a record; False when what is behind it cannot be executed before it."""
-        if op == table.MANAGED_WRITE:
+        if op == NUMBERS["MANAGED_WRITE"]:
             return False  # that needs the driver
-        if op == table.MAP_WRITE:
+        if op == NUMBERS["MAP_WRITE"]:
             if bulk is None or len(body) < MAP_WRITE.size:
                 return False
             return self._write(frame, body, bulk())
-        if op == table.HOST_DONE and len(body) >= HOST_DONE.size:
+        if op == NUMBERS["HOST_DONE"] and len(body) >= HOST_DONE.size:
             (ticket,) = HOST_DONE.unpack_from(body)
             if self._waits(ticket):
                 self._let_go(ticket)
-        if op == table.NCCL_ASK and len(body) >= NCCL_ASK.size:
+        if op == NUMBERS["NCCL_ASK"] and len(body) >= NCCL_ASK.size:
             _request, what, communicator, *_ = NCCL_ASK.unpack_from(body)
             self._asks_nccl(what, communicator)
         return True

@@ -25,17 +25,15 @@ from gpupool.remoting.driver_api.executor.reader import FRAME_MAGIC, records_of
 from gpupool.remoting.driver_api.schema import table
 from gpupool.remoting.driver_api.schema.layout import FRAME
 from gpupool.remoting.driver_api.schema.layout import HEADER as RECORD
+from gpupool.remoting.driver_api.schema.records import NUMBERS as RECORDS
 
 FOLDER = ROOT / "tests" / "testdata" / "golden" / "cuda"
 IMAGE = str(KERNELS / "test_kernels.sm_90.cubin")
 MEMORY_IMAGE = str(KERNELS / "memory_kernels.sm_90.cubin")
 
-RECORDS = {
-    value: name
-    for name, value in vars(table).items()
-    if isinstance(value, int) and name.isupper() and name != "PROTOCOL"
+NAMES = {op: name for name, op in RECORDS.items()} | {
+    op: name for op, (name, _, _) in table.CALLS.items()
 }
-NAMES = RECORDS | {op: name for op, (name, _, _) in table.CALLS.items()}
 NUMBERS = {name: op for op, name in NAMES.items()}
 
 REPETITIONS = 4
@@ -102,9 +100,9 @@ class Sent:
     def kind(self) -> int:
         """Return the type of the graph node that a record is about; 0 for all others."""
         at = 0
-        if self.op == table.GRAPH_SET:
+        if self.op == NUMBERS["GRAPH_SET"]:
             at = 24
-        elif self.op in (table.GRAPH_NODE, table.GRAPH_ALLOCATE):
+        elif self.op in (NUMBERS["GRAPH_NODE"], NUMBERS["GRAPH_ALLOCATE"]):
             at = 8 * self.flags  # the request
             edges, children = struct.unpack_from("<QQ", self.body, at + 16)
             at += 40 + 16 * edges + 8 * children
@@ -268,7 +266,7 @@ def chosen(runs: list[dict[int, list[Sent]]], op: int, seen: set[tuple[int, ...]
     return [best[key] for key in taken]
 
 
-BY_KIND = {table.GRAPH_SET, table.GRAPH_NODE}
+BY_KIND = {RECORDS["GRAPH_SET"], RECORDS["GRAPH_NODE"]}
 """Records that have a layout for each type of node; all of their samples are kept."""
 
 

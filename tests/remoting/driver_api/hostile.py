@@ -34,7 +34,7 @@ SPEC = DeviceSpec(0, "GPU-0", "GPU", MEMORY, emulated=False, ordinal=0)
 def rows() -> dict[int, Record]:
     """Return the rows of all records that are executed, by their numbers."""
     found = {NUMBERS[record.name]: record for record in RECORDS}
-    del found[table.COPY_2D]
+    del found[NUMBERS["COPY_2D"]]
     for op, (name, tokens, asked) in table.CALLS.items():
         words = " ".join(f"word_{at}" for at in range(len(tokens.split())))
         found[op] = Record(name, fields_of(words), asked)
@@ -54,7 +54,7 @@ def tail_of(rng: random.Random, record: Record, values: dict[str, int]) -> bytes
 
 def frames(rng: random.Random, known: dict[int, Record]) -> bytes:
     """Return the frames of one session: mostly whole records, with words of all kinds."""
-    found = frame(record(table.HELLO, 1, table.PROTOCOL, 13000, flags=1))
+    found = frame(record(NUMBERS["HELLO"], 1, table.PROTOCOL, 13000, flags=1))
     for request in range(2, rng.randrange(3, 40)):
         op = rng.choice(sorted(known))
         row = known[op]

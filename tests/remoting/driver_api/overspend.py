@@ -22,6 +22,7 @@ from gpupool.remoting.driver_api.executor.modules import compiler, linker
 from gpupool.remoting.driver_api.executor.modules.image_cache import Images
 from gpupool.remoting.driver_api.executor.serve import ANSWER, REPLY, Session
 from gpupool.remoting.driver_api.schema import table
+from gpupool.remoting.driver_api.schema.records import NUMBERS
 
 MIB = 1 << 20
 PARTITION = 64 * MIB
@@ -127,16 +128,16 @@ def case(function: Callable[[HostileClient], None]) -> Callable[[HostileClient],
 def captured(client: HostileClient, size: int) -> None:
     """Make a graph that allocates, by a capture that names another graph."""
     client.send(STREAM_CREATE, ONE, NON_BLOCKING)
-    client.send(table.GRAPH_CREATE, FORGED)
-    client.send(table.BEGIN_CAPTURE, ONE, 0, GRAPH)
-    client.ask(table.CAPTURE_ALLOCATE, ONE, FORGED, size, 80)
-    client.ask(table.END_CAPTURE, ONE, GRAPH)
+    client.send(NUMBERS["GRAPH_CREATE"], FORGED)
+    client.send(NUMBERS["BEGIN_CAPTURE"], ONE, 0, GRAPH)
+    client.ask(NUMBERS["CAPTURE_ALLOCATE"], ONE, FORGED, size, 80)
+    client.ask(NUMBERS["END_CAPTURE"], ONE, GRAPH)
 
 
 @case
 def a_synchronization_is_answered_once_freed_memory_is_free(client: HostileClient) -> None:
     """As natively, where cuMemFree returns only then: another process may be told, and allocate."""
-    address = client.get(table.ALLOCATE, 48 * MIB)
+    address = client.get(NUMBERS["ALLOCATE"], 48 * MIB)
     runtime = client.executor.client.api.runtime
     free, begun = runtime.free, threading.Event()
 
@@ -145,59 +146,59 @@ def a_synchronization_is_answered_once_freed_memory_is_free(client: HostileClien
         free(freed)
 
     runtime.free = free_late
-    client.send(table.FREE, address)
-    assert client.ask(table.SYNC_DEVICE, 0)[0] == 0
+    client.send(NUMBERS["FREE"], address)
+    assert client.ask(NUMBERS["SYNC_DEVICE"], 0)[0] == 0
     assert client.charged == 0, client.charged
 
 
 @case
 def capture_under_another_name(client: HostileClient) -> None:
     captured(client, 48 * MIB)
-    status, _ = client.ask(table.GRAPH_INSTANTIATE, EXECUTABLE, GRAPH, 0, 0)
+    status, _ = client.ask(NUMBERS["GRAPH_INSTANTIATE"], EXECUTABLE, GRAPH, 0, 0)
     if status == 0:
-        client.send(table.GRAPH_LAUNCH, EXECUTABLE, ONE)
+        client.send(NUMBERS["GRAPH_LAUNCH"], EXECUTABLE, ONE)
     assert client.physical() <= client.charged
 
 
 @case
 def capture_that_never_began(client: HostileClient) -> None:
     client.send(STREAM_CREATE, ONE, NON_BLOCKING)
-    client.send(table.GRAPH_CREATE, GRAPH)
-    status, _ = client.ask(table.CAPTURE_ALLOCATE, ONE, GRAPH, 48 * MIB, 80)
+    client.send(NUMBERS["GRAPH_CREATE"], GRAPH)
+    status, _ = client.ask(NUMBERS["CAPTURE_ALLOCATE"], ONE, GRAPH, 48 * MIB, 80)
     assert status != 0
-    address = client.get(table.ALLOCATE, 8 * MIB)
-    client.send(table.CAPTURE_FREE, ONE, GRAPH, address)
+    address = client.get(NUMBERS["ALLOCATE"], 8 * MIB)
+    client.send(NUMBERS["CAPTURE_FREE"], ONE, GRAPH, address)
     assert client.physical() == client.charged == 8 * MIB
 
 
 @case
 def plain_allocation_in_a_capture(client: HostileClient) -> None:
     client.send(STREAM_CREATE, ONE, NON_BLOCKING)
-    client.send(table.BEGIN_CAPTURE, ONE, 0, GRAPH)
-    assert client.ask(table.ALLOCATE_ASYNC, 48 * MIB, 0, ONE)[0] == 900
-    client.ask(table.END_CAPTURE, ONE, GRAPH)
+    client.send(NUMBERS["BEGIN_CAPTURE"], ONE, 0, GRAPH)
+    assert client.ask(NUMBERS["ALLOCATE_ASYNC"], 48 * MIB, 0, ONE)[0] == 900
+    client.ask(NUMBERS["END_CAPTURE"], ONE, GRAPH)
     assert client.physical() <= client.charged
 
 
 @case
 def plain_free_in_a_capture(client: HostileClient) -> None:
     client.send(STREAM_CREATE, ONE, NON_BLOCKING)
-    address = client.get(table.ALLOCATE, 48 * MIB)
-    client.send(table.BEGIN_CAPTURE, ONE, 0, GRAPH)
-    client.send(table.FREE_ASYNC, address, ONE)
-    client.ask(table.END_CAPTURE, ONE, GRAPH)
+    address = client.get(NUMBERS["ALLOCATE"], 48 * MIB)
+    client.send(NUMBERS["BEGIN_CAPTURE"], ONE, 0, GRAPH)
+    client.send(NUMBERS["FREE_ASYNC"], address, ONE)
+    client.ask(NUMBERS["END_CAPTURE"], ONE, GRAPH)
     assert client.physical() <= client.charged
 
 
 @case
 def free_behind_what_does_not_end(client: HostileClient) -> None:
     client.send(STREAM_CREATE, ONE, NON_BLOCKING)
-    address = client.get(table.ALLOCATE, 48 * MIB)
-    small = [client.get(table.ALLOCATE, 512) for _ in range(300)]
+    address = client.get(NUMBERS["ALLOCATE"], 48 * MIB)
+    small = [client.get(NUMBERS["ALLOCATE"], 512) for _ in range(300)]
     LIBRARY.fakeCudaPause(1)
-    client.send(table.FREE_ASYNC, address, ONE)
+    client.send(NUMBERS["FREE_ASYNC"], address, ONE)
     for one in small:
-        client.send(table.FREE_ASYNC, one, ONE)
+        client.send(NUMBERS["FREE_ASYNC"], one, ONE)
     assert client.physical() <= client.charged
     # Whatever else waits still has a thread, of those that there are at most.
     done = threading.Event()
@@ -211,16 +212,16 @@ def free_behind_what_does_not_end(client: HostileClient) -> None:
 @case
 def graph_destroyed_while_it_runs(client: HostileClient) -> None:
     client.send(STREAM_CREATE, ONE, NON_BLOCKING)
-    client.send(table.BEGIN_CAPTURE, ONE, 0, GRAPH)
-    address = client.get(table.CAPTURE_ALLOCATE, ONE, GRAPH, 48 * MIB, 80)
-    client.send(table.CAPTURE_FREE, ONE, GRAPH, address)
-    client.get(table.END_CAPTURE, ONE, GRAPH)
-    client.get(table.GRAPH_INSTANTIATE, EXECUTABLE, GRAPH, 0, 0)
+    client.send(NUMBERS["BEGIN_CAPTURE"], ONE, 0, GRAPH)
+    address = client.get(NUMBERS["CAPTURE_ALLOCATE"], ONE, GRAPH, 48 * MIB, 80)
+    client.send(NUMBERS["CAPTURE_FREE"], ONE, GRAPH, address)
+    client.get(NUMBERS["END_CAPTURE"], ONE, GRAPH)
+    client.get(NUMBERS["GRAPH_INSTANTIATE"], EXECUTABLE, GRAPH, 0, 0)
     LIBRARY.fakeCudaPause(1)
-    client.send(table.GRAPH_LAUNCH, EXECUTABLE, ONE)
-    client.send(table.GRAPH_EXEC_DESTROY, EXECUTABLE)
+    client.send(NUMBERS["GRAPH_LAUNCH"], EXECUTABLE, ONE)
+    client.send(NUMBERS["GRAPH_EXEC_DESTROY"], EXECUTABLE)
     for _ in range(200):  # time enough for whoever does not wait
-        client.get(table.GET_LIMIT, 0)
+        client.get(NUMBERS["GET_LIMIT"], 0)
     assert client.charged >= 48 * MIB
     LIBRARY.fakeCudaPause(0)
     client.idle()
@@ -231,16 +232,16 @@ def graph_destroyed_while_it_runs(client: HostileClient) -> None:
 def graph_memory_that_outlives_its_graph(client: HostileClient) -> None:
     """Have CUDA not keep it for other graphs once it is freed."""
     client.send(STREAM_CREATE, ONE, NON_BLOCKING)
-    client.send(table.BEGIN_CAPTURE, ONE, 0, GRAPH)
-    address = client.get(table.CAPTURE_ALLOCATE, ONE, GRAPH, 48 * MIB, 80)
-    client.get(table.END_CAPTURE, ONE, GRAPH)
-    client.get(table.GRAPH_INSTANTIATE, EXECUTABLE, GRAPH, 0, 0)
-    client.send(table.GRAPH_LAUNCH, EXECUTABLE, ONE)
-    client.send(table.GRAPH_EXEC_DESTROY, EXECUTABLE)
+    client.send(NUMBERS["BEGIN_CAPTURE"], ONE, 0, GRAPH)
+    address = client.get(NUMBERS["CAPTURE_ALLOCATE"], ONE, GRAPH, 48 * MIB, 80)
+    client.get(NUMBERS["END_CAPTURE"], ONE, GRAPH)
+    client.get(NUMBERS["GRAPH_INSTANTIATE"], EXECUTABLE, GRAPH, 0, 0)
+    client.send(NUMBERS["GRAPH_LAUNCH"], EXECUTABLE, ONE)
+    client.send(NUMBERS["GRAPH_EXEC_DESTROY"], EXECUTABLE)
     client.idle()
     assert client.charged == 48 * MIB
     trims = LIBRARY.fakeCudaCalls(b"cuDeviceGraphMemTrim")
-    client.send(table.FREE_ASYNC, address, ONE)
+    client.send(NUMBERS["FREE_ASYNC"], address, ONE)
     client.idle()
     assert client.charged == 0
     assert LIBRARY.fakeCudaCalls(b"cuDeviceGraphMemTrim") == trims + 1
@@ -249,9 +250,9 @@ def graph_memory_that_outlives_its_graph(client: HostileClient) -> None:
 @case
 def memory_of_a_failed_context(client: HostileClient) -> None:
     """After an error that stays, nothing is freed, whatever is called."""
-    address = client.get(table.ALLOCATE, 48 * MIB)
+    address = client.get(NUMBERS["ALLOCATE"], 48 * MIB)
     LIBRARY.fakeCudaSetFault(b"cuMemFree", 700, 0, 0, 0, 0)
-    client.send(table.FREE, address)
+    client.send(NUMBERS["FREE"], address)
     client.idle()
     assert client.physical() <= client.charged
 
@@ -261,12 +262,12 @@ def pool_that_grows_while_frees_wait(client: HostileClient) -> None:
     """Have it keep nothing of what it was refused, whatever it was told to keep."""
     client.send(STREAM_CREATE, ONE, NON_BLOCKING)
     client.send(STREAM_CREATE, OTHER, NON_BLOCKING)
-    client.get(table.POOL_DEFAULT, POOL, 0)
-    client.get(table.POOL_SET, POOL, THRESHOLD, (1 << 64) - 1)
-    address = client.get(table.ALLOCATE_ASYNC, 40 * MIB, POOL, ONE)
+    client.get(NUMBERS["POOL_DEFAULT"], POOL, 0)
+    client.get(NUMBERS["POOL_SET"], POOL, THRESHOLD, (1 << 64) - 1)
+    address = client.get(NUMBERS["ALLOCATE_ASYNC"], 40 * MIB, POOL, ONE)
     LIBRARY.fakeCudaPause(1)
-    client.send(table.FREE_ASYNC, address, ONE)
-    request = client.begin(table.ALLOCATE_ASYNC, 40 * MIB, POOL, OTHER)
+    client.send(NUMBERS["FREE_ASYNC"], address, ONE)
+    request = client.begin(NUMBERS["ALLOCATE_ASYNC"], 40 * MIB, POOL, OTHER)
     LIBRARY.fakeCudaPause(0)
     assert client.answer(request)[0] == 0
     assert client.physical() == client.charged == 40 * MIB
@@ -277,15 +278,15 @@ def pinned_memory_in_small_pieces(client: HostileClient) -> None:
     """Each takes a page at least, of the server's own memory."""
     staging_buffers.PINNED_MAX = MIB
     for number in range(MIB // 4096):
-        client.send(table.SLOT_MAKE, 100 + number, 1)
+        client.send(NUMBERS["SLOT_MAKE"], 100 + number, 1)
     assert client.executor.client.failed == (0, 0)
-    client.send(table.SLOT_MAKE, 99, 1)
-    assert client.executor.client.failed == (2, table.SLOT_MAKE)
+    client.send(NUMBERS["SLOT_MAKE"], 99, 1)
+    assert client.executor.client.failed == (2, NUMBERS["SLOT_MAKE"])
     for number in range(MIB // 4096):
-        client.send(table.SLOT_FREE, 100 + number)
+        client.send(NUMBERS["SLOT_FREE"], 100 + number)
     staging_buffers.KEPT_MAX = 0
     mapped.MAPPED_SIZE_MAX = 8192
-    found = [client.ask(table.MAP_HOST, number, 1, 0)[0] for number in (80, 81, 82)]
+    found = [client.ask(NUMBERS["MAP_HOST"], number, 1, 0)[0] for number in (80, 81, 82)]
     assert found == [0, 0, 2]
 
 
@@ -294,13 +295,13 @@ def answers_that_wait(client: HostileClient) -> None:
     """Each has pinned memory, and a client may ask without ever waiting."""
     staging_buffers.PINNED_MAX = 4 * MIB
     client.send(STREAM_CREATE, ONE, NON_BLOCKING)
-    address = client.get(table.ALLOCATE, MIB)
+    address = client.get(NUMBERS["ALLOCATE"], MIB)
     LIBRARY.fakeCudaPause(1)
-    requests = [client.begin(table.COPY_OUT, address, MIB, ONE) for _ in range(4)]
-    assert client.ask(table.COPY_OUT, address, MIB, ONE)[0] == 2
+    requests = [client.begin(NUMBERS["COPY_OUT"], address, MIB, ONE) for _ in range(4)]
+    assert client.ask(NUMBERS["COPY_OUT"], address, MIB, ONE)[0] == 2
     LIBRARY.fakeCudaPause(0)
     assert [client.answer(request)[0] for request in requests] == [0] * 4
-    assert client.ask(table.COPY_OUT, address, MIB, ONE)[0] == 0
+    assert client.ask(NUMBERS["COPY_OUT"], address, MIB, ONE)[0] == 0
 
 
 @case
@@ -308,11 +309,13 @@ def input_of_links_that_never_end(client: HostileClient) -> None:
     linker.ADDED_SIZE_MAX = 100
     text = b".version 8.0\n.target sm_90\n".ljust(60)
     for number in (1, 2):
-        client.get(table.LINK_CREATE, number, *(0 for _ in compiler.PASSED_ON))
-    found = [client.ask(table.LINK_ADD, number, PTX, len(text), bulk=text)[0] for number in (1, 2)]
+        client.get(NUMBERS["LINK_CREATE"], number, *(0 for _ in compiler.PASSED_ON))
+    found = [
+        client.ask(NUMBERS["LINK_ADD"], number, PTX, len(text), bulk=text)[0] for number in (1, 2)
+    ]
     assert found == [0, 2]
-    client.send(table.LINK_DESTROY, 1)
-    assert client.ask(table.LINK_ADD, 2, PTX, len(text), bulk=text)[0] == 0
+    client.send(NUMBERS["LINK_DESTROY"], 1)
+    assert client.ask(NUMBERS["LINK_ADD"], 2, PTX, len(text), bulk=text)[0] == 0
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from fake_pool import DEADLINE_S, HERE, FakeGpuPool
 from tests.shared import Shared
 
 from gpupool.remoting.driver_api import build
-from gpupool.remoting.driver_api.schema import table
+from gpupool.remoting.driver_api.schema.records import NUMBERS
 
 # A pool of two servers of its own; the array door's tests have one in the default run.
 pytestmark = pytest.mark.long
@@ -80,8 +80,8 @@ def test_a_program_uses_gpus_of_two_servers(direct: bool, two_servers: FakeGpuPo
     assert done.stdout == "results right\n"
     waits = re.findall(r"waited for the server (\d+) times: record (\d+) of", done.stderr)
     counts = {int(record): int(times) for times, record in waits}
-    assert counts.get(table.PEER_SEND, 0) == counts.get(table.PEER_RECEIVE, 0)
-    assert counts.get(table.PEER_SEND, 0) == (COPIES if direct else 0)
+    assert counts.get(NUMBERS["PEER_SEND"], 0) == counts.get(NUMBERS["PEER_RECEIVE"], 0)
+    assert counts.get(NUMBERS["PEER_SEND"], 0) == (COPIES if direct else 0)
     assert re.search(r"2 x H200 .* on (a|b), 2 x H200 .* on (a|b)", done.stderr), done.stderr
     two_servers.until(lambda: two_servers.leases() == [])
 

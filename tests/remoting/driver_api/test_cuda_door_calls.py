@@ -16,7 +16,7 @@ from fake_cuda.control import Control, process_environment
 from test_cuda_door import compiled, in_python, run
 
 from gpupool.remoting.driver_api import build
-from gpupool.remoting.driver_api.schema import table
+from gpupool.remoting.driver_api.schema.records import NUMBERS
 
 IMAGE = Path(__file__).resolve().parent / "fake_cuda" / "kernels" / "test_kernels.sm_90.cubin"
 
@@ -183,7 +183,11 @@ def test_an_image_travels_once(
         with Control(tmp_path) as control:
             done = run(library, control, [str(program), str(IMAGE)])
         assert done.stdout == "results right\n", done.stderr
-        names = {table.LOAD_LIBRARY: "sent", table.LOAD_MODULE: "sent", table.LOAD_KNOWN: "known"}
+        names = {
+            NUMBERS["LOAD_LIBRARY"]: "sent",
+            NUMBERS["LOAD_MODULE"]: "sent",
+            NUMBERS["LOAD_KNOWN"]: "known",
+        }
         waits = re.findall(r"waited for the server (\d+) times: record (\d+) ", done.stderr)
         return {names[int(record)] for _, record in waits if int(record) in names}
 

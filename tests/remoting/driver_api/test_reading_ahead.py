@@ -15,7 +15,7 @@ from gpupool.remoting.driver_api.executor.memory.mirrors import Write
 from gpupool.remoting.driver_api.executor.out_of_band import OutOfBandReplies
 from gpupool.remoting.driver_api.executor.reader import ClosedError, Reader
 from gpupool.remoting.driver_api.executor.sync_waiter import Waiter
-from gpupool.remoting.driver_api.schema import table
+from gpupool.remoting.driver_api.schema.records import NUMBERS
 from gpupool.remoting.transport.tally import Tally
 
 PATIENCE_S = 10.0
@@ -215,15 +215,15 @@ def test_writes_come_at_once_and_answers_after_them(
     overtaking: tuple[OutOfBandReplies, Mirrors, set[int]],
 ) -> None:
     out_of_band_replies, mirrors, waiting = overtaking
-    assert out_of_band_replies.record(table.MAP_WRITE, words(7, 0, 2, 0), 5, lambda: b"ab")
-    assert out_of_band_replies.record(table.LAUNCH, words(1), 6, None)
+    assert out_of_band_replies.record(NUMBERS["MAP_WRITE"], words(7, 0, 2, 0), 5, lambda: b"ab")
+    assert out_of_band_replies.record(NUMBERS["LAUNCH"], words(1), 6, None)
     assert out_of_band_replies.record(
-        table.HOST_DONE, words(9), 6, None
+        NUMBERS["HOST_DONE"], words(9), 6, None
     )  # nobody waits for that any more
     assert (mirrors.written, waiting) == ([(5, 7, 0, b"ab")], {1, 2, 3})
-    assert out_of_band_replies.record(table.HOST_DONE, words(2), 6, None)
-    assert out_of_band_replies.record(table.MAP_WRITE, words(7, 1, 1, 1), 7, lambda: b"c\1")
-    assert out_of_band_replies.record(table.HOST_DONE, words(1), 8, None)
+    assert out_of_band_replies.record(NUMBERS["HOST_DONE"], words(2), 6, None)
+    assert out_of_band_replies.record(NUMBERS["MAP_WRITE"], words(7, 1, 1, 1), 7, lambda: b"c\1")
+    assert out_of_band_replies.record(NUMBERS["HOST_DONE"], words(1), 8, None)
     assert mirrors.written == [(5, 7, 0, b"ab"), (7, 7, 1, b"c")]
     assert waiting == {3}
 
@@ -231,12 +231,12 @@ def test_writes_come_at_once_and_answers_after_them(
 @pytest.mark.parametrize(
     ("op", "values", "bulk"),
     [
-        (table.MANAGED_WRITE, (0, 1), b"x"),  # needs the driver
-        (table.MAP_WRITE, (7, 0, 1, 0), None),  # half executed already
-        (table.MAP_WRITE, (7, 0, 1), b"x"),  # malformed
-        (table.MAP_WRITE, (7, 0, 5, 0), b"x"),
-        (table.MAP_WRITE, (7, 0, 1, 1), b"x"),
-        (table.MAP_WRITE, (404, 0, 1, 0), b"x"),  # the executor has not mapped it yet
+        (NUMBERS["MANAGED_WRITE"], (0, 1), b"x"),  # needs the driver
+        (NUMBERS["MAP_WRITE"], (7, 0, 1, 0), None),  # half executed already
+        (NUMBERS["MAP_WRITE"], (7, 0, 1), b"x"),  # malformed
+        (NUMBERS["MAP_WRITE"], (7, 0, 5, 0), b"x"),
+        (NUMBERS["MAP_WRITE"], (7, 0, 1, 1), b"x"),
+        (NUMBERS["MAP_WRITE"], (404, 0, 1, 0), b"x"),  # the executor has not mapped it yet
     ],
 )
 def test_nothing_is_answered_behind_what_cannot_be_executed_early(
@@ -249,5 +249,5 @@ def test_nothing_is_answered_behind_what_cannot_be_executed_early(
     went_on = out_of_band_replies.record(
         op, words(*values), 1, None if bulk is None else lambda: bulk
     )
-    assert not (went_on and out_of_band_replies.record(table.HOST_DONE, words(1), 2, None))
+    assert not (went_on and out_of_band_replies.record(NUMBERS["HOST_DONE"], words(1), 2, None))
     assert (mirrors.written, waiting) == ([], {1, 2, 3})

@@ -62,7 +62,10 @@ def test_records_are_packed_by_the_generated_functions() -> None:
 
 
 def test_numbers_are_those_of_both_ends() -> None:
-    assert {name: getattr(table, name) for name in NUMBERS} == NUMBERS
+    header = (build.HERE / "shim/include/generated_records.h").read_text()
+    found = {name: int(value) for name, value in re.findall(r"define GP_(\w+) (\d+)", header)}
+    calls = {f"CALL_{name}": number for name, number in zip(CALLS, table.CALLS, strict=True)}
+    assert (NUMBERS | calls | {"PROTOCOL": table.PROTOCOL}).items() <= found.items()
 
 
 def test_ends_with_other_layouts_notice() -> None:

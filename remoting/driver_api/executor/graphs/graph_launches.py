@@ -31,7 +31,7 @@ from gpupool.remoting.driver_api.executor.graphs.node_params import (
 )
 from gpupool.remoting.driver_api.executor.memory.memory import Memory, charged
 from gpupool.remoting.driver_api.executor.memory.slots import Slots
-from gpupool.remoting.driver_api.schema import table
+from gpupool.remoting.driver_api.schema.records import NUMBERS
 
 INSTANTIATE = struct.Struct("<QQQi4x")
 """CUDA_GRAPH_INSTANTIATE_PARAMS: flags, stream, node of an error, result."""
@@ -241,7 +241,7 @@ class GraphLaunches(HandlerGroup):
             self._memory.pools.trim_graphs(device)
             self._release(gone)
         except self.api.errors as error:
-            self.client.fail(table.GRAPH_EXEC_DESTROY, self.api.status_of(error))
+            self.client.fail(NUMBERS["GRAPH_EXEC_DESTROY"], self.api.status_of(error))
         finally:
             self.waiter.freeing.end()
 
@@ -288,7 +288,7 @@ class GraphLaunches(HandlerGroup):
                 continue
             freed = self._memory.take(address)[1]
             if freed is not None:
-                self._memory.when_reached(stream, table.GRAPH_LAUNCH, freed)
+                self._memory.when_reached(stream, NUMBERS["GRAPH_LAUNCH"], freed)
 
     # --- changing ---------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from gpupool.remoting.driver_api.executor.client_state import (
 from gpupool.remoting.driver_api.executor.direct import Direct
 from gpupool.remoting.driver_api.executor.memory.memory import Memory, charged
 from gpupool.remoting.driver_api.executor.memory.staging_buffers import RING_SIZE
-from gpupool.remoting.driver_api.schema import table
+from gpupool.remoting.driver_api.schema.records import NUMBERS
 
 ELEMENT_SIZES = {1: 1, 2: 2, 3: 4, 8: 1, 9: 2, 10: 4, 16: 2, 32: 4, 0xB0: 1}
 """Bytes of one channel, by CUarray_format; formats of later versions count as 4."""
@@ -185,7 +185,7 @@ class Arrays(HandlerGroup):
             try:
                 self._direct.call(symbol, array.handle)
             except CudaError as error:
-                self.client.fail(table.ARRAY_DESTROY, error.status)
+                self.client.fail(NUMBERS["ARRAY_DESTROY"], error.status)
             finally:
                 self.client.budget.release(array.device, array.cost)
                 freeing.end(keeps=True)

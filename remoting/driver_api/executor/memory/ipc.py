@@ -19,7 +19,7 @@ from gpupool.remoting.driver_api.executor.memory.ipc_tokens import (
     Tokens,
 )
 from gpupool.remoting.driver_api.executor.memory.virtual_memory import VirtualMemory
-from gpupool.remoting.driver_api.schema import table
+from gpupool.remoting.driver_api.schema.records import NUMBERS
 
 EVENT = b"e"
 OPEN_MAX = 4096
@@ -92,7 +92,7 @@ class Ipc(HandlerGroup):
                 self._direct.call("cuIpcCloseMemHandle", address)
                 self._tokens.let_go(held)
             except CudaError as error:
-                self.client.fail(table.IPC_CLOSE, error.status)
+                self.client.fail(NUMBERS["IPC_CLOSE"], error.status)
             finally:
                 freeing.end(keeps=True)
 

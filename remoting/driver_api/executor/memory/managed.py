@@ -13,7 +13,7 @@ from gpupool.remoting.driver_api.executor.memory.memory import Memory, charged
 from gpupool.remoting.driver_api.executor.memory.transfers import Transfers
 from gpupool.remoting.driver_api.executor.memory.virtual_addresses import Addresses
 from gpupool.remoting.driver_api.executor.memory.virtual_memory import VirtualMemory
-from gpupool.remoting.driver_api.schema import table
+from gpupool.remoting.driver_api.schema.records import NUMBERS
 
 UNIT = 2 << 20
 """Regions are multiples of it: no device's granularity of mappings is larger."""
@@ -96,9 +96,9 @@ class Managed(HandlerGroup):
                 self._virtual.release(number)
                 self._addresses.give_back(address, size)
             except self.api.errors as error:
-                self.client.fail(table.MANAGED_FREE, self.api.status_of(error))
+                self.client.fail(NUMBERS["MANAGED_FREE"], self.api.status_of(error))
             except KeyError:
-                self.client.fail(table.MANAGED_FREE, INVALID_VALUE)
+                self.client.fail(NUMBERS["MANAGED_FREE"], INVALID_VALUE)
             finally:
                 freeing.end()
 

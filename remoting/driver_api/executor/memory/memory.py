@@ -11,7 +11,7 @@ from gpupool.remoting.driver_api.executor.client_state import WORDS, Client, Han
 from gpupool.remoting.driver_api.executor.memory import address_slices
 from gpupool.remoting.driver_api.executor.memory.ipc_tokens import Tokens
 from gpupool.remoting.driver_api.executor.memory.memory_pools import Pools
-from gpupool.remoting.driver_api.schema import table
+from gpupool.remoting.driver_api.schema.records import NUMBERS
 
 SMALL_SIZE = 512
 LARGE_SIZE = 1 << 20
@@ -175,7 +175,7 @@ class Memory(HandlerGroup):
                 if freed is not None:
                     freed()
             except self.api.errors as error:  # and CUDA still has the memory
-                self.client.fail(table.FREE, self.api.status_of(error))
+                self.client.fail(NUMBERS["FREE"], self.api.status_of(error))
             finally:
                 self.waiter.freeing.end(keeps=True)
 
@@ -207,7 +207,7 @@ class Memory(HandlerGroup):
         _, freed = self.take(address)
         self.api.runtime.freeAsync(address, handle)
         if freed is not None:
-            self.when_reached(handle, table.FREE_ASYNC, freed)
+            self.when_reached(handle, NUMBERS["FREE_ASYNC"], freed)
 
     def when_reached(self, stream: int, op: int, freed: Callable[[], None]) -> None:
         """Call ``freed`` once a stream of CUDA has come to this place."""

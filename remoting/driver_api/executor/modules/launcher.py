@@ -47,12 +47,12 @@ ISSUED_CALLS = (
 
 ISSUED = frozenset(
     {
-        table.LAUNCH,
-        table.LAUNCH_EX,
-        table.RECORD_EVENT,
-        table.WAIT_EVENT,
-        table.COPY_IN,
-        table.DOWNLOAD,
+        NUMBERS["LAUNCH"],
+        NUMBERS["LAUNCH_EX"],
+        NUMBERS["RECORD_EVENT"],
+        NUMBERS["WAIT_EVENT"],
+        NUMBERS["COPY_IN"],
+        NUMBERS["DOWNLOAD"],
         NUMBERS["GRAPH_SET"],
         NUMBERS["GRAPH_LAUNCH"],
         NUMBERS["HOST_CALL"],
@@ -61,7 +61,9 @@ ISSUED = frozenset(
 )
 """The records that it may issue."""
 
-WAITED = frozenset({table.SYNC_STREAM, table.SYNC_DEVICE, table.SYNC_EVENT, NUMBERS["END_EVENT"]})
+WAITED = frozenset(
+    {NUMBERS["SYNC_STREAM"], NUMBERS["SYNC_DEVICE"], NUMBERS["SYNC_EVENT"], NUMBERS["END_EVENT"]}
+)
 """Those that it may wait for."""
 
 SLOTS, SLOT_SIZE = 64, 4096
