@@ -2,7 +2,8 @@
 
 Run ``python remoting/driver_api/generators/generate.py [--check] [--include DIR]``: without
 ``--check`` it writes ``shim/*/generated_*``; with it, it fails when they differ from what it would
-write. Needs a C preprocessor and the headers of the CUDA toolkit; neither is needed to build or to run.
+write. Needs a C preprocessor and the headers of the CUDA toolkit; neither is needed to build or to
+run.
 """
 
 import argparse
@@ -79,7 +80,12 @@ def render(
     document = (HERE / DOCUMENT).read_text()
     texts = {
         "shim/generated/generated_calls.c": render_calls(functions, numbers, threads),
-        "shim/generated/generated_exports.c": render_exports(functions, rows, done, missing),
+        "shim/generated/generated_missing.h": [
+            notice("//"),
+            *map("MISSING({})".format, missing),
+            "",
+        ],
+        "shim/generated/generated_symbols.h": render_symbols(rows, missing),
         "shim/include/generated_forwards.h": [notice("//"), "", *render_forwards(functions)],
         "shim/include/generated_records.h": render_records(numbers, version),
     }
@@ -116,31 +122,13 @@ def render_calls(
     return [*calls, "\n\n".join(threads), ""]
 
 
-def render_exports(
-    functions: dict[str, Function],
-    rows: list[tuple[str, int, int, str]],
-    done: set[str],
-    missing: list[str],
-) -> list[str]:
-    """Return the lines of the C file with the missing functions and the table of all."""
-    exports = [notice("//"), '#include "core.h"', ""]
-    exports += [
-        f"GP_EXPORT int {symbol}(void) {{ return gp_missing({at}); }}"
-        for at, symbol in enumerate(missing)
+def render_symbols(rows: list[tuple[str, int, int, str]], missing: list[str]) -> list[str]:
+    """Return the rows of the table of all functions, for ``exports.c``."""
+    symbols = [
+        f"SYMBOL({name}, {version}, {thread}, {int(symbol not in missing)}, {symbol})"
+        for name, version, thread, symbol in rows
     ]
-    exports += ["", "static const char *const missing_names[] = {"]
-    exports += [f'    "{symbol}",' for symbol in missing] + ["};", ""]
-    exports += [f"static unsigned long missing_calls[{len(missing)}];", ""]
-    in_calls = {*done, *(set(functions) - set(missing))}
-    exports += [f"int {symbol}();" for symbol in sorted({r[3] for r in rows} & in_calls)]
-    exports += ["", "static const struct gp_symbol symbols[] = {"]
-    for name, value, thread, symbol in rows:
-        there = int(symbol not in missing)
-        exports.append(f'    {{"{name}", {value}, {thread}, {there}, (void (*)(void)){symbol}}},')
-    exports += ["};", "", "GP_AT_LOAD register_lists(void) {"]
-    exports += [f"    gp_lists = (struct gp_lists){{symbols, {len(rows)}, {len(missing)}, "]
-    exports[-1] += "missing_names, missing_calls};"
-    return [*exports, "}", ""]
+    return [notice("//"), *symbols, ""]
 
 
 def render_records(numbers: dict[str, int], version: int) -> list[str]:

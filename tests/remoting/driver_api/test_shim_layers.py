@@ -164,7 +164,7 @@ def test_no_layer_calls_up_no_file_calls_in_a_circle_and_none_calls_an_export(
     edges = edges_of(objects)
     assert len(edges) > 400
     assert "gp_open" in edges["module/launch", "wire/send"]
-    assert "cuInit" in edges["generated/generated_exports", "entry/process"]
+    assert "cuInit" in edges["generated/exports", "entry/process"]
 
 
 def test_a_header_of_one_folder_lies_there() -> None:
