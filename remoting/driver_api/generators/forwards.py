@@ -7,6 +7,28 @@ A row is the C expression that the exported function returns; ``a0`` is its firs
 from gpupool.remoting.driver_api.generators.cuda_headers import Function
 from gpupool.remoting.driver_api.generators.thread_stubs import declared_as
 
+KERNEL_1 = "GP_FRONT(kernel, kernel)"
+"""CUDA_KERNEL_NODE_PARAMS of the first version."""
+COPY, OF_COPY = "GP_PART(memcpy.copy)", "GP_PART(memcpy.context)"
+FILL, OF_FILL = "GP_FRONT(memset, context)", "GP_PART(memset.context)"
+EVENT = "GP_PART(event)"
+
+
+def added(kind: str, part: str, given: str, context: str = "GP_NO_CONTEXT") -> str:
+    """Return the expression that adds a node by a part of its parameters."""
+    return f"add_one(a0, a1, a2, a3, GP_NODE_{kind}, {part}, {given}, {context})"
+
+
+def both(name: str, given: str, context: str = "") -> dict[str, str]:
+    """Return the rows that set a node's parameters in a graph and in an executable."""
+    in_graph = f"{context}, NULL" if context else "GP_NO_CONTEXT"
+    in_exec = f"{context}, &a3" if context else "GP_NO_CONTEXT"
+    return {
+        name.format(""): f"set_one(NULL, a0, {given.format('a1')}, {in_graph})",
+        name.format("Exec"): f"IN(a0, set_one(a0, a1, {given.format('a2')}, {in_exec}))",
+    }
+
+
 FORWARDS: dict[str, dict[str, str]] = {
     "capture": {
         "cuStreamBeginCapture_v2": "begin_mode(*)",
@@ -34,30 +56,41 @@ FORWARDS: dict[str, dict[str, str]] = {
         "cuGraphExecChildGraphNodeSetParams": "gp_set_child(*)",
         "cuGraphExecUpdate_v2": "update(*)",
     },
+    "graph_node": {
+        "cuGraphAddNode_v2": "a5 == NULL ? GP_INVALID_VALUE : add(*)",
+        "cuGraphAddNode": "a4 == NULL ? GP_INVALID_VALUE : add(a0, a1, a2, NULL, a3, a4)",
+        "cuGraphAddKernelNode_v2": added("KERNEL", "GP_PART(kernel)", "a4"),
+        "cuGraphAddKernelNode": added("KERNEL", KERNEL_1, "a4"),
+        "cuGraphAddMemcpyNode": added("MEMCPY", COPY, "a4", f"{OF_COPY}, &a5"),
+        "cuGraphAddMemsetNode": added("MEMSET", FILL, "a4", f"{OF_FILL}, &a5"),
+        "cuGraphAddHostNode": added("HOST", "GP_PART(host)", "a4"),
+        "cuGraphAddChildGraphNode": added("GRAPH", "GP_PART(graph.graph)", "&a4"),
+        "cuGraphAddEmptyNode": added("EMPTY", "GP_FRONT(kernel, function)", "a0"),
+        "cuGraphAddEventRecordNode": added("RECORD_EVENT", EVENT, "&a4"),
+        "cuGraphAddEventWaitNode": added("WAIT_EVENT", EVENT, "&a4"),
+        "cuGraphAddMemFreeNode": added("FREE", "GP_PART(address)", "&a4"),
+        "cuGraphAddBatchMemOpNode": added("BATCH", "GP_PART(batch)", "a4"),
+    },
     "graph_params": {
-        "cuGraphKernelNodeGetParams_v2": "get_part(a0, GP_NODE_KERNEL, a1, PART(kernel))",
-        "cuGraphKernelNodeGetParams": "get_part(a0, GP_NODE_KERNEL, a1, FRONT(kernel, kernel))",
-        "cuGraphMemcpyNodeGetParams": "get_part(a0, GP_NODE_MEMCPY, a1, PART(memcpy.copy))",
-        "cuGraphMemsetNodeGetParams": "get_part(a0, GP_NODE_MEMSET, a1, FRONT(memset, context))",
-        "cuGraphHostNodeGetParams": "get_part(a0, GP_NODE_HOST, a1, PART(host))",
-        "cuGraphMemAllocNodeGetParams": "get_part(a0, GP_NODE_ALLOCATE, a1, PART(allocate))",
-        "cuGraphMemFreeNodeGetParams": "get_part(a0, GP_NODE_FREE, a1, PART(address))",
-        "cuGraphBatchMemOpNodeGetParams": "get_part(a0, GP_NODE_BATCH, a1, PART(batch))",
-        "cuGraphNodeSetParams": "a1 == NULL ? GP_INVALID_VALUE : set(a0, a1)",
-        "cuGraphKernelNodeSetParams_v2": "kernel_set(NULL, *, false)",
-        "cuGraphKernelNodeSetParams": "kernel_set(NULL, *, true)",
-        "cuGraphExecKernelNodeSetParams_v2": "IN(a0, kernel_set(a0, a1, a2, false))",
-        "cuGraphExecKernelNodeSetParams": "IN(a0, kernel_set(a0, a1, a2, true))",
-        "cuGraphHostNodeSetParams": "host_set(NULL, *)",
-        "cuGraphExecHostNodeSetParams": "IN(a0, host_set(a0, a1, a2))",
+        "cuGraphKernelNodeGetParams_v2": "get_part(a0, GP_NODE_KERNEL, a1, GP_PART(kernel))",
+        "cuGraphKernelNodeGetParams": f"get_part(a0, GP_NODE_KERNEL, a1, {KERNEL_1})",
+        "cuGraphMemcpyNodeGetParams": f"get_part(a0, GP_NODE_MEMCPY, a1, {COPY})",
+        "cuGraphMemsetNodeGetParams": f"get_part(a0, GP_NODE_MEMSET, a1, {FILL})",
+        "cuGraphHostNodeGetParams": "get_part(a0, GP_NODE_HOST, a1, GP_PART(host))",
+        "cuGraphMemAllocNodeGetParams": "get_part(a0, GP_NODE_ALLOCATE, a1, GP_PART(allocate))",
+        "cuGraphMemFreeNodeGetParams": "get_part(a0, GP_NODE_FREE, a1, GP_PART(address))",
+        "cuGraphBatchMemOpNodeGetParams": "get_part(a0, GP_NODE_BATCH, a1, GP_PART(batch))",
         "cuGraphEventRecordNodeGetEvent": "get_event(a0, GP_NODE_RECORD_EVENT, a1)",
         "cuGraphEventWaitNodeGetEvent": "get_event(a0, GP_NODE_WAIT_EVENT, a1)",
-        "cuGraphEventRecordNodeSetEvent": "set_event(NULL, a0, GP_NODE_RECORD_EVENT, a1)",
-        "cuGraphEventWaitNodeSetEvent": "set_event(NULL, a0, GP_NODE_WAIT_EVENT, a1)",
-        "cuGraphExecEventRecordNodeSetEvent": "IN(a0, set_event(a0, a1, GP_NODE_RECORD_EVENT, a2))",
-        "cuGraphExecEventWaitNodeSetEvent": "IN(a0, set_event(a0, a1, GP_NODE_WAIT_EVENT, a2))",
-        "cuGraphBatchMemOpNodeSetParams": "batch_set(NULL, *)",
-        "cuGraphExecBatchMemOpNodeSetParams": "IN(a0, batch_set(a0, a1, a2))",
+        "cuGraphNodeSetParams": "a1 == NULL ? GP_INVALID_VALUE : set(a0, a1)",
+        **both("cuGraph{}KernelNodeSetParams_v2", "GP_NODE_KERNEL, GP_PART(kernel), {}"),
+        **both("cuGraph{}KernelNodeSetParams", f"GP_NODE_KERNEL, {KERNEL_1}, {{}}"),
+        **both("cuGraph{}MemcpyNodeSetParams", f"GP_NODE_MEMCPY, {COPY}, {{}}", OF_COPY),
+        **both("cuGraph{}MemsetNodeSetParams", f"GP_NODE_MEMSET, {FILL}, {{}}", OF_FILL),
+        **both("cuGraph{}HostNodeSetParams", "GP_NODE_HOST, GP_PART(host), {}"),
+        **both("cuGraph{}EventRecordNodeSetEvent", f"GP_NODE_RECORD_EVENT, {EVENT}, &{{}}"),
+        **both("cuGraph{}EventWaitNodeSetEvent", f"GP_NODE_WAIT_EVENT, {EVENT}, &{{}}"),
+        **both("cuGraph{}BatchMemOpNodeSetParams", "GP_NODE_BATCH, GP_PART(batch), {}"),
     },
     "pinned": {
         "cuMemHostAlloc": "allocate(*)",

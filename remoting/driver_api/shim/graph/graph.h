@@ -270,26 +270,23 @@ int gp_note_params(struct gp_handle *node, const struct gp_node_params *given,
 int gp_graph_allocates(struct gp_handle *graph, uint64_t address, uint64_t size, int device);
 void gp_graph_frees(struct gp_handle *graph, uint64_t address);
 
-// The functions for one type of node each differ in what they are given alone.
-#define GP_NEW_PARAMS(name, kind)  \
-    struct gp_node_params name;    \
-    memset(&name, 0, sizeof name); \
-    name.type = (kind)
+// A part of the parameters: a member, or the front of one up to another.
+struct gp_part {
+    size_t at, size;
+};
+#define GP_AT(member) offsetof(struct gp_node_params, member)
+#define GP_PART(member) ((struct gp_part){GP_AT(member), sizeof(((struct gp_node_params *)NULL)->member)})
+#define GP_FRONT(member, until) ((struct gp_part){GP_AT(member), GP_AT(member.until) - GP_AT(member)})
+#define GP_NO_CONTEXT ((struct gp_part){0, 0}), NULL
 
-static inline void gp_widen_kernel(struct gp_node_params *full, const void *given, bool old) {
-    size_t size = old ? offsetof(struct gp_kernel_node, kernel) : sizeof full->kernel;
-    memcpy(&full->kernel, given, size);
-}
-
-static inline void gp_widen_fill(struct gp_node_params *full, const void *given, void *context) {
-    memcpy(&full->memset, given, offsetof(struct gp_memset_node, context));
-    full->memset.context = context;
-}
-
-static inline void gp_widen_copy(struct gp_node_params *full, const struct gp_copy_3d *given,
-                                 void *context) {
-    full->memcpy.copy = *given;
-    full->memcpy.context = context;
+static inline int gp_new_params(struct gp_node_params *full, int type, struct gp_part part,
+                                const void *given, struct gp_part context, const void *its) {
+    if (given == NULL) return GP_INVALID_VALUE;
+    memset(full, 0, sizeof *full);
+    full->type = type;
+    memcpy((unsigned char *)full + part.at, given, part.size);
+    if (its != NULL) memcpy((unsigned char *)full + context.at, its, context.size);
+    return GP_SUCCESS;
 }
 
 // graph_exec.c

@@ -180,114 +180,22 @@ static int add(void **made, void *graph, void **on, const struct gp_edge_data *d
     return status == GP_SUCCESS ? gp_note_params(node, given, &packed) : status;
 }
 
-static int add_node(void **made, void *graph, void **on, const struct gp_edge_data *data,
-                    size_t count, struct gp_node_params *given) {
-    if (given == NULL) return GP_INVALID_VALUE;
-    return add(made, graph, on, data, count, given);
-}
-
-GP_EXPORT int cuGraphAddNode_v2(void **made, void *graph, void **on,
-                                const struct gp_edge_data *data, size_t count,
-                                struct gp_node_params *given) {
-    return add_node(made, graph, on, data, count, given);
-}
-
-GP_EXPORT int cuGraphAddNode(void **made, void *graph, void **on, size_t count,
-                             struct gp_node_params *given) {
-    return add_node(made, graph, on, NULL, count, given);
-}
-
-// --- functions for one type each -------------------------------------------------------------------
-
-GP_EXPORT int cuGraphAddKernelNode_v2(void **made, void *graph, void **on, size_t count,
-                                      const void *given) {
-    GP_NEW_PARAMS(full, GP_NODE_KERNEL);
-    if (given == NULL) return GP_INVALID_VALUE;
-    gp_widen_kernel(&full, given, false);
-    return add(made, graph, on, NULL, count, &full);
-}
-
-GP_EXPORT int cuGraphAddKernelNode(void **made, void *graph, void **on, size_t count,
-                                   const void *given) {
-    GP_NEW_PARAMS(full, GP_NODE_KERNEL);
-    if (given == NULL) return GP_INVALID_VALUE;
-    gp_widen_kernel(&full, given, true);
-    return add(made, graph, on, NULL, count, &full);
-}
-
-GP_EXPORT int cuGraphAddMemcpyNode(void **made, void *graph, void **on, size_t count,
-                                   const struct gp_copy_3d *given, void *context) {
-    GP_NEW_PARAMS(full, GP_NODE_MEMCPY);
-    if (given == NULL) return GP_INVALID_VALUE;
-    gp_widen_copy(&full, given, context);
-    return add(made, graph, on, NULL, count, &full);
-}
-
-GP_EXPORT int cuGraphAddMemsetNode(void **made, void *graph, void **on, size_t count,
-                                   const void *given, void *context) {
-    GP_NEW_PARAMS(full, GP_NODE_MEMSET);
-    if (given == NULL) return GP_INVALID_VALUE;
-    gp_widen_fill(&full, given, context);
-    return add(made, graph, on, NULL, count, &full);
-}
-
-GP_EXPORT int cuGraphAddHostNode(void **made, void *graph, void **on, size_t count,
-                                 const struct gp_host_node *given) {
-    GP_NEW_PARAMS(full, GP_NODE_HOST);
-    if (given == NULL || given->function == NULL) return GP_INVALID_VALUE;
-    full.host = *given;
-    return add(made, graph, on, NULL, count, &full);
-}
-
-GP_EXPORT int cuGraphAddChildGraphNode(void **made, void *graph, void **on, size_t count,
-                                       void *child) {
-    GP_NEW_PARAMS(full, GP_NODE_GRAPH);
-    full.graph.graph = child;
-    return add(made, graph, on, NULL, count, &full);
-}
-
-GP_EXPORT int cuGraphAddEmptyNode(void **made, void *graph, void **on, size_t count) {
-    GP_NEW_PARAMS(full, GP_NODE_EMPTY);
-    return add(made, graph, on, NULL, count, &full);
-}
-
-GP_EXPORT int cuGraphAddEventRecordNode(void **made, void *graph, void **on, size_t count,
-                                        void *event) {
-    GP_NEW_PARAMS(full, GP_NODE_RECORD_EVENT);
-    full.event = event;
-    return add(made, graph, on, NULL, count, &full);
-}
-
-GP_EXPORT int cuGraphAddEventWaitNode(void **made, void *graph, void **on, size_t count,
-                                      void *event) {
-    GP_NEW_PARAMS(full, GP_NODE_WAIT_EVENT);
-    full.event = event;
+// The functions for one type of node each are rows of forwards.py; they give one part of the parameters, and
+// maybe a context.
+static int add_one(void **made, void *graph, void **on, size_t count, int type, struct gp_part part,
+                   const void *given, struct gp_part context, const void *its) {
+    struct gp_node_params full;
+    GP_CHECK(gp_new_params(&full, type, part, given, context, its));
     return add(made, graph, on, NULL, count, &full);
 }
 
 GP_EXPORT int cuGraphAddMemAllocNode(void **made, void *graph, void **on, size_t count,
                                      struct gp_allocate_node *given) {
-    GP_NEW_PARAMS(full, GP_NODE_ALLOCATE);
-    if (given == NULL) return GP_INVALID_VALUE;
-    full.allocate = *given;
+    struct gp_node_params full;
+    GP_CHECK(gp_new_params(&full, GP_NODE_ALLOCATE, GP_PART(allocate), given, GP_NO_CONTEXT));
     GP_CHECK(add(made, graph, on, NULL, count, &full));
     given->address = full.allocate.address;
     return GP_SUCCESS;
-}
-
-GP_EXPORT int cuGraphAddMemFreeNode(void **made, void *graph, void **on, size_t count,
-                                    uint64_t address) {
-    GP_NEW_PARAMS(full, GP_NODE_FREE);
-    full.address = address;
-    return add(made, graph, on, NULL, count, &full);
-}
-
-GP_EXPORT int cuGraphAddBatchMemOpNode(void **made, void *graph, void **on, size_t count,
-                                       const struct gp_batch_node *given) {
-    GP_NEW_PARAMS(full, GP_NODE_BATCH);
-    if (given == NULL) return GP_INVALID_VALUE;
-    full.batch = *given;
-    return add(made, graph, on, NULL, count, &full);
 }
 
 GP_EXPORT int cuGraphConditionalHandleCreate(uint64_t *made, void *graph, void *context,
@@ -302,3 +210,6 @@ GP_EXPORT int cuGraphConditionalHandleCreate(uint64_t *made, void *graph, void *
     return gp_call_graph_condition(((struct gp_handle *)graph)->id, (uintptr_t)context, initial,
                                    flags, made);
 }
+
+#define GP_FORWARDS_GRAPH_NODE
+#include "generated_forwards.h"

@@ -11,10 +11,10 @@ static int find(void *handle, int type, const void *out, struct gp_node **node) 
     return (*node)->params.type != type || out == NULL ? GP_INVALID_VALUE : GP_SUCCESS;
 }
 
-static int get_part(void *handle, int type, void *out, size_t at, size_t size) {
+static int get_part(void *handle, int type, void *out, struct gp_part part) {
     struct gp_node *node;
     GP_CHECK(find(handle, type, out, &node));
-    memcpy(out, (const unsigned char *)&node->params + at, size);
+    memcpy(out, (const unsigned char *)&node->params + part.at, part.size);
     node->told = true;
     return GP_SUCCESS;
 }
@@ -134,50 +134,15 @@ GP_EXPORT int cuGraphExecNodeSetParams(void *exec, void *node, struct gp_node_pa
     return set_in_exec(exec, node, given);
 }
 
-static int kernel_set(void *exec, void *node, const void *given, bool old) {
-    GP_NEW_PARAMS(full, GP_NODE_KERNEL);
-    if (given == NULL) return GP_INVALID_VALUE;
-    gp_widen_kernel(&full, given, old);
-    return exec == NULL ? set(node, &full) : set_in_exec(exec, node, &full);
-}
-
-GP_EXPORT int cuGraphMemcpyNodeSetParams(void *handle, const struct gp_copy_3d *given) {
-    GP_NEW_PARAMS(full, GP_NODE_MEMCPY);
+// In an executable, a node gets the context that the program gives; in a graph, it keeps its own.
+static int set_one(void *exec, void *handle, int type, struct gp_part part, const void *given,
+                   struct gp_part context, const void *its) {
     struct gp_node *node;
-    GP_CHECK(find(handle, GP_NODE_MEMCPY, given, &node));
-    gp_widen_copy(&full, given, node->params.memcpy.context);
-    return set(handle, &full);
-}
-
-GP_EXPORT int cuGraphExecMemcpyNodeSetParams(void *exec, void *node, const struct gp_copy_3d *given,
-                                             void *context) {
-    GP_NEW_PARAMS(full, GP_NODE_MEMCPY);
-    if (given == NULL) return GP_INVALID_VALUE;
-    gp_widen_copy(&full, given, context);
-    return set_in_exec(exec, node, &full);
-}
-
-GP_EXPORT int cuGraphMemsetNodeSetParams(void *handle, const void *given) {
-    GP_NEW_PARAMS(full, GP_NODE_MEMSET);
-    struct gp_node *node;
-    GP_CHECK(find(handle, GP_NODE_MEMSET, given, &node));
-    gp_widen_fill(&full, given, node->params.memset.context);
-    return set(handle, &full);
-}
-
-GP_EXPORT int cuGraphExecMemsetNodeSetParams(void *exec, void *node, const void *given,
-                                             void *context) {
-    GP_NEW_PARAMS(full, GP_NODE_MEMSET);
-    if (given == NULL) return GP_INVALID_VALUE;
-    gp_widen_fill(&full, given, context);
-    return set_in_exec(exec, node, &full);
-}
-
-static int host_set(void *exec, void *node, const struct gp_host_node *given) {
-    GP_NEW_PARAMS(full, GP_NODE_HOST);
-    if (given == NULL || given->function == NULL) return GP_INVALID_VALUE;
-    full.host = *given;
-    return exec == NULL ? set(node, &full) : set_in_exec(exec, node, &full);
+    struct gp_node_params full;
+    GP_CHECK(find(handle, type, given, &node));
+    if (exec == NULL && context.size) its = (unsigned char *)&node->params + context.at;
+    GP_CHECK(gp_new_params(&full, type, part, given, context, its));
+    return exec == NULL ? set(handle, &full) : set_in_exec(exec, handle, &full);
 }
 
 static int get_event(void *handle, int type, void **event) {
@@ -187,19 +152,6 @@ static int get_event(void *handle, int type, void **event) {
     if (node->params.event == NULL) return GP_NOT_SUPPORTED;
     *event = node->params.event;
     return GP_SUCCESS;
-}
-
-static int set_event(void *exec, void *node, int type, void *event) {
-    GP_NEW_PARAMS(full, type);
-    full.event = event;
-    return exec == NULL ? set(node, &full) : set_in_exec(exec, node, &full);
-}
-
-static int batch_set(void *exec, void *node, const struct gp_batch_node *given) {
-    GP_NEW_PARAMS(full, GP_NODE_BATCH);
-    if (given == NULL) return GP_INVALID_VALUE;
-    full.batch = *given;
-    return exec == NULL ? set(node, &full) : set_in_exec(exec, node, &full);
 }
 
 GP_EXPORT int cuGraphChildGraphNodeGetGraph(void *handle, void **graph) {
@@ -250,9 +202,6 @@ GP_EXPORT int cuGraphKernelNodeCopyAttributes(void *to, void *from) {
                                          ((struct gp_handle *)from)->id);
 }
 
-#define AT(member) offsetof(struct gp_node_params, member)
-#define PART(member) AT(member), sizeof(((struct gp_node_params *)NULL)->member)
-#define FRONT(member, until) AT(member), AT(member.until) - AT(member)
 #define IN(exec, status) ((exec) == NULL ? GP_INVALID_HANDLE : (status))
 #define GP_FORWARDS_GRAPH_PARAMS
 #include "generated_forwards.h"

@@ -69,51 +69,72 @@ GP_EXPORT int cuGraphExecUpdate_v2(void *a0, void *a1, void *a2) {
 }
 #endif
 
+#ifdef GP_FORWARDS_GRAPH_NODE
+GP_EXPORT int cuGraphAddNode_v2(void *a0, void *a1, void *a2, void *a3, size_t a4, void *a5) {
+    return a5 == NULL ? GP_INVALID_VALUE : add(a0, a1, a2, a3, a4, a5);
+}
+GP_EXPORT int cuGraphAddNode(void *a0, void *a1, void *a2, size_t a3, void *a4) {
+    return a4 == NULL ? GP_INVALID_VALUE : add(a0, a1, a2, NULL, a3, a4);
+}
+GP_EXPORT int cuGraphAddKernelNode_v2(void *a0, void *a1, void *a2, size_t a3, void *a4) {
+    return add_one(a0, a1, a2, a3, GP_NODE_KERNEL, GP_PART(kernel), a4, GP_NO_CONTEXT);
+}
+GP_EXPORT int cuGraphAddKernelNode(void *a0, void *a1, void *a2, size_t a3, void *a4) {
+    return add_one(a0, a1, a2, a3, GP_NODE_KERNEL, GP_FRONT(kernel, kernel), a4, GP_NO_CONTEXT);
+}
+GP_EXPORT int cuGraphAddMemcpyNode(void *a0, void *a1, void *a2, size_t a3, void *a4, void *a5) {
+    return add_one(a0, a1, a2, a3, GP_NODE_MEMCPY, GP_PART(memcpy.copy), a4, GP_PART(memcpy.context), &a5);
+}
+GP_EXPORT int cuGraphAddMemsetNode(void *a0, void *a1, void *a2, size_t a3, void *a4, void *a5) {
+    return add_one(a0, a1, a2, a3, GP_NODE_MEMSET, GP_FRONT(memset, context), a4, GP_PART(memset.context), &a5);
+}
+GP_EXPORT int cuGraphAddHostNode(void *a0, void *a1, void *a2, size_t a3, void *a4) {
+    return add_one(a0, a1, a2, a3, GP_NODE_HOST, GP_PART(host), a4, GP_NO_CONTEXT);
+}
+GP_EXPORT int cuGraphAddChildGraphNode(void *a0, void *a1, void *a2, size_t a3, void *a4) {
+    return add_one(a0, a1, a2, a3, GP_NODE_GRAPH, GP_PART(graph.graph), &a4, GP_NO_CONTEXT);
+}
+GP_EXPORT int cuGraphAddEmptyNode(void *a0, void *a1, void *a2, size_t a3) {
+    return add_one(a0, a1, a2, a3, GP_NODE_EMPTY, GP_FRONT(kernel, function), a0, GP_NO_CONTEXT);
+}
+GP_EXPORT int cuGraphAddEventRecordNode(void *a0, void *a1, void *a2, size_t a3, void *a4) {
+    return add_one(a0, a1, a2, a3, GP_NODE_RECORD_EVENT, GP_PART(event), &a4, GP_NO_CONTEXT);
+}
+GP_EXPORT int cuGraphAddEventWaitNode(void *a0, void *a1, void *a2, size_t a3, void *a4) {
+    return add_one(a0, a1, a2, a3, GP_NODE_WAIT_EVENT, GP_PART(event), &a4, GP_NO_CONTEXT);
+}
+GP_EXPORT int cuGraphAddMemFreeNode(void *a0, void *a1, void *a2, size_t a3, uint64_t a4) {
+    return add_one(a0, a1, a2, a3, GP_NODE_FREE, GP_PART(address), &a4, GP_NO_CONTEXT);
+}
+GP_EXPORT int cuGraphAddBatchMemOpNode(void *a0, void *a1, void *a2, size_t a3, void *a4) {
+    return add_one(a0, a1, a2, a3, GP_NODE_BATCH, GP_PART(batch), a4, GP_NO_CONTEXT);
+}
+#endif
+
 #ifdef GP_FORWARDS_GRAPH_PARAMS
 GP_EXPORT int cuGraphKernelNodeGetParams_v2(void *a0, void *a1) {
-    return get_part(a0, GP_NODE_KERNEL, a1, PART(kernel));
+    return get_part(a0, GP_NODE_KERNEL, a1, GP_PART(kernel));
 }
 GP_EXPORT int cuGraphKernelNodeGetParams(void *a0, void *a1) {
-    return get_part(a0, GP_NODE_KERNEL, a1, FRONT(kernel, kernel));
+    return get_part(a0, GP_NODE_KERNEL, a1, GP_FRONT(kernel, kernel));
 }
 GP_EXPORT int cuGraphMemcpyNodeGetParams(void *a0, void *a1) {
-    return get_part(a0, GP_NODE_MEMCPY, a1, PART(memcpy.copy));
+    return get_part(a0, GP_NODE_MEMCPY, a1, GP_PART(memcpy.copy));
 }
 GP_EXPORT int cuGraphMemsetNodeGetParams(void *a0, void *a1) {
-    return get_part(a0, GP_NODE_MEMSET, a1, FRONT(memset, context));
+    return get_part(a0, GP_NODE_MEMSET, a1, GP_FRONT(memset, context));
 }
 GP_EXPORT int cuGraphHostNodeGetParams(void *a0, void *a1) {
-    return get_part(a0, GP_NODE_HOST, a1, PART(host));
+    return get_part(a0, GP_NODE_HOST, a1, GP_PART(host));
 }
 GP_EXPORT int cuGraphMemAllocNodeGetParams(void *a0, void *a1) {
-    return get_part(a0, GP_NODE_ALLOCATE, a1, PART(allocate));
+    return get_part(a0, GP_NODE_ALLOCATE, a1, GP_PART(allocate));
 }
 GP_EXPORT int cuGraphMemFreeNodeGetParams(void *a0, void *a1) {
-    return get_part(a0, GP_NODE_FREE, a1, PART(address));
+    return get_part(a0, GP_NODE_FREE, a1, GP_PART(address));
 }
 GP_EXPORT int cuGraphBatchMemOpNodeGetParams(void *a0, void *a1) {
-    return get_part(a0, GP_NODE_BATCH, a1, PART(batch));
-}
-GP_EXPORT int cuGraphNodeSetParams(void *a0, void *a1) {
-    return a1 == NULL ? GP_INVALID_VALUE : set(a0, a1);
-}
-GP_EXPORT int cuGraphKernelNodeSetParams_v2(void *a0, void *a1) {
-    return kernel_set(NULL, a0, a1, false);
-}
-GP_EXPORT int cuGraphKernelNodeSetParams(void *a0, void *a1) {
-    return kernel_set(NULL, a0, a1, true);
-}
-GP_EXPORT int cuGraphExecKernelNodeSetParams_v2(void *a0, void *a1, void *a2) {
-    return IN(a0, kernel_set(a0, a1, a2, false));
-}
-GP_EXPORT int cuGraphExecKernelNodeSetParams(void *a0, void *a1, void *a2) {
-    return IN(a0, kernel_set(a0, a1, a2, true));
-}
-GP_EXPORT int cuGraphHostNodeSetParams(void *a0, void *a1) {
-    return host_set(NULL, a0, a1);
-}
-GP_EXPORT int cuGraphExecHostNodeSetParams(void *a0, void *a1, void *a2) {
-    return IN(a0, host_set(a0, a1, a2));
+    return get_part(a0, GP_NODE_BATCH, a1, GP_PART(batch));
 }
 GP_EXPORT int cuGraphEventRecordNodeGetEvent(void *a0, void *a1) {
     return get_event(a0, GP_NODE_RECORD_EVENT, a1);
@@ -121,23 +142,56 @@ GP_EXPORT int cuGraphEventRecordNodeGetEvent(void *a0, void *a1) {
 GP_EXPORT int cuGraphEventWaitNodeGetEvent(void *a0, void *a1) {
     return get_event(a0, GP_NODE_WAIT_EVENT, a1);
 }
-GP_EXPORT int cuGraphEventRecordNodeSetEvent(void *a0, void *a1) {
-    return set_event(NULL, a0, GP_NODE_RECORD_EVENT, a1);
+GP_EXPORT int cuGraphNodeSetParams(void *a0, void *a1) {
+    return a1 == NULL ? GP_INVALID_VALUE : set(a0, a1);
 }
-GP_EXPORT int cuGraphEventWaitNodeSetEvent(void *a0, void *a1) {
-    return set_event(NULL, a0, GP_NODE_WAIT_EVENT, a1);
+GP_EXPORT int cuGraphKernelNodeSetParams_v2(void *a0, void *a1) {
+    return set_one(NULL, a0, GP_NODE_KERNEL, GP_PART(kernel), a1, GP_NO_CONTEXT);
+}
+GP_EXPORT int cuGraphExecKernelNodeSetParams_v2(void *a0, void *a1, void *a2) {
+    return IN(a0, set_one(a0, a1, GP_NODE_KERNEL, GP_PART(kernel), a2, GP_NO_CONTEXT));
+}
+GP_EXPORT int cuGraphKernelNodeSetParams(void *a0, void *a1) {
+    return set_one(NULL, a0, GP_NODE_KERNEL, GP_FRONT(kernel, kernel), a1, GP_NO_CONTEXT);
+}
+GP_EXPORT int cuGraphExecKernelNodeSetParams(void *a0, void *a1, void *a2) {
+    return IN(a0, set_one(a0, a1, GP_NODE_KERNEL, GP_FRONT(kernel, kernel), a2, GP_NO_CONTEXT));
+}
+GP_EXPORT int cuGraphMemcpyNodeSetParams(void *a0, void *a1) {
+    return set_one(NULL, a0, GP_NODE_MEMCPY, GP_PART(memcpy.copy), a1, GP_PART(memcpy.context), NULL);
+}
+GP_EXPORT int cuGraphExecMemcpyNodeSetParams(void *a0, void *a1, void *a2, void *a3) {
+    return IN(a0, set_one(a0, a1, GP_NODE_MEMCPY, GP_PART(memcpy.copy), a2, GP_PART(memcpy.context), &a3));
+}
+GP_EXPORT int cuGraphMemsetNodeSetParams(void *a0, void *a1) {
+    return set_one(NULL, a0, GP_NODE_MEMSET, GP_FRONT(memset, context), a1, GP_PART(memset.context), NULL);
+}
+GP_EXPORT int cuGraphExecMemsetNodeSetParams(void *a0, void *a1, void *a2, void *a3) {
+    return IN(a0, set_one(a0, a1, GP_NODE_MEMSET, GP_FRONT(memset, context), a2, GP_PART(memset.context), &a3));
+}
+GP_EXPORT int cuGraphHostNodeSetParams(void *a0, void *a1) {
+    return set_one(NULL, a0, GP_NODE_HOST, GP_PART(host), a1, GP_NO_CONTEXT);
+}
+GP_EXPORT int cuGraphExecHostNodeSetParams(void *a0, void *a1, void *a2) {
+    return IN(a0, set_one(a0, a1, GP_NODE_HOST, GP_PART(host), a2, GP_NO_CONTEXT));
+}
+GP_EXPORT int cuGraphEventRecordNodeSetEvent(void *a0, void *a1) {
+    return set_one(NULL, a0, GP_NODE_RECORD_EVENT, GP_PART(event), &a1, GP_NO_CONTEXT);
 }
 GP_EXPORT int cuGraphExecEventRecordNodeSetEvent(void *a0, void *a1, void *a2) {
-    return IN(a0, set_event(a0, a1, GP_NODE_RECORD_EVENT, a2));
+    return IN(a0, set_one(a0, a1, GP_NODE_RECORD_EVENT, GP_PART(event), &a2, GP_NO_CONTEXT));
+}
+GP_EXPORT int cuGraphEventWaitNodeSetEvent(void *a0, void *a1) {
+    return set_one(NULL, a0, GP_NODE_WAIT_EVENT, GP_PART(event), &a1, GP_NO_CONTEXT);
 }
 GP_EXPORT int cuGraphExecEventWaitNodeSetEvent(void *a0, void *a1, void *a2) {
-    return IN(a0, set_event(a0, a1, GP_NODE_WAIT_EVENT, a2));
+    return IN(a0, set_one(a0, a1, GP_NODE_WAIT_EVENT, GP_PART(event), &a2, GP_NO_CONTEXT));
 }
 GP_EXPORT int cuGraphBatchMemOpNodeSetParams(void *a0, void *a1) {
-    return batch_set(NULL, a0, a1);
+    return set_one(NULL, a0, GP_NODE_BATCH, GP_PART(batch), a1, GP_NO_CONTEXT);
 }
 GP_EXPORT int cuGraphExecBatchMemOpNodeSetParams(void *a0, void *a1, void *a2) {
-    return IN(a0, batch_set(a0, a1, a2));
+    return IN(a0, set_one(a0, a1, GP_NODE_BATCH, GP_PART(batch), a2, GP_NO_CONTEXT));
 }
 #endif
 
