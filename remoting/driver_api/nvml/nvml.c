@@ -20,7 +20,7 @@
 #include <unistd.h>
 
 #define EXPORT __attribute__((visibility("default")))
-#define ALIAS(name) __attribute__((visibility("default"), alias(name)))
+#define SAME(name, as) extern __typeof__(as) name __attribute__((visibility("default"), alias(#as)));
 #define LINE_SIZE (64 * 1024)
 #define DEVICES_MAX 64
 #define PROCESSES_MAX 64
@@ -210,7 +210,7 @@ EXPORT int nvmlInitWithFlags(unsigned flags) {
 
 EXPORT int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
 
-int nvmlInit(void) ALIAS("nvmlInit_v2");
+SAME(nvmlInit, nvmlInit_v2)
 
 EXPORT int nvmlShutdown(void) {
     pthread_mutex_lock(&lock);
@@ -255,7 +255,7 @@ EXPORT int nvmlSystemGetCudaDriverVersion_v2(int *version) {
     return SUCCESS;
 }
 
-int nvmlSystemGetCudaDriverVersion(int *version) ALIAS("nvmlSystemGetCudaDriverVersion_v2");
+SAME(nvmlSystemGetCudaDriverVersion, nvmlSystemGetCudaDriverVersion_v2)
 
 // --- devices --------------------------------------------------------------------------------------
 
@@ -266,7 +266,7 @@ EXPORT int nvmlDeviceGetCount_v2(unsigned *count) {
     return SUCCESS;
 }
 
-int nvmlDeviceGetCount(unsigned *count) ALIAS("nvmlDeviceGetCount_v2");
+SAME(nvmlDeviceGetCount, nvmlDeviceGetCount_v2)
 
 EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned index, struct device **device) {
     ENTER();
@@ -275,8 +275,7 @@ EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned index, struct device **device)
     return SUCCESS;
 }
 
-int nvmlDeviceGetHandleByIndex(unsigned index, struct device **device)
-    ALIAS("nvmlDeviceGetHandleByIndex_v2");
+SAME(nvmlDeviceGetHandleByIndex, nvmlDeviceGetHandleByIndex_v2)
 
 EXPORT int nvmlDeviceGetHandleByUUID(const char *uuid, struct device **device) {
     ENTER();
@@ -306,8 +305,7 @@ EXPORT int nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, struct device **
     return NOT_FOUND;
 }
 
-int nvmlDeviceGetHandleByPciBusId(const char *bus_id, struct device **device)
-    ALIAS("nvmlDeviceGetHandleByPciBusId_v2");
+SAME(nvmlDeviceGetHandleByPciBusId, nvmlDeviceGetHandleByPciBusId_v2)
 
 EXPORT int nvmlDeviceGetIndex(const struct device *device, unsigned *index) {
     ENTER_DEVICE(device, index);
@@ -315,8 +313,7 @@ EXPORT int nvmlDeviceGetIndex(const struct device *device, unsigned *index) {
     return SUCCESS;
 }
 
-int nvmlDeviceGetMinorNumber(const struct device *device, unsigned *number)
-    ALIAS("nvmlDeviceGetIndex");
+SAME(nvmlDeviceGetMinorNumber, nvmlDeviceGetIndex)
 
 EXPORT int nvmlDeviceGetName(const struct device *device, char *name, unsigned size) {
     ENTER_DEVICE(device, name);
@@ -348,8 +345,7 @@ EXPORT int nvmlDeviceGetPciInfo_v2(const struct device *device, struct pci_start
     return SUCCESS;
 }
 
-int nvmlDeviceGetPciInfo(const struct device *device, struct pci_start *pci)
-    ALIAS("nvmlDeviceGetPciInfo_v2");
+SAME(nvmlDeviceGetPciInfo, nvmlDeviceGetPciInfo_v2)
 
 EXPORT int nvmlDeviceGetPciInfo_v3(const struct device *device, struct pci *pci) {
     ENTER_DEVICE(device, pci);
@@ -382,12 +378,6 @@ EXPORT int nvmlDeviceGetArchitecture(const struct device *device, unsigned *arch
     return SUCCESS;
 }
 
-EXPORT int nvmlDeviceGetComputeMode(const struct device *device, int *mode) {
-    ENTER_DEVICE(device, mode);
-    *mode = 0;  // any number of processes
-    return SUCCESS;
-}
-
 EXPORT int nvmlDeviceGetMigMode(const struct device *device, unsigned *mode, unsigned *pending) {
     ENTER_DEVICE(device, mode);
     if (pending == NULL) return INVALID_ARGUMENT;
@@ -395,14 +385,19 @@ EXPORT int nvmlDeviceGetMigMode(const struct device *device, unsigned *mode, uns
     return SUCCESS;
 }
 
+// What there is none of, or whose state is 0; of processes with more parameters.
 EXPORT int nvmlDeviceGetMaxMigDeviceCount(const struct device *device, unsigned *count) {
     ENTER_DEVICE(device, count);
     *count = 0;
     return SUCCESS;
 }
-
-int nvmlDeviceIsMigDeviceHandle(const struct device *device, unsigned *is)
-    ALIAS("nvmlDeviceGetMaxMigDeviceCount");
+SAME(nvmlDeviceIsMigDeviceHandle, nvmlDeviceGetMaxMigDeviceCount)
+SAME(nvmlDeviceGetComputeMode, nvmlDeviceGetMaxMigDeviceCount)  // any number of processes
+SAME(nvmlDeviceGetGraphicsRunningProcesses, nvmlDeviceGetMaxMigDeviceCount)
+SAME(nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlDeviceGetMaxMigDeviceCount)
+SAME(nvmlDeviceGetGraphicsRunningProcesses_v3, nvmlDeviceGetMaxMigDeviceCount)
+SAME(nvmlDeviceGetMPSComputeRunningProcesses, nvmlDeviceGetMaxMigDeviceCount)
+SAME(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlDeviceGetMaxMigDeviceCount)
 
 EXPORT int nvmlDeviceGetP2PStatus(const struct device *one, const struct device *other, int what,
                                   int *status) {
@@ -555,43 +550,38 @@ EXPORT int nvmlDeviceGetMemoryInfo_v2(const struct device *device, struct memory
     return SUCCESS;
 }
 
-EXPORT int nvmlDeviceGetUtilizationRates(const struct device *device, unsigned rates[2]) {
-    ENTER_DEVICE(device, rates);
-    if (device->utilization < 0) return NOT_SUPPORTED;
-    rates[0] = (unsigned)(device->utilization * 100 + 0.5);
-    rates[1] = 0;  // of the memory controller: not measured
-    return SUCCESS;
-}
-
-EXPORT int nvmlDeviceGetTemperature(const struct device *device, int sensor,
-                                    unsigned *temperature) {
-    (void)sensor;
-    ENTER_DEVICE(device, temperature);
-    if (device->temperature < 0) return NOT_SUPPORTED;
-    *temperature = (unsigned)(device->temperature + 0.5);
-    return SUCCESS;
-}
-
-EXPORT int nvmlDeviceGetPowerUsage(const struct device *device, unsigned *milliwatts) {
-    ENTER_DEVICE(device, milliwatts);
-    if (device->power < 0) return NOT_SUPPORTED;
-    *milliwatts = (unsigned)(device->power * 1000 + 0.5);
-    return SUCCESS;
-}
-
 static int tell(double value, double scale, unsigned *told) {
     if (value < 0) return NOT_SUPPORTED;
     *told = (unsigned)(value * scale + 0.5);
     return SUCCESS;
 }
 
-EXPORT int nvmlDeviceGetPowerManagementLimit(const struct device *device, unsigned *milliwatts) {
-    ENTER_DEVICE(device, milliwatts);
-    return tell(device->power_limit, 1000, milliwatts);
+#define TELL(name, field, scale)                                   \
+    EXPORT int name(const struct device *device, unsigned *told) { \
+        ENTER_DEVICE(device, told);                                \
+        return tell(device->field, scale, told);                   \
+    }
+
+TELL(nvmlDeviceGetPowerUsage, power, 1000)
+TELL(nvmlDeviceGetPowerManagementLimit, power_limit, 1000)
+TELL(nvmlDeviceGetEnforcedPowerLimit, power_limit, 1000)
+TELL(nvmlDeviceGetCurrPcieLinkWidth, width, 1)
+TELL(nvmlDeviceGetMaxPcieLinkWidth, width_max, 1)
+TELL(nvmlDeviceGetCurrPcieLinkGeneration, generation, 1)
+TELL(nvmlDeviceGetMaxPcieLinkGeneration, generation_max, 1)
+
+EXPORT int nvmlDeviceGetUtilizationRates(const struct device *device, unsigned rates[2]) {
+    ENTER_DEVICE(device, rates);
+    int status = tell(device->utilization, 100, &rates[0]);
+    if (status == SUCCESS) rates[1] = 0;  // of the memory controller: not measured
+    return status;
 }
 
-EXPORT int nvmlDeviceGetEnforcedPowerLimit(const struct device *device, unsigned *milliwatts) {
-    return nvmlDeviceGetPowerManagementLimit(device, milliwatts);
+EXPORT int nvmlDeviceGetTemperature(const struct device *device, int sensor,
+                                    unsigned *temperature) {
+    (void)sensor;
+    ENTER_DEVICE(device, temperature);
+    return tell(device->temperature, 1, temperature);
 }
 
 // Of NVML_CLOCK_GRAPHICS and NVML_CLOCK_SM, which are one; servers measure no others.
@@ -604,26 +594,6 @@ EXPORT int nvmlDeviceGetClockInfo(const struct device *device, int kind, unsigne
 EXPORT int nvmlDeviceGetClock(const struct device *device, int kind, int of, unsigned *mhz) {
     ENTER_DEVICE(device, mhz);
     return of == 0 ? nvmlDeviceGetClockInfo(device, kind, mhz) : NOT_SUPPORTED;
-}
-
-EXPORT int nvmlDeviceGetCurrPcieLinkWidth(const struct device *device, unsigned *lanes) {
-    ENTER_DEVICE(device, lanes);
-    return tell(device->width, 1, lanes);
-}
-
-EXPORT int nvmlDeviceGetMaxPcieLinkWidth(const struct device *device, unsigned *lanes) {
-    ENTER_DEVICE(device, lanes);
-    return tell(device->width_max, 1, lanes);
-}
-
-EXPORT int nvmlDeviceGetCurrPcieLinkGeneration(const struct device *device, unsigned *generation) {
-    ENTER_DEVICE(device, generation);
-    return tell(device->generation, 1, generation);
-}
-
-EXPORT int nvmlDeviceGetMaxPcieLinkGeneration(const struct device *device, unsigned *generation) {
-    ENTER_DEVICE(device, generation);
-    return tell(device->generation_max, 1, generation);
 }
 
 // Processes of this lease, by their numbers on this machine.
@@ -641,53 +611,31 @@ static uint64_t memory_of_each(const struct device *device) {
     return process_count == 1 ? total - left : UINT64_MAX;
 }
 
-EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(const struct device *device, unsigned *count,
-                                                   struct process *found) {
+static int count_processes(const struct device *device, unsigned *count, const void *found) {
     ENTER_DEVICE(device, count);
     unsigned room = *count;
     *count = process_count;
     if (room < process_count) return INSUFFICIENT_SIZE;
-    if (process_count > 0 && found == NULL) return INVALID_ARGUMENT;
-    for (unsigned at = 0; at < process_count; at++) {
-        found[at] = (struct process){processes[at], memory_of_each(device), UINT32_MAX, UINT32_MAX};
-    }
-    return SUCCESS;
+    return process_count > 0 && found == NULL ? INVALID_ARGUMENT : SUCCESS;
 }
 
-int nvmlDeviceGetComputeRunningProcesses_v2(const struct device *device, unsigned *count,
-                                            struct process *found)
-    ALIAS("nvmlDeviceGetComputeRunningProcesses_v3");
+EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(const struct device *device, unsigned *count,
+                                                   struct process *found) {
+    int status = count_processes(device, count, found);
+    for (unsigned at = 0; at < process_count && status == SUCCESS; at++) {
+        found[at] = (struct process){processes[at], memory_of_each(device), UINT32_MAX, UINT32_MAX};
+    }
+    return status;
+}
+
+SAME(nvmlDeviceGetComputeRunningProcesses_v2, nvmlDeviceGetComputeRunningProcesses_v3)
 
 EXPORT int nvmlDeviceGetComputeRunningProcesses(const struct device *device, unsigned *count,
                                                 uint64_t (*found)[2]) {
-    ENTER_DEVICE(device, count);
-    unsigned room = *count;
-    *count = process_count;
-    if (room < process_count) return INSUFFICIENT_SIZE;
-    if (process_count > 0 && found == NULL) return INVALID_ARGUMENT;
-    for (unsigned at = 0; at < process_count; at++) {
+    int status = count_processes(device, count, found);
+    for (unsigned at = 0; at < process_count && status == SUCCESS; at++) {
         found[at][0] = processes[at];
         found[at][1] = memory_of_each(device);
     }
-    return SUCCESS;
+    return status;
 }
-
-EXPORT int nvmlDeviceGetGraphicsRunningProcesses_v3(const struct device *device, unsigned *count,
-                                                    void *found) {
-    (void)found;
-    ENTER_DEVICE(device, count);
-    *count = 0;
-    return SUCCESS;
-}
-
-int nvmlDeviceGetGraphicsRunningProcesses_v2(const struct device *device, unsigned *count,
-                                             void *found)
-    ALIAS("nvmlDeviceGetGraphicsRunningProcesses_v3");
-int nvmlDeviceGetGraphicsRunningProcesses(const struct device *device, unsigned *count, void *found)
-    ALIAS("nvmlDeviceGetGraphicsRunningProcesses_v3");
-int nvmlDeviceGetMPSComputeRunningProcesses_v3(const struct device *device, unsigned *count,
-                                               void *found)
-    ALIAS("nvmlDeviceGetGraphicsRunningProcesses_v3");
-int nvmlDeviceGetMPSComputeRunningProcesses(const struct device *device, unsigned *count,
-                                            void *found)
-    ALIAS("nvmlDeviceGetGraphicsRunningProcesses_v3");
