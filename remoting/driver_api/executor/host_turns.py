@@ -25,42 +25,28 @@ class NativeTurns:
     """Turns by ``native/turns.c``, to which the driver adds without Python."""
 
     def __init__(self, launcher: Launcher) -> None:
-        library = launcher.library
-        wide, pointer = ctypes.c_uint64, ctypes.c_void_p
-        library.gpupool_turns_new.restype = pointer
-        self._self = ctypes.c_void_p(library.gpupool_turns_new())
+        self._library = library = launcher.library
+        self._self = ctypes.c_void_p(library.turns_new())
         self._launcher = launcher
         self._found = (_Turn * AT_ONCE)()
-        self._put = library.gpupool_turns_put
-        self._put.argtypes = [pointer, wide, ctypes.c_int64, wide]
-        self._get = library.gpupool_turns_get
-        self._get.argtypes, self._get.restype = [pointer, pointer, ctypes.c_size_t], ctypes.c_size_t
-        self._lose = library.gpupool_turns_lose
-        self._lose.argtypes = [pointer, pointer, ctypes.c_size_t]
-        self._lose.restype = ctypes.c_size_t
-        self._expect = library.gpupool_turns_expect
-        self._expect.argtypes, self._expect.restype = [pointer, wide], pointer
-        self._forget = library.gpupool_turns_forget
-        self._forget.argtypes = [pointer]
-        address = ctypes.cast(library.gpupool_turns_callback, pointer)
-        self.callback = address.value or 0
+        self.callback = ctypes.cast(library.turns_callback, ctypes.c_void_p).value or 0
         """Where the driver finds the callback; its data is what ``expect`` gives."""
 
     def put(self, turn: Turn, /) -> None:
         """Add one."""
         number, status, ticket = turn
-        self._put(self._self, number, status, ticket)
+        self._library.turns_put(self._self, number, status, ticket)
 
     def get(self) -> Sequence[Turn]:
         """Wait for the next, and take those that have come; called by one thread."""
-        count = self._get(self._self, self._found, AT_ONCE)
+        count = self._library.turns_get(self._self, self._found, AT_ONCE)
         return [(one.number, one.status, one.ticket) for one in self._found[:count]]
 
     def lose(self) -> list[int]:
         """Expect no function any more to which the driver has not come; return their numbers."""
         lost: list[int] = []
         numbers = (ctypes.c_uint64 * AT_ONCE)()
-        while count := self._lose(self._self, numbers, AT_ONCE):
+        while count := self._library.turns_lose(self._self, numbers, AT_ONCE):
             lost += numbers[:count]
         return lost
 
@@ -70,11 +56,11 @@ class NativeTurns:
 
     def expect(self, number: int) -> int:
         """Return what the callback is given for a function."""
-        return int(self._expect(self._self, number) or 0)
+        return int(self._library.turns_expect(self._self, number) or 0)
 
     def forget(self, expected: int) -> None:
         """Take back what ``expect`` gave: the driver will not call."""
-        self._forget(expected)
+        self._library.turns_forget(expected)
 
 
 class PlainTurns:

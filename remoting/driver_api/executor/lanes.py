@@ -10,11 +10,10 @@ import ctypes
 import os
 import socket
 import threading
-from pathlib import Path
 from typing import Any, Self
 
 from gpupool.pool.errors import AuthenticationError, RemoteProtocolError
-from gpupool.remoting.driver_api.build import LAUNCHER, library_dir
+from gpupool.remoting.driver_api.executor import native_library
 from gpupool.remoting.driver_api.executor.client_state import Client, HandlerGroup
 from gpupool.remoting.driver_api.executor.line_tls import Identity, given_bytes
 from gpupool.remoting.worker.peer_links import Links
@@ -36,37 +35,21 @@ class LaneSet:
     """Connections that go one way, and what C does with them."""
 
     @classmethod
-    def load(cls, *, sends: bool, due: int, path: Path | None = None) -> Self | None:
+    def load(cls, *, sends: bool, due: int) -> Self | None:
         """Return an empty set, or None where there is no library for it."""
-        try:
-            library = ctypes.CDLL(str(path or library_dir() / LAUNCHER))
-            return cls(library, sends=sends, due=due)
-        except (OSError, AttributeError):
-            return None
+        library = native_library.load()
+        return None if library is None else cls(library, sends=sends, due=due)
 
-    def __init__(self, library: ctypes.CDLL, *, sends: bool, due: int) -> None:
-        pointer, wide = ctypes.c_void_p, ctypes.c_uint64
-        self._new: Any = library.gpupool_lanes_new
-        self._new.argtypes, self._new.restype = [ctypes.c_bool, ctypes.c_int, wide], pointer
-        self._encrypts: Any = library.gpupool_lanes_encrypt
-        self._encrypts.argtypes, self._encrypts.restype = [], ctypes.c_bool
-        self._add: Any = library.gpupool_lanes_add
-        self._add.argtypes = [pointer, ctypes.c_int, pointer, ctypes.c_char_p]
-        self._add.restype = ctypes.c_bool
-        self._send: Any = library.gpupool_lanes_send
-        self._send.argtypes = [pointer, pointer, wide]
-        self._receive: Any = library.gpupool_lanes_receive
-        self._receive.argtypes = [pointer, pointer, wide, wide]
-        self._end: Any = library.gpupool_lanes_end
-        self._end.argtypes = [pointer]
-        self._self: int | None = self._new(sends, due, AHEAD_SIZE_MAX)
+    def __init__(self, library: Any, *, sends: bool, due: int) -> None:
+        self._library = library
+        self._self: int | None = library.lanes_new(sends, due, AHEAD_SIZE_MAX)
         self.due = due
         self.count = 0
         self._counting = threading.Lock()
 
     def encrypts(self) -> bool:
         """Say whether there is an OpenSSL for connections with TLS."""
-        return bool(self._encrypts())
+        return bool(self._library.lanes_encrypt())
 
     @property
     def complete(self) -> bool:
@@ -83,7 +66,9 @@ class LaneSet:
         if identity is not None:
             given = Identity.of(*identity)
         descriptor = sock.detach()
-        good = self._add(self._self, descriptor, ctypes.byref(given) if given else None, ticket)
+        good = self._library.lanes_add(
+            self._self, descriptor, ctypes.byref(given) if given else None, ticket
+        )
         with self._counting:
             self.count += bool(good)
         return bool(good)
@@ -94,7 +79,7 @@ class LaneSet:
         Raises:
             ConnectionError: when a connection broke.
         """
-        if self._send(self._self, given_bytes(view), len(view)) < 0:
+        if self._library.lanes_send(self._self, given_bytes(view), len(view)) < 0:
             raise ConnectionError("a connection for large copies broke")
 
     def receive(self, target: memoryview, offset: int) -> None:
@@ -103,12 +88,12 @@ class LaneSet:
         Raises:
             ConnectionError: when a connection broke.
         """
-        if self._receive(self._self, given_bytes(target), offset, len(target)) < 0:
+        if self._library.lanes_receive(self._self, given_bytes(target), offset, len(target)) < 0:
             raise ConnectionError("a connection for large copies broke")
 
     def end(self) -> None:
         """End all connections, also for threads that use them."""
-        self._end(self._self)
+        self._library.lanes_end(self._self)
 
 
 class Lanes(HandlerGroup):

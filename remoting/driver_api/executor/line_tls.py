@@ -6,12 +6,11 @@ interpreter's lock. ``native/line_tls.c`` reads what is there at one call, and w
 """
 
 import ctypes
-import functools
 import socket
 from typing import Any
 
 from gpupool.pool.errors import AuthenticationError
-from gpupool.remoting.driver_api.build import LAUNCHER, library_dir
+from gpupool.remoting.driver_api.executor import native_library
 from gpupool.remoting.transport.session_stream import EncryptedStream, byte_view
 
 
@@ -31,30 +30,9 @@ class Identity(ctypes.Structure):
         return cls(certificate, key, len(certificate), len(key))
 
 
-class _Library:
-    """The functions of ``native/line_tls.c``."""
-
-    def __init__(self) -> None:
-        library = ctypes.CDLL(str(library_dir() / LAUNCHER))
-        pointer, size, wide = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int64
-        self.encrypts: Any = library.gpupool_lanes_encrypt
-        self.encrypts.argtypes, self.encrypts.restype = [], ctypes.c_bool
-        self.accept: Any = library.gpupool_line_accept
-        self.accept.argtypes = [ctypes.c_int, pointer, ctypes.c_char_p]
-        self.accept.restype = pointer
-        self.receive: Any = library.gpupool_line_receive
-        self.receive.argtypes, self.receive.restype = [pointer, pointer, size, wide, pointer], wide
-        self.send: Any = library.gpupool_line_send
-        self.send.argtypes = [pointer, pointer, size]
-
-
-@functools.cache
-def _library() -> _Library | None:
-    try:
-        found = _Library()
-    except (OSError, AttributeError):
-        return None
-    return found if found.encrypts() else None
+def _library() -> Any | None:
+    found = native_library.load()
+    return found if found is not None and found.lanes_encrypt() else None
 
 
 def given_bytes(view: memoryview) -> Any:
@@ -68,7 +46,7 @@ def given_bytes(view: memoryview) -> Any:
 class LineTls(EncryptedStream):
     """A TLS connection whose handshake is done, by the library in C; a ``SessionStream``."""
 
-    def __init__(self, library: _Library, link: int, sock: socket.socket) -> None:
+    def __init__(self, library: Any, link: int, sock: socket.socket) -> None:
         super().__init__(sock)
         self._library = library
         self._link = link
@@ -79,7 +57,7 @@ class LineTls(EncryptedStream):
         view, awake_ns = byte_view(buffer), self._spinner.awake_ns()
         target, in_vain = given_bytes(view), ctypes.byref(self._in_vain)
         self.receiving = True
-        count = int(self._library.receive(self._link, target, len(view), awake_ns, in_vain))
+        count = int(self._library.line_receive(self._link, target, len(view), awake_ns, in_vain))
         self.receiving = False
         if self._in_vain.value:
             self._spinner.in_vain()
@@ -88,7 +66,7 @@ class LineTls(EncryptedStream):
 
     def _send_all(self, view: memoryview) -> None:
         self.sending = True
-        if self._library.send(self._link, given_bytes(view), len(view)):
+        if self._library.line_send(self._link, given_bytes(view), len(view)):
             raise BrokenPipeError("the client has gone")
         self.sending = False
         self.bytes_out += len(view)
@@ -111,7 +89,7 @@ def accept(sock: socket.socket, identity: tuple[bytes, bytes], ticket: bytes) ->
     library = _library()
     if library is None:
         return None
-    link = library.accept(sock.fileno(), ctypes.byref(Identity.of(*identity)), ticket)
+    link = library.line_accept(sock.fileno(), ctypes.byref(Identity.of(*identity)), ticket)
     if not link:
         raise AuthenticationError("data connection refused", why="no TLS, or a wrong ticket")
     return LineTls(library, link, sock)

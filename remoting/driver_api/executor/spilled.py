@@ -1,10 +1,9 @@
 """Memory of this worker that its keeper keeps on a disk while its lease is suspended."""
 
-import ctypes
 import os
 import threading
 
-from gpupool.remoting.driver_api.build import LAUNCHER, library_dir
+from gpupool.remoting.driver_api.executor import native_library
 
 
 def serve(line: int) -> None:
@@ -13,14 +12,13 @@ def serve(line: int) -> None:
     Args:
         line: descriptor of the socket to the keeper, which is closed when that hangs up.
     """
-    try:
-        function = ctypes.CDLL(str(library_dir() / LAUNCHER)).gpupool_spilled_serve
-    except (OSError, AttributeError):
+    library = native_library.load()
+    if library is None:
         os.close(line)  # The keeper sees that this worker cannot do it.
         return
 
     def run() -> None:
-        function(line)
+        library.spilled_serve(line)
         os.close(line)
 
     threading.Thread(target=run, name="spilled", daemon=True).start()

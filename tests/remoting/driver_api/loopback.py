@@ -86,7 +86,7 @@ def run_worker(arguments: argparse.Namespace) -> None:
     if arguments.old:
         contexts.RECORDS = contexts.RECORDS[:BASE_RECORDS]
     if arguments.no_launcher:
-        launcher.LAUNCHER = "none"
+        launcher.ABI = -1
     listener = socket.socket(fileno=arguments.worker)
     secret = json.loads(sys.stdin.readline())
     session, ticket = bytes.fromhex(secret["session"]), bytes.fromhex(secret["ticket"])

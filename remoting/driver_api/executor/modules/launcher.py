@@ -1,11 +1,10 @@
 """Frequent records without Python between them, by ``native/launch.c`` where that was built."""
 
 import ctypes
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, Self
 
-from gpupool.remoting.driver_api.build import LAUNCHER, library_dir
+from gpupool.remoting.driver_api.executor import native_library
 from gpupool.remoting.driver_api.executor.api import CudaError
 from gpupool.remoting.driver_api.executor.modules.function import Function
 from gpupool.remoting.driver_api.executor.modules.shared_state import Outcome, Shared
@@ -72,29 +71,6 @@ SLOTS, SLOT_SIZE = 64, 4096
 ANSWER_SIZE = 32
 
 
-POINTER, WIDE, NARROW = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32
-SIZE, NUMBER = ctypes.c_size_t, ctypes.c_int
-
-FUNCTIONS: Mapping[str, tuple[Any, ...]] = {
-    "gpupool_launcher_new": (POINTER,),
-    "gpupool_launcher_function": (NUMBER, WIDE, WIDE, WIDE, WIDE, NARROW, NUMBER),
-    "gpupool_launcher_keep": (NUMBER, NUMBER, WIDE, WIDE),
-    "gpupool_launcher_end": (None, NUMBER, WIDE),
-    "gpupool_launcher_event": (WIDE, WIDE),
-    "gpupool_launcher_select": (None, WIDE, NUMBER),
-    "gpupool_launcher_share": (None, POINTER, NUMBER),
-    "gpupool_launcher_gate": (None, POINTER),
-    "gpupool_launcher_tell": (None, POINTER),
-    "gpupool_launcher_run": (SIZE, POINTER, SIZE, SIZE, NUMBER, POINTER),
-    "gpupool_launcher_idle": (NUMBER, POINTER, SIZE),
-    "gpupool_downloads_take": (SIZE, POINTER, POINTER, POINTER),
-    "gpupool_downloads_sent": (None, NARROW),
-    "gpupool_downloads_begin": (NUMBER, WIDE, POINTER, POINTER),
-    "gpupool_downloads_await": (NUMBER,),
-}
-"""The result and the arguments of each function, behind the launcher itself."""
-
-
 class Launcher:
     """Issues the frequent records at the start of a frame's records.
 
@@ -103,25 +79,23 @@ class Launcher:
     """
 
     @classmethod
-    def load(cls, path: Path | None = None) -> Self | None:
+    def load(cls) -> Self | None:
         """Return a launcher for this process, or None where there is no library for it."""
-        path = path or library_dir() / LAUNCHER
+        library = native_library.load()
+        if library is None or library.launcher_abi() != ABI:
+            return None
         try:
-            library = ctypes.CDLL(str(path))
             driver = ctypes.CDLL("libcuda.so.1")
-            if library.gpupool_launcher_abi() != ABI:
-                return None
-        except (OSError, AttributeError):
+        except OSError:
             return None
         called = [_address(driver, name) for name in CALLED]
         return cls(library, called) if called[0] else None
 
-    def __init__(self, library: ctypes.CDLL, called: Sequence[int]) -> None:
-        for name, (result, *arguments) in FUNCTIONS.items():
-            function = getattr(library, name)
-            function.argtypes, function.restype = [POINTER, *arguments], result
-        self.library: Any = library
-        self._self = ctypes.c_void_p(library.gpupool_launcher_new((POINTER * len(called))(*called)))
+    def __init__(self, library: Any, called: Sequence[int]) -> None:
+        self.library = library
+        addresses = (ctypes.c_void_p * len(called))(*called)
+        self._self = ctypes.c_void_p(library.launcher_new(addresses))
+        self._run = library.launcher_run  # of each frame
         self.outcome = Outcome()
         """Of the last run."""
         self._outcome_address = ctypes.addressof(self.outcome)
@@ -131,26 +105,26 @@ class Launcher:
     def function(self, number: int, function: Function) -> None:
         """Tell of a kernel with all that a launch needs."""
         where = function.values, function.pointers, function.size, function.kernel
-        self.library.gpupool_launcher_function(self._self, number, function.handle, *where)
+        self.library.launcher_function(self._self, number, function.handle, *where)
 
     def keep(self, kind: str, number: int, handle: int) -> None:
         """Tell of an object: a stream s, an event e, a graph's node n, an executable graph x.
 
         Or of a context c, under the number of its device, counted from one.
         """
-        self.library.gpupool_launcher_keep(self._self, ord(kind), number, handle)
+        self.library.launcher_keep(self._self, ord(kind), number, handle)
 
     def end(self, kind: str, number: int) -> None:
         """Have an object named no more; harmless if it never was."""
-        self.library.gpupool_launcher_end(self._self, ord(kind), number)
+        self.library.launcher_end(self._self, ord(kind), number)
 
     def event(self, number: int) -> int:
         """Return the handle of an event that the launcher has made; 0 for any other number."""
-        return int(self.library.gpupool_launcher_event(self._self, number))
+        return int(self.library.launcher_event(self._self, number))
 
     def select(self, device: int, *, plain: bool) -> None:
         """Tell which device is current; ``plain``: its own context is, and no green one."""
-        self.library.gpupool_launcher_select(self._self, device, plain)
+        self.library.launcher_select(self._self, device, plain)
 
     def share(self, shared: Shared, connection: int) -> None:
         """Look at ``shared`` from now on.
@@ -159,30 +133,29 @@ class Launcher:
             shared: what both sides look at.
             connection: a descriptor that the client's bytes come to; -1 if that is not known.
         """
-        self.library.gpupool_launcher_share(self._self, ctypes.addressof(shared), connection)
+        self.library.launcher_share(self._self, ctypes.addressof(shared), connection)
         self._shared = shared
 
     def gate(self, gates: ctypes.Array[Gate]) -> None:
         """Issue nothing that has no answer while the current device's gate is closed."""
-        self.library.gpupool_launcher_gate(self._self, ctypes.addressof(gates))
+        self.library.launcher_gate(self._self, ctypes.addressof(gates))
         self._gates = gates
 
     def tell(self, turns: ctypes.c_void_p) -> None:
         """Give host functions that keep no stream to the driver from now on."""
-        self.library.gpupool_launcher_tell(self._self, turns)
+        self.library.launcher_tell(self._self, turns)
 
     def idle(self, streams: Sequence[int]) -> bool:
         """Say whether all these streams of the driver come to an end soon; False: not known."""
         handles = (ctypes.c_uint64 * len(streams))(*streams)
-        return bool(self.library.gpupool_launcher_idle(self._self, handles, len(streams)))
+        return bool(self.library.launcher_idle(self._self, handles, len(streams)))
 
     def run(self, frame: int, start: int, end: int, *, alone: bool) -> int:
         """Issue; return where the first record lies that was not, or failed, with the ``outcome``.
 
         It ends behind a wait that is over. ``alone``: no other frame has come yet.
         """
-        told = frame, start, end, alone, self._outcome_address
-        return int(self.library.gpupool_launcher_run(self._self, *told))
+        return int(self._run(self._self, frame, start, end, alone, self._outcome_address))
 
     # --- small downloads --------------------------------------------------------------------------
 
@@ -194,8 +167,9 @@ class Launcher:
             address: of pinned memory of ``SLOTS`` times ``SLOT_SIZE`` bytes, which stays.
             events: of the device, as many.
         """
-        handles = (ctypes.c_uint64 * SLOTS)(*events)
-        self.library.gpupool_downloads_begin(self._self, device, address, handles)
+        self.library.downloads_begin(
+            self._self, device, address, (ctypes.c_uint64 * SLOTS)(*events)
+        )
 
     def take_downloads(self) -> tuple[int, bytes]:
         """Return how many are over, and their answers; called by one thread at a time.
@@ -205,14 +179,14 @@ class Launcher:
         """
         count, status = ctypes.c_uint32(0), ctypes.c_int(0)
         where = self._taken_address, ctypes.addressof(count), ctypes.addressof(status)
-        size = self.library.gpupool_downloads_take(self._self, *where)
+        size = self.library.downloads_take(self._self, *where)
         if status.value:
             raise CudaError(status.value, "cuEventQuery")
         return count.value, bytes(self._taken[:size])
 
     def downloads_sent(self, count: int) -> None:
         """Note that so many of those that were taken are on their way."""
-        self.library.gpupool_downloads_sent(self._self, count)
+        self.library.downloads_sent(self._self, count)
 
     def await_downloads(self) -> None:
         """Wait for all that were asked for.
@@ -220,7 +194,7 @@ class Launcher:
         Raises:
             CudaError: when one has failed.
         """
-        status = int(self.library.gpupool_downloads_await(self._self))
+        status = int(self.library.downloads_await(self._self))
         if status:
             raise CudaError(status, "cuEventSynchronize")
 
