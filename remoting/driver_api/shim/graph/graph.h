@@ -230,7 +230,11 @@ struct gp_exec {
 #define GP_NODE_OF(handle) ((struct gp_node *)((struct gp_handle *)(handle))->detail)
 #define GP_EXEC_OF(handle) ((struct gp_exec *)((struct gp_handle *)(handle))->detail)
 
+// graph_lists.c
 extern pthread_mutex_t gp_graph_lock;
+// The items in room for one more; NULL without memory, and they stay as they are.
+void *gp_grown(void *items, unsigned *room, unsigned count, size_t size);
+int gp_keep_allocation(struct gp_allocation_list *list, struct gp_allocation one);
 
 // graph_data.c
 struct gp_handle *gp_new_graph(struct gp_handle *within);

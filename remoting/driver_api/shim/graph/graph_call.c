@@ -5,16 +5,12 @@
 
 // Note one, of which the caller's reference becomes the list's; it is given up where that fails.
 int gp_keep_call(struct gp_call_list *list, uint64_t id, struct gp_handle *node) {
-    if (list->count == list->room) {
-        unsigned room = list->room ? list->room * 2 : 4;
-        struct gp_call *grown = realloc(list->items, room * sizeof *grown);
-        if (grown == NULL) {
-            gp_host_node_drop(id);
-            return GP_OUT_OF_MEMORY;
-        }
-        list->items = grown;
-        list->room = room;
+    void *grown = gp_grown(list->items, &list->room, list->count, sizeof *list->items);
+    if (grown == NULL) {
+        gp_host_node_drop(id);
+        return GP_OUT_OF_MEMORY;
     }
+    list->items = grown;
     list->items[list->count++] = (struct gp_call){id, node};
     return GP_SUCCESS;
 }

@@ -19,13 +19,9 @@ struct gp_handle *gp_new_graph(struct gp_handle *within) {
 struct gp_handle *gp_new_node(struct gp_handle *of, uint64_t id) {
     struct gp_graph *graph = GP_GRAPH_OF(of);
     if (graph->count == GP_GRAPH_NODES_MAX) return NULL;
-    if (graph->count == graph->room) {
-        unsigned room = graph->room ? graph->room * 2 : 16;
-        struct gp_handle **grown = realloc(graph->nodes, room * sizeof *grown);
-        if (grown == NULL) return NULL;
-        graph->nodes = grown;
-        graph->room = room;
-    }
+    void *grown = gp_grown(graph->nodes, &graph->room, graph->count, sizeof *graph->nodes);
+    if (grown == NULL) return NULL;
+    graph->nodes = grown;
     struct gp_handle *handle = gp_make(GP_NODE);
     struct gp_node *node = calloc(1, sizeof *node);
     if (handle == NULL || node == NULL) {
@@ -78,13 +74,9 @@ void gp_drop_graph(struct gp_handle *handle) {
 
 int gp_add_edge(struct gp_handle *handle, struct gp_handle *on, const struct gp_edge_data *data) {
     struct gp_node *node = GP_NODE_OF(handle);
-    if (node->edge_count == node->edge_room) {
-        unsigned room = node->edge_room ? node->edge_room * 2 : 4;
-        struct gp_edge *grown = realloc(node->edges, room * sizeof *grown);
-        if (grown == NULL) return GP_OUT_OF_MEMORY;
-        node->edges = grown;
-        node->edge_room = room;
-    }
+    void *grown = gp_grown(node->edges, &node->edge_room, node->edge_count, sizeof *node->edges);
+    if (grown == NULL) return GP_OUT_OF_MEMORY;
+    node->edges = grown;
     struct gp_edge *edge = &node->edges[node->edge_count++];
     *edge = (struct gp_edge){.node = on};
     if (data != NULL) edge->data = *data;

@@ -33,11 +33,7 @@ static int take_allocations(struct gp_exec *exec, const struct gp_graph *from) {
     for (unsigned at = 0; at < from->allocations.count; at++) {
         const struct gp_allocation *one = &from->allocations.items[at];
         if (one->freed) continue;
-        size_t size = (exec->allocations.count + 1) * sizeof *one;
-        struct gp_allocation *grown = realloc(exec->allocations.items, size);
-        if (grown == NULL) return GP_OUT_OF_MEMORY;
-        exec->allocations.items = grown;
-        grown[exec->allocations.count++] = *one;
+        GP_CHECK(gp_keep_allocation(&exec->allocations, *one));
     }
     for (unsigned at = 0; at < from->count; at++) {
         const struct gp_node *node = GP_NODE_OF(from->nodes[at]);

@@ -85,13 +85,9 @@ int gp_stage(struct gp_handle *of, const struct gp_box *box, const struct gp_cop
 // --- lists of entries -----------------------------------------------------------------------------
 
 int gp_keep_staged(struct gp_staged_list *list, const struct gp_staged *staged) {
-    if (list->count == list->room) {
-        unsigned room = list->room ? list->room * 2 : 4;
-        struct gp_staged *grown = realloc(list->items, room * sizeof *grown);
-        if (grown == NULL) return GP_OUT_OF_MEMORY;
-        list->items = grown;
-        list->room = room;
-    }
+    void *grown = gp_grown(list->items, &list->room, list->count, sizeof *list->items);
+    if (grown == NULL) return GP_OUT_OF_MEMORY;
+    list->items = grown;
     struct gp_staged *kept = &list->items[list->count++];
     *kept = *staged;
     if (kept->serial == 0) kept->serial = gp_new_id();

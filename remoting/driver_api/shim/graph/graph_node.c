@@ -67,24 +67,11 @@ static int send_node(struct gp_handle *handle, const struct gp_packed *packed, u
     return status;
 }
 
-static int keep_allocation(struct gp_allocation_list *list, struct gp_allocation one) {
-    if (list->count == list->room) {
-        unsigned room = list->room ? list->room * 2 : 4;
-        struct gp_allocation *grown = realloc(list->items, room * sizeof *grown);
-        if (grown == NULL) return GP_OUT_OF_MEMORY;
-        list->items = grown;
-        list->room = room;
-    }
-    list->items[list->count++] = one;
-    return GP_SUCCESS;
-}
-
 // Note memory that a node of the graph allocates; its address stays with the graph.
 int gp_graph_allocates(struct gp_handle *handle, uint64_t address, uint64_t size, int device) {
     struct gp_graph *graph = GP_GRAPH_OF(handle);
     graph->memory = true;
-    GP_CHECK(keep_allocation(&graph->allocations, (struct gp_allocation){address, size, device,
-                                                                          false}));
+    GP_CHECK(gp_keep_allocation(&graph->allocations, (struct gp_allocation){address, size, device, false}));
     return gp_add_range((struct gp_range){address, size, GP_DEVICE_MEMORY, device, GP_OF_POOL, 0, NULL, false});
 }
 

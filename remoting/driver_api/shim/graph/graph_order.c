@@ -25,17 +25,6 @@ struct walk {
     int status;
 };
 
-// Make room for one element more; false when there is none.
-static bool grow(void **items, unsigned *room, unsigned count, size_t size) {
-    if (count < *room) return true;
-    unsigned wanted = *room ? *room * 2 : 64;
-    void *grown = realloc(*items, wanted * size);
-    if (grown == NULL) return false;
-    *items = grown;
-    *room = wanted;
-    return true;
-}
-
 static bool is_host(const struct gp_handle *node) {
     return GP_NODE_OF(node)->params.type == GP_NODE_HOST;
 }
@@ -44,9 +33,9 @@ static bool is_host(const struct gp_handle *node) {
 
 static int note_place(struct walk *walk, struct gp_handle *graph, const struct gp_staged *one) {
     if (one->node == NULL || GP_NODE_OF(one->node)->graph != graph) return GP_NOT_SUPPORTED;
-    if (!grow((void **)&walk->places, &walk->place_room, walk->place_count, sizeof *walk->places)) {
-        return GP_OUT_OF_MEMORY;
-    }
+    void *grown = gp_grown(walk->places, &walk->place_room, walk->place_count, sizeof *walk->places);
+    if (grown == NULL) return GP_OUT_OF_MEMORY;
+    walk->places = grown;
     bool inner = GP_NODE_OF(one->node)->params.type != GP_NODE_MEMCPY;
     walk->places[walk->place_count++] = (struct place){one->node, one->out, inner};
     return GP_SUCCESS;
@@ -61,9 +50,9 @@ static int gather(struct walk *walk, struct gp_handle *graph) {
     for (unsigned at = 0; at < of->count; at++) {
         struct gp_handle *node = of->nodes[at];
         if (is_host(node)) {
-            if (!grow((void **)&walk->hosts, &walk->host_room, walk->host_count, sizeof node)) {
-                return GP_OUT_OF_MEMORY;
-            }
+            void *grown = gp_grown(walk->hosts, &walk->host_room, walk->host_count, sizeof node);
+            if (grown == NULL) return GP_OUT_OF_MEMORY;
+            walk->hosts = grown;
             walk->hosts[walk->host_count++] = node;
         }
         for (unsigned child = 0; child < GP_NODE_OF(node)->child_count; child++) {
@@ -83,10 +72,12 @@ static void see(struct walk *walk, struct gp_handle *handle) {
     node->seen = walk->mark;
     walk->met |= is_host(handle);
     if (is_host(handle) && walk->stops) return;
-    if (!grow((void **)&walk->stack, &walk->stack_room, walk->depth, sizeof handle)) {
+    void *grown = gp_grown(walk->stack, &walk->stack_room, walk->depth, sizeof handle);
+    if (grown == NULL) {
         walk->status = GP_OUT_OF_MEMORY;
         return;
     }
+    walk->stack = grown;
     walk->stack[walk->depth++] = handle;
     for (unsigned child = 0; child < node->child_count; child++) {
         const struct gp_graph *of = GP_GRAPH_OF(node->children[child]);
@@ -145,9 +136,9 @@ static int find_early(struct walk *walk, struct gp_early_list *found) {
             const struct place *place = &walk->places[at];
             if (!place->out || GP_NODE_OF(place->node)->seen != walk->mark) continue;
             if (found->count == GP_EARLY_MAX) return GP_NOT_SUPPORTED;
-            if (!grow((void **)&found->items, &found->room, found->count, sizeof *found->items)) {
-                return GP_OUT_OF_MEMORY;
-            }
+            void *grown = gp_grown(found->items, &found->room, found->count, sizeof *found->items);
+            if (grown == NULL) return GP_OUT_OF_MEMORY;
+            found->items = grown;
             found->items[found->count++] = (struct gp_early){walk->hosts[host]->id, host, at};
         }
     }
