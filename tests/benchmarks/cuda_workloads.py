@@ -37,9 +37,8 @@ from players import LIMIT_S, Player, Turns, take_turns  # noqa: E402
 from results import Results, add_options  # noqa: E402
 
 from gpupool.remoting.driver_api.executor.reader import FRAME_MAGIC, records_of  # noqa: E402
-from gpupool.remoting.driver_api.schema import table  # noqa: E402
 from gpupool.remoting.driver_api.schema.layout import FRAME  # noqa: E402
-from gpupool.remoting.driver_api.schema.records import NUMBERS  # noqa: E402
+from gpupool.remoting.driver_api.schema.table import NAMES  # noqa: E402
 
 LOOPBACK = ROOT / "tests" / "remoting" / "driver_api" / "loopback.py"
 PROGRAM = ROOT / "tests" / "gpu" / "cuda_programs" / "workloads.py"
@@ -83,10 +82,6 @@ LEAST_S = 15.0
 TRACES_MAX = 6
 TRACE_LINES = 200
 """Of the records of one step."""
-
-NAMES = {number: name for name, number in NUMBERS.items()} | {
-    number: name for number, (name, _, _) in table.CALLS.items()
-}
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from gpupool.remoting.driver_api.schema.decoding import AtHand
 from gpupool.remoting.driver_api.schema.layout import HEADER, Record
 from gpupool.remoting.driver_api.schema.methods import Methods
 from gpupool.remoting.driver_api.schema.records import NUMBERS
+from gpupool.remoting.driver_api.schema.table import NAMES
 from gpupool.remoting.worker import launch_gate
 
 WORDS = [struct.Struct(f"<{count}Q") for count in range(64)]
@@ -236,7 +237,7 @@ class Client:
         if self.failed[0] == 0:
             self.failed = (status, op)
             self.waiter.shared.failed = 1
-            self.log(f"CUDA session: record {op} failed with {status}")
+            self.log(f"CUDA session: {NAMES[op]} failed with {status}")
 
     def forget_failure(self) -> None:
         """Let the next failure be the first again."""

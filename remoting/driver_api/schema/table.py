@@ -21,3 +21,8 @@ def call(symbol: str, row: str) -> tuple[str, str, bool]:
 
 CALLS = {FIRST_CALL + at: call(*item) for at, item in enumerate(ROWS.items())}
 """Function, parameters as annotated, whether the client waits for a reply."""
+
+NAMES = {number: name for name, number in NUMBERS.items()} | {
+    number: name for number, (name, _, _) in CALLS.items()
+}
+"""Of records and calls, by their numbers."""

@@ -22,18 +22,14 @@ from test_cuda_door import HERE, KERNELS, ROOT, compiled, in_one_process, run
 
 from gpupool.remoting.driver_api import build
 from gpupool.remoting.driver_api.executor.reader import FRAME_MAGIC, records_of
-from gpupool.remoting.driver_api.schema import table
 from gpupool.remoting.driver_api.schema.layout import FRAME
 from gpupool.remoting.driver_api.schema.layout import HEADER as RECORD
-from gpupool.remoting.driver_api.schema.records import NUMBERS as RECORDS
+from gpupool.remoting.driver_api.schema.table import NAMES
 
 FOLDER = ROOT / "tests" / "testdata" / "golden" / "cuda"
 IMAGE = str(KERNELS / "test_kernels.sm_90.cubin")
 MEMORY_IMAGE = str(KERNELS / "memory_kernels.sm_90.cubin")
 
-NAMES = {op: name for name, op in RECORDS.items()} | {
-    op: name for op, (name, _, _) in table.CALLS.items()
-}
 NUMBERS = {name: op for op, name in NAMES.items()}
 
 REPETITIONS = 4
@@ -266,7 +262,7 @@ def chosen(runs: list[dict[int, list[Sent]]], op: int, seen: set[tuple[int, ...]
     return [best[key] for key in taken]
 
 
-BY_KIND = {RECORDS["GRAPH_SET"], RECORDS["GRAPH_NODE"]}
+BY_KIND = {NUMBERS["GRAPH_SET"], NUMBERS["GRAPH_NODE"]}
 """Records that have a layout for each type of node; all of their samples are kept."""
 
 

@@ -54,7 +54,7 @@ def tail_of(rng: random.Random, record: Record, values: dict[str, int]) -> bytes
 
 def frames(rng: random.Random, known: dict[int, Record]) -> bytes:
     """Return the frames of one session: mostly whole records, with words of all kinds."""
-    found = frame(record(NUMBERS["HELLO"], 1, table.PROTOCOL, 13000, flags=1))
+    found = frame(record("HELLO", 1, table.PROTOCOL, 13000, flags=1))
     for request in range(2, rng.randrange(3, 40)):
         op = rng.choice(sorted(known))
         row = known[op]

@@ -74,19 +74,19 @@ class HostileClient:
     def charged(self) -> int:
         return self.budget.usage(0)
 
-    def send(self, op: int, *words: int, flags: int = 0, bulk: bytes = b"") -> None:
+    def send(self, op: int | str, *words: int, flags: int = 0, bulk: bytes = b"") -> None:
         """Execute one record."""
         body = bytearray(record(op, *words, flags=flags))
         self.stream.data = bulk
         self.executor.execute(body, memoryview(body), 0, len(body), len(bulk))
 
-    def begin(self, op: int, *words: int, bulk: bytes = b"") -> int:
+    def begin(self, op: int | str, *words: int, bulk: bytes = b"") -> int:
         """Execute one record that is answered at some time; return the request."""
         self.requests += 1
         self.send(op, self.requests, *words, flags=1, bulk=bulk)
         return self.requests
 
-    def ask(self, op: int, *words: int, bulk: bytes = b"") -> tuple[int, bytes]:
+    def ask(self, op: int | str, *words: int, bulk: bytes = b"") -> tuple[int, bytes]:
         """Execute one record and return its status and answer."""
         return self.answer(self.begin(op, *words, bulk=bulk))
 
@@ -106,7 +106,7 @@ class HostileClient:
             self.at = start + size + bulk
         return request in self.answers
 
-    def get(self, op: int, *words: int) -> int:
+    def get(self, op: int | str, *words: int) -> int:
         """Execute one record that must succeed, and return its first word."""
         status, body = self.ask(op, *words)
         assert status == 0, (op, status)
@@ -128,16 +128,16 @@ def case(function: Callable[[HostileClient], None]) -> Callable[[HostileClient],
 def captured(client: HostileClient, size: int) -> None:
     """Make a graph that allocates, by a capture that names another graph."""
     client.send(STREAM_CREATE, ONE, NON_BLOCKING)
-    client.send(NUMBERS["GRAPH_CREATE"], FORGED)
-    client.send(NUMBERS["BEGIN_CAPTURE"], ONE, 0, GRAPH)
-    client.ask(NUMBERS["CAPTURE_ALLOCATE"], ONE, FORGED, size, 80)
-    client.ask(NUMBERS["END_CAPTURE"], ONE, GRAPH)
+    client.send("GRAPH_CREATE", FORGED)
+    client.send("BEGIN_CAPTURE", ONE, 0, GRAPH)
+    client.ask("CAPTURE_ALLOCATE", ONE, FORGED, size, 80)
+    client.ask("END_CAPTURE", ONE, GRAPH)
 
 
 @case
 def a_synchronization_is_answered_once_freed_memory_is_free(client: HostileClient) -> None:
     """As natively, where cuMemFree returns only then: another process may be told, and allocate."""
-    address = client.get(NUMBERS["ALLOCATE"], 48 * MIB)
+    address = client.get("ALLOCATE", 48 * MIB)
     runtime = client.executor.client.api.runtime
     free, begun = runtime.free, threading.Event()
 
@@ -146,59 +146,59 @@ def a_synchronization_is_answered_once_freed_memory_is_free(client: HostileClien
         free(freed)
 
     runtime.free = free_late
-    client.send(NUMBERS["FREE"], address)
-    assert client.ask(NUMBERS["SYNC_DEVICE"], 0)[0] == 0
+    client.send("FREE", address)
+    assert client.ask("SYNC_DEVICE", 0)[0] == 0
     assert client.charged == 0, client.charged
 
 
 @case
 def capture_under_another_name(client: HostileClient) -> None:
     captured(client, 48 * MIB)
-    status, _ = client.ask(NUMBERS["GRAPH_INSTANTIATE"], EXECUTABLE, GRAPH, 0, 0)
+    status, _ = client.ask("GRAPH_INSTANTIATE", EXECUTABLE, GRAPH, 0, 0)
     if status == 0:
-        client.send(NUMBERS["GRAPH_LAUNCH"], EXECUTABLE, ONE)
+        client.send("GRAPH_LAUNCH", EXECUTABLE, ONE)
     assert client.physical() <= client.charged
 
 
 @case
 def capture_that_never_began(client: HostileClient) -> None:
     client.send(STREAM_CREATE, ONE, NON_BLOCKING)
-    client.send(NUMBERS["GRAPH_CREATE"], GRAPH)
-    status, _ = client.ask(NUMBERS["CAPTURE_ALLOCATE"], ONE, GRAPH, 48 * MIB, 80)
+    client.send("GRAPH_CREATE", GRAPH)
+    status, _ = client.ask("CAPTURE_ALLOCATE", ONE, GRAPH, 48 * MIB, 80)
     assert status != 0
-    address = client.get(NUMBERS["ALLOCATE"], 8 * MIB)
-    client.send(NUMBERS["CAPTURE_FREE"], ONE, GRAPH, address)
+    address = client.get("ALLOCATE", 8 * MIB)
+    client.send("CAPTURE_FREE", ONE, GRAPH, address)
     assert client.physical() == client.charged == 8 * MIB
 
 
 @case
 def plain_allocation_in_a_capture(client: HostileClient) -> None:
     client.send(STREAM_CREATE, ONE, NON_BLOCKING)
-    client.send(NUMBERS["BEGIN_CAPTURE"], ONE, 0, GRAPH)
-    assert client.ask(NUMBERS["ALLOCATE_ASYNC"], 48 * MIB, 0, ONE)[0] == 900
-    client.ask(NUMBERS["END_CAPTURE"], ONE, GRAPH)
+    client.send("BEGIN_CAPTURE", ONE, 0, GRAPH)
+    assert client.ask("ALLOCATE_ASYNC", 48 * MIB, 0, ONE)[0] == 900
+    client.ask("END_CAPTURE", ONE, GRAPH)
     assert client.physical() <= client.charged
 
 
 @case
 def plain_free_in_a_capture(client: HostileClient) -> None:
     client.send(STREAM_CREATE, ONE, NON_BLOCKING)
-    address = client.get(NUMBERS["ALLOCATE"], 48 * MIB)
-    client.send(NUMBERS["BEGIN_CAPTURE"], ONE, 0, GRAPH)
-    client.send(NUMBERS["FREE_ASYNC"], address, ONE)
-    client.ask(NUMBERS["END_CAPTURE"], ONE, GRAPH)
+    address = client.get("ALLOCATE", 48 * MIB)
+    client.send("BEGIN_CAPTURE", ONE, 0, GRAPH)
+    client.send("FREE_ASYNC", address, ONE)
+    client.ask("END_CAPTURE", ONE, GRAPH)
     assert client.physical() <= client.charged
 
 
 @case
 def free_behind_what_does_not_end(client: HostileClient) -> None:
     client.send(STREAM_CREATE, ONE, NON_BLOCKING)
-    address = client.get(NUMBERS["ALLOCATE"], 48 * MIB)
-    small = [client.get(NUMBERS["ALLOCATE"], 512) for _ in range(300)]
+    address = client.get("ALLOCATE", 48 * MIB)
+    small = [client.get("ALLOCATE", 512) for _ in range(300)]
     LIBRARY.fakeCudaPause(1)
-    client.send(NUMBERS["FREE_ASYNC"], address, ONE)
+    client.send("FREE_ASYNC", address, ONE)
     for one in small:
-        client.send(NUMBERS["FREE_ASYNC"], one, ONE)
+        client.send("FREE_ASYNC", one, ONE)
     assert client.physical() <= client.charged
     # Whatever else waits still has a thread, of those that there are at most.
     done = threading.Event()
@@ -212,16 +212,16 @@ def free_behind_what_does_not_end(client: HostileClient) -> None:
 @case
 def graph_destroyed_while_it_runs(client: HostileClient) -> None:
     client.send(STREAM_CREATE, ONE, NON_BLOCKING)
-    client.send(NUMBERS["BEGIN_CAPTURE"], ONE, 0, GRAPH)
-    address = client.get(NUMBERS["CAPTURE_ALLOCATE"], ONE, GRAPH, 48 * MIB, 80)
-    client.send(NUMBERS["CAPTURE_FREE"], ONE, GRAPH, address)
-    client.get(NUMBERS["END_CAPTURE"], ONE, GRAPH)
-    client.get(NUMBERS["GRAPH_INSTANTIATE"], EXECUTABLE, GRAPH, 0, 0)
+    client.send("BEGIN_CAPTURE", ONE, 0, GRAPH)
+    address = client.get("CAPTURE_ALLOCATE", ONE, GRAPH, 48 * MIB, 80)
+    client.send("CAPTURE_FREE", ONE, GRAPH, address)
+    client.get("END_CAPTURE", ONE, GRAPH)
+    client.get("GRAPH_INSTANTIATE", EXECUTABLE, GRAPH, 0, 0)
     LIBRARY.fakeCudaPause(1)
-    client.send(NUMBERS["GRAPH_LAUNCH"], EXECUTABLE, ONE)
-    client.send(NUMBERS["GRAPH_EXEC_DESTROY"], EXECUTABLE)
+    client.send("GRAPH_LAUNCH", EXECUTABLE, ONE)
+    client.send("GRAPH_EXEC_DESTROY", EXECUTABLE)
     for _ in range(200):  # time enough for whoever does not wait
-        client.get(NUMBERS["GET_LIMIT"], 0)
+        client.get("GET_LIMIT", 0)
     assert client.charged >= 48 * MIB
     LIBRARY.fakeCudaPause(0)
     client.idle()
@@ -232,16 +232,16 @@ def graph_destroyed_while_it_runs(client: HostileClient) -> None:
 def graph_memory_that_outlives_its_graph(client: HostileClient) -> None:
     """Have CUDA not keep it for other graphs once it is freed."""
     client.send(STREAM_CREATE, ONE, NON_BLOCKING)
-    client.send(NUMBERS["BEGIN_CAPTURE"], ONE, 0, GRAPH)
-    address = client.get(NUMBERS["CAPTURE_ALLOCATE"], ONE, GRAPH, 48 * MIB, 80)
-    client.get(NUMBERS["END_CAPTURE"], ONE, GRAPH)
-    client.get(NUMBERS["GRAPH_INSTANTIATE"], EXECUTABLE, GRAPH, 0, 0)
-    client.send(NUMBERS["GRAPH_LAUNCH"], EXECUTABLE, ONE)
-    client.send(NUMBERS["GRAPH_EXEC_DESTROY"], EXECUTABLE)
+    client.send("BEGIN_CAPTURE", ONE, 0, GRAPH)
+    address = client.get("CAPTURE_ALLOCATE", ONE, GRAPH, 48 * MIB, 80)
+    client.get("END_CAPTURE", ONE, GRAPH)
+    client.get("GRAPH_INSTANTIATE", EXECUTABLE, GRAPH, 0, 0)
+    client.send("GRAPH_LAUNCH", EXECUTABLE, ONE)
+    client.send("GRAPH_EXEC_DESTROY", EXECUTABLE)
     client.idle()
     assert client.charged == 48 * MIB
     trims = LIBRARY.fakeCudaCalls(b"cuDeviceGraphMemTrim")
-    client.send(NUMBERS["FREE_ASYNC"], address, ONE)
+    client.send("FREE_ASYNC", address, ONE)
     client.idle()
     assert client.charged == 0
     assert LIBRARY.fakeCudaCalls(b"cuDeviceGraphMemTrim") == trims + 1
@@ -250,9 +250,9 @@ def graph_memory_that_outlives_its_graph(client: HostileClient) -> None:
 @case
 def memory_of_a_failed_context(client: HostileClient) -> None:
     """After an error that stays, nothing is freed, whatever is called."""
-    address = client.get(NUMBERS["ALLOCATE"], 48 * MIB)
+    address = client.get("ALLOCATE", 48 * MIB)
     LIBRARY.fakeCudaSetFault(b"cuMemFree", 700, 0, 0, 0, 0)
-    client.send(NUMBERS["FREE"], address)
+    client.send("FREE", address)
     client.idle()
     assert client.physical() <= client.charged
 
@@ -262,12 +262,12 @@ def pool_that_grows_while_frees_wait(client: HostileClient) -> None:
     """Have it keep nothing of what it was refused, whatever it was told to keep."""
     client.send(STREAM_CREATE, ONE, NON_BLOCKING)
     client.send(STREAM_CREATE, OTHER, NON_BLOCKING)
-    client.get(NUMBERS["POOL_DEFAULT"], POOL, 0)
-    client.get(NUMBERS["POOL_SET"], POOL, THRESHOLD, (1 << 64) - 1)
-    address = client.get(NUMBERS["ALLOCATE_ASYNC"], 40 * MIB, POOL, ONE)
+    client.get("POOL_DEFAULT", POOL, 0)
+    client.get("POOL_SET", POOL, THRESHOLD, (1 << 64) - 1)
+    address = client.get("ALLOCATE_ASYNC", 40 * MIB, POOL, ONE)
     LIBRARY.fakeCudaPause(1)
-    client.send(NUMBERS["FREE_ASYNC"], address, ONE)
-    request = client.begin(NUMBERS["ALLOCATE_ASYNC"], 40 * MIB, POOL, OTHER)
+    client.send("FREE_ASYNC", address, ONE)
+    request = client.begin("ALLOCATE_ASYNC", 40 * MIB, POOL, OTHER)
     LIBRARY.fakeCudaPause(0)
     assert client.answer(request)[0] == 0
     assert client.physical() == client.charged == 40 * MIB
@@ -278,15 +278,15 @@ def pinned_memory_in_small_pieces(client: HostileClient) -> None:
     """Each takes a page at least, of the server's own memory."""
     staging_buffers.PINNED_MAX = MIB
     for number in range(MIB // 4096):
-        client.send(NUMBERS["SLOT_MAKE"], 100 + number, 1)
+        client.send("SLOT_MAKE", 100 + number, 1)
     assert client.executor.client.failed == (0, 0)
-    client.send(NUMBERS["SLOT_MAKE"], 99, 1)
+    client.send("SLOT_MAKE", 99, 1)
     assert client.executor.client.failed == (2, NUMBERS["SLOT_MAKE"])
     for number in range(MIB // 4096):
-        client.send(NUMBERS["SLOT_FREE"], 100 + number)
+        client.send("SLOT_FREE", 100 + number)
     staging_buffers.KEPT_MAX = 0
     mapped.MAPPED_SIZE_MAX = 8192
-    found = [client.ask(NUMBERS["MAP_HOST"], number, 1, 0)[0] for number in (80, 81, 82)]
+    found = [client.ask("MAP_HOST", number, 1, 0)[0] for number in (80, 81, 82)]
     assert found == [0, 0, 2]
 
 
@@ -295,13 +295,13 @@ def answers_that_wait(client: HostileClient) -> None:
     """Each has pinned memory, and a client may ask without ever waiting."""
     staging_buffers.PINNED_MAX = 4 * MIB
     client.send(STREAM_CREATE, ONE, NON_BLOCKING)
-    address = client.get(NUMBERS["ALLOCATE"], MIB)
+    address = client.get("ALLOCATE", MIB)
     LIBRARY.fakeCudaPause(1)
-    requests = [client.begin(NUMBERS["COPY_OUT"], address, MIB, ONE) for _ in range(4)]
-    assert client.ask(NUMBERS["COPY_OUT"], address, MIB, ONE)[0] == 2
+    requests = [client.begin("COPY_OUT", address, MIB, ONE) for _ in range(4)]
+    assert client.ask("COPY_OUT", address, MIB, ONE)[0] == 2
     LIBRARY.fakeCudaPause(0)
     assert [client.answer(request)[0] for request in requests] == [0] * 4
-    assert client.ask(NUMBERS["COPY_OUT"], address, MIB, ONE)[0] == 0
+    assert client.ask("COPY_OUT", address, MIB, ONE)[0] == 0
 
 
 @case
@@ -309,13 +309,11 @@ def input_of_links_that_never_end(client: HostileClient) -> None:
     linker.ADDED_SIZE_MAX = 100
     text = b".version 8.0\n.target sm_90\n".ljust(60)
     for number in (1, 2):
-        client.get(NUMBERS["LINK_CREATE"], number, *(0 for _ in compiler.PASSED_ON))
-    found = [
-        client.ask(NUMBERS["LINK_ADD"], number, PTX, len(text), bulk=text)[0] for number in (1, 2)
-    ]
+        client.get("LINK_CREATE", number, *(0 for _ in compiler.PASSED_ON))
+    found = [client.ask("LINK_ADD", number, PTX, len(text), bulk=text)[0] for number in (1, 2)]
     assert found == [0, 2]
-    client.send(NUMBERS["LINK_DESTROY"], 1)
-    assert client.ask(NUMBERS["LINK_ADD"], 2, PTX, len(text), bulk=text)[0] == 0
+    client.send("LINK_DESTROY", 1)
+    assert client.ask("LINK_ADD", 2, PTX, len(text), bulk=text)[0] == 0
 
 
 def main() -> None:

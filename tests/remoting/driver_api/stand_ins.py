@@ -16,7 +16,7 @@ from gpupool.remoting.devices.base import Budget
 from gpupool.remoting.driver_api.executor import client_state, executor
 from gpupool.remoting.driver_api.executor.reader import Stream
 from gpupool.remoting.driver_api.schema import table
-from gpupool.remoting.driver_api.schema.records import NUMBERS, Record
+from gpupool.remoting.driver_api.schema.records import Record
 from gpupool.remoting.protocol import handshake, worker_messages
 from gpupool.remoting.server.listener.router import ToSession, route
 from gpupool.remoting.transport.tally import Tally
@@ -62,8 +62,6 @@ class Counts:
         self.tally = Tally()
         self.path = path
         self.counts: Counter[str] = Counter()
-        names = {number: name for name, number in NUMBERS.items()}
-        names |= {number: name for number, (name, _, _) in table.CALLS.items()}
         add = executor.Executor._add  # pyright: ignore[reportPrivateUsage]
         counts = self.counts
 
@@ -74,7 +72,7 @@ class Counts:
             handler = self.handlers[op]
 
             def counted(flags: int) -> None:
-                counts[names[op]] += 1
+                counts[table.NAMES[op]] += 1
                 handler(flags)
 
             self.handlers[op] = counted

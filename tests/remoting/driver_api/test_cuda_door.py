@@ -533,9 +533,9 @@ def frame(body: bytes, *, bulk: bytes = b"", magic: int = 0x47504331) -> bytes:
     return struct.pack("<IIQ", magic, len(body), len(bulk)) + body + bulk
 
 
-def record(op: int, *words: int, flags: int = 0, size: int | None = None) -> bytes:
-    values = struct.pack(f"<{len(words)}Q", *words)
-    return struct.pack("<HHI", op, flags, 8 + len(values) if size is None else size) + values
+def record(op: int | str, *words: int, flags: int = 0, size: int | None = None) -> bytes:
+    number, values = NUMBERS.get(str(op), op), struct.pack(f"<{len(words)}Q", *words)
+    return struct.pack("<HHI", number, flags, 8 + len(values) if size is None else size) + values
 
 
 MALFORMED = {
@@ -543,33 +543,30 @@ MALFORMED = {
     "body too large": (struct.pack("<IIQ", 0x47504331, 1 << 30, 0), "malformed frame"),
     "bulk too large": (struct.pack("<IIQ", 0x47504331, 0, 1 << 60), "malformed frame"),
     "half a header": (frame(b"1234"), "malformed record"),
-    "record beyond the frame": (frame(record(NUMBERS["FREE"], 1, size=64)), "malformed record"),
-    "record of no size": (frame(record(NUMBERS["FREE"], size=0)), "malformed record"),
-    "record of odd size": (frame(record(NUMBERS["FREE"], 1, size=13)), "malformed record"),
-    "too few words": (frame(record(NUMBERS["FREE"])), "malformed record"),
+    "record beyond the frame": (frame(record("FREE", 1, size=64)), "malformed record"),
+    "record of no size": (frame(record("FREE", size=0)), "malformed record"),
+    "record of odd size": (frame(record("FREE", 1, size=13)), "malformed record"),
+    "too few words": (frame(record("FREE")), "malformed record"),
     "another version": (
-        frame(record(NUMBERS["HELLO"], 1, table.PROTOCOL ^ 1, 13000, flags=1)),
+        frame(record("HELLO", 1, table.PROTOCOL ^ 1, 13000, flags=1)),
         "another version of the CUDA door, and the client was told what to do",
     ),
     "unknown number": (frame(record(9999)), "unknown record"),
     "number zero": (frame(record(0)), "unknown record"),
-    "no request": (frame(record(NUMBERS["ALLOCATE"], 1, 2)), "without a request"),
-    "short launch": (frame(record(NUMBERS["LAUNCH"], 1)), "malformed launch"),
-    "bulk nobody wants": (
-        frame(record(NUMBERS["SET_DEVICE"], 0), bulk=b"12345678"),
-        "nobody asked",
-    ),
+    "no request": (frame(record("ALLOCATE", 1, 2)), "without a request"),
+    "short launch": (frame(record("LAUNCH", 1)), "malformed launch"),
+    "bulk nobody wants": (frame(record("SET_DEVICE", 0), bulk=b"12345678"), "nobody asked"),
     "upload of another size": (
-        frame(record(NUMBERS["COPY_IN"], 4096, 99, 1), bulk=b"12345678"),
+        frame(record("COPY_IN", 4096, 99, 1), bulk=b"12345678"),
         "malformed upload",
     ),
-    "edges beyond the record": (frame(record(NUMBERS["GRAPH_EDGES"], 1, 0, 5)), "malformed record"),
-    "too many edges": (frame(record(NUMBERS["GRAPH_EDGES"], 1, 0, 1 << 40)), "malformed record"),
-    "a node of no size": (frame(record(NUMBERS["GRAPH_NODE"], 1, 2, 0, 0, 0)), "malformed record"),
-    "a slot of no size": (frame(record(NUMBERS["SLOT_MAKE"], 99, 0)), "cannot be made"),
-    "a slot twice": (frame(record(NUMBERS["SLOT_MAKE"], 99, 8) * 2), "cannot be made"),
+    "edges beyond the record": (frame(record("GRAPH_EDGES", 1, 0, 5)), "malformed record"),
+    "too many edges": (frame(record("GRAPH_EDGES", 1, 0, 1 << 40)), "malformed record"),
+    "a node of no size": (frame(record("GRAPH_NODE", 1, 2, 0, 0, 0)), "malformed record"),
+    "a slot of no size": (frame(record("SLOT_MAKE", 99, 0)), "cannot be made"),
+    "a slot twice": (frame(record("SLOT_MAKE", 99, 8) * 2), "cannot be made"),
     "image of another size": (
-        frame(record(NUMBERS["LOAD_MODULE"], 1, 2, 9999, flags=1), bulk=b"12345678"),
+        frame(record("LOAD_MODULE", 1, 2, 9999, flags=1), bulk=b"12345678"),
         "malformed image",
     ),
 }

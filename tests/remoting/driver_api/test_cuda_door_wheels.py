@@ -195,12 +195,8 @@ def test_nccl_goes_through_memory_of_the_server(
 def test_generated_files_are_current(places: list[Path]) -> None:
     """The headers are those of the newest CUDA whose functions are exported."""
     include = next(each / "cu13" / "include" for each in places if (each / "cu13").is_dir())
-    command = [
-        sys.executable,
-        str(build.HERE / "generators" / "generate.py"),
-        "--check",
-        "--include",
-    ]
+    generate = str(build.HERE / "generators" / "generate.py")
+    command = [sys.executable, generate, "--check", "--include"]
     environment = os.environ | {"PYTHONPATH": str(HERE.parents[2] / "src")}
     done = subprocess.run(
         [*command, str(include)], env=environment, capture_output=True, text=True, check=False

@@ -64,6 +64,13 @@ static void order(void) {
 
 int cuStreamWaitValue32_v2(void *, uint64_t, uint32_t, unsigned), cuStreamWriteValue32_v2(void *, uint64_t, uint32_t, unsigned);
 
+int cuMemsetD32Async(uint64_t, unsigned, size_t, void *);
+struct operation {
+    uint32_t kind, padding;
+    uint64_t address, value, flags, alias, rest;
+};
+int cuStreamBatchMemOp_v2(void *, unsigned, const struct operation *, unsigned);
+
 static uint64_t flag;
 
 static void *write_flag(void *unused) {
@@ -73,22 +80,11 @@ static void *write_flag(void *unused) {
     return unused;
 }
 
-// A stream waits for what comes later, from this thread after a free or from another one during it.
+// A stream waits for what comes later, from another thread during a free.
 static void later(void) {
     pthread_t thread;
     uint64_t piece;
     CHECK(cuMemAlloc_v2(&flag, PIECE / 2));
-    CHECK(cuMemsetD8_v2(flag, 0, 4));
-    for (int round = 0; round < 3; round++) {
-        CHECK(cuMemAlloc_v2(&piece, PIECE));
-        CHECK(cuCtxSynchronize());
-        CHECK(cuMemFree_v2(piece));
-        CHECK(cuStreamWaitValue32_v2(one, flag, (uint32_t)round + 1, 1));
-        CHECK(cuMemAlloc_v2(&piece, PIECE));
-        CHECK(cuStreamWriteValue32_v2(other, flag, (uint32_t)round + 1, 0));
-        CHECK(cuCtxSynchronize());
-        CHECK(cuMemFree_v2(piece));
-    }
     CHECK(cuMemsetD8_v2(flag, 0, 4));
     CHECK(cuMemAlloc_v2(&piece, PIECE));
     CHECK(cuCtxSynchronize());
@@ -98,6 +94,25 @@ static void later(void) {
     CHECK(cuStreamSynchronize(one));
     NEED(pthread_join(thread, NULL) == 0);
     CHECK(cuMemFree_v2(flag));
+}
+
+// The same from this thread after a free, of which the worker hears late, or the device; so it must not wait.
+static void after(const char *how, void *wait_for_flag) {
+    bool kernel = strcmp(how, "kernel") == 0;
+    const struct operation wait = {.kind = 1, .address = flag, .value = 1};
+    uint64_t piece, another;
+    CHECK(cuMemAlloc_v2(&piece, PIECE));
+    if (strcmp(how, "busy") == 0) CHECK(cuMemsetD8_v2(piece, 0, PIECE));
+    else CHECK(cuCtxSynchronize());
+    CHECK(cuMemFree_v2(piece));
+    if (kernel) launch(wait_for_flag, 1, (void *[]){&flag}, one);
+    else if (strcmp(how, "several") == 0) CHECK(cuStreamBatchMemOp_v2(one, 1, &wait, 0));
+    else CHECK(cuStreamWaitValue32_v2(one, flag, 1, 0));
+    if (strcmp(how, "busy") != 0) usleep(LATER_US);
+    CHECK(cuMemAlloc_v2(&another, 2 * PIECE));
+    if (kernel) CHECK(cuMemsetD32Async(flag, 1, 1, other));
+    else CHECK(cuStreamWriteValue32_v2(other, flag, 1, 0));
+    CHECK(cuCtxSynchronize());
 }
 
 // What is kept counts as free, whoever asks and in whatever way memory is allocated.
@@ -196,8 +211,8 @@ static void exceptions(void) {
 }
 
 int main(int count, char **arguments) {
-    void *module;
-    NEED(count == 3);
+    void *module, *wait_for_flag;
+    NEED(count == 3 || count == 4);
     start(0);
     CHECK(cuModuleLoad(&module, arguments[1]));
     CHECK(cuModuleGetFunction(&increment, module, "increment"));
@@ -207,6 +222,11 @@ int main(int count, char **arguments) {
     if (strcmp(arguments[2], "rounds") == 0) {
         rounds();
         CHECK(cuCtxSynchronize());
+    } else if (count == 4) {
+        CHECK(cuModuleGetFunction(&wait_for_flag, module, "wait_for_flag"));
+        CHECK(cuMemAlloc_v2(&flag, PIECE));
+        CHECK(cuMemsetD8_v2(flag, 0, 4));
+        after(arguments[3], wait_for_flag);
     } else {
         order();
         if (getenv("GPUPOOL_AGENT") != NULL) room();  // alone in its partition
