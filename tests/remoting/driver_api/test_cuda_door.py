@@ -100,6 +100,12 @@ def run(
     return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
 
 
+def calling(module: str, function: str) -> str:
+    """Return the code that calls a function of a module of this folder."""
+    path = [str(HERE), str(ROOT / "src")]
+    return f"import sys; sys.path[:0] = {path}; from {module} import {function}; {function}()"
+
+
 def in_one_process(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run Python with these words, where it finds the worker's code, and the fake driver."""
     with Control(folder) as control:
@@ -574,13 +580,7 @@ MALFORMED = {
 
 def test_malformed_frames_end_the_session(tmp_path: Path) -> None:
     """One process serves them all: what one client sends leaves nothing behind for the next."""
-    code = f"""
-import sys
-sys.path[:0] = [{str(HERE)!r}, {str(ROOT / "src")!r}]
-from test_cuda_door import serve_malformed
-serve_malformed()
-"""
-    done = in_one_process(tmp_path, "-c", code)
+    done = in_one_process(tmp_path, "-c", calling("test_cuda_door", "serve_malformed"))
     assert done.returncode == 0, done.stderr
     said = dict(line.split("\t") for line in done.stdout.splitlines())
     assert set(said) == set(MALFORMED)

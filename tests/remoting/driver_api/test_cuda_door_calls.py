@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from fake_cuda.build import build as build_driver
 from fake_cuda.control import Control, process_environment
-from test_cuda_door import compiled, in_python, run
+from test_cuda_door import HERE, compiled, in_python, run
 
 from gpupool.remoting.driver_api import build
 from gpupool.remoting.driver_api.schema.records import NUMBERS
@@ -21,22 +21,29 @@ from gpupool.remoting.driver_api.schema.records import NUMBERS
 IMAGE = Path(__file__).resolve().parent / "fake_cuda" / "kernels" / "test_kernels.sm_90.cubin"
 
 
-def natively(control: Control, program: list[str], devices: int = 1) -> str:
+def natively(folder: Path, program: list[str], devices: int = 1) -> str:
     """Return what a program prints on the fake driver, without the door."""
-    values = process_environment(control.environment(build_driver(), devices=devices))
-    done = subprocess.run(
-        program, env=values, capture_output=True, text=True, timeout=60, check=False
-    )
+    (folder / "native").mkdir()
+    with Control(folder / "native") as control:
+        values = process_environment(control.environment(build_driver(), devices=devices))
+        done = subprocess.run(
+            program, env=values, capture_output=True, text=True, timeout=60, check=False
+        )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def xla_plugin(folder: Path) -> str:
+    """Return a library that has the name of XLA's."""
+    plugin, source = str(folder / "xla_cuda_plugin.so"), HERE / "programs" / "xla_cuda_plugin.c"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", plugin, str(source)], check=True)
+    return plugin
 
 
 def both(name: str, library: Path, tmp_path: Path, *arguments: str, devices: int = 1) -> str:
     """Return what a program prints, which is the same natively and behind the door."""
     program = [str(compiled(name, tmp_path, library)), *arguments]
-    (tmp_path / "native").mkdir()
-    with Control(tmp_path / "native") as control:
-        expected = natively(control, program, devices)
+    expected = natively(tmp_path, program, devices)
     with Control(tmp_path) as control:
         done = run(library, control, program, devices=devices)
         assert done.stdout == expected, done.stderr
@@ -138,9 +145,7 @@ def test_failed_assertions_say_so_to_the_program(library: Path, tmp_path: Path) 
 def test_calls_while_a_host_function_waits_for_them(library: Path, tmp_path: Path) -> None:
     """Those that the driver does not keep return; for the others the function ends in vain."""
     program = [str(compiled("ahead", tmp_path, library)), str(IMAGE), "20000", "100"]
-    (tmp_path / "native").mkdir()
-    with Control(tmp_path / "native") as control:
-        expected = natively(control, program)
+    expected = natively(tmp_path, program)
     assert [line for line in expected.splitlines() if not line.endswith(" goes on")] == [
         *("module load kept", "module unload kept", "free kept", "unregister kept"),
         "results right",

@@ -1,7 +1,6 @@
 """What a step of a program costs behind the door: round trips, and records that Python executes."""
 
 import json
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -11,8 +10,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from fake_cuda.control import Control
-from test_cuda_door import HERE, KERNELS, compiled, right, run
-from test_cuda_door_calls import natively
+from test_cuda_door import KERNELS, compiled, right, run
+from test_cuda_door_calls import natively, xla_plugin
 
 pytestmark = pytest.mark.long  # CI runs these with sanitizers, too
 
@@ -36,13 +35,9 @@ def test_steps_like_those_of_jax(kind: str, library: Path, tmp_path: Path) -> No
 
     Before, a free step had 14 records in Python, and a fed one 17.
     """
-    plugin = tmp_path / "xla_cuda_plugin.so"
-    source = HERE / "programs" / "xla_cuda_plugin.c"
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(plugin), str(source)], check=True)
-    words = [str(compiled("steps", tmp_path, library)), IMAGE, str(plugin), str(STEPS), kind]
-    (tmp_path / "native").mkdir()
-    with Control(tmp_path / "native") as control:
-        assert natively(control, words) == "results right\n"
+    plugin = xla_plugin(tmp_path)
+    words = [str(compiled("steps", tmp_path, library)), IMAGE, plugin, str(STEPS), kind]
+    assert natively(tmp_path, words) == "results right\n"
     counts = counted(library, tmp_path, *words)
     assert counts["GRAPH_SET"] <= 12  # the first of each node
     assert counts["GRAPH_LAUNCH"] == 0
@@ -56,9 +51,7 @@ def test_waits_and_small_downloads(library: Path, tmp_path: Path) -> None:
     Before, Python executed all of these.
     """
     words = [str(compiled("items", tmp_path, library)), IMAGE]
-    (tmp_path / "native").mkdir()
-    with Control(tmp_path / "native") as control:
-        assert natively(control, words) == "results right\n"
+    assert natively(tmp_path, words) == "results right\n"
     counts = counted(library, tmp_path, *words)
     assert counts["DOWNLOAD"] <= 120  # what is too large, and what is behind it; of 353
     # A machine that has other things to do may take longer than is waited.
@@ -69,9 +62,7 @@ def test_waits_and_small_downloads(library: Path, tmp_path: Path) -> None:
 def test_host_functions_in_a_row(library: Path, tmp_path: Path) -> None:
     """They have one turn, where nothing lies between them: 70 turns, and 1,570 before."""
     words = [str(compiled("rows", tmp_path, library)), IMAGE]
-    (tmp_path / "native").mkdir()
-    with Control(tmp_path / "native") as control:
-        assert natively(control, words) == "results right\n"
+    assert natively(tmp_path, words) == "results right\n"
     counts = counted(library, tmp_path, *words)
     # Some come when the one before them has run already.
     assert counts["HOST_DONE"] <= 500

@@ -337,8 +337,7 @@ def test_graphs_streams_and_memory_of_all_kinds_have_the_same_bits_afterwards(
         assert pool.command("resume", pool.lease()).returncode == 0
         lines += further(pool, program, 10)
     printed = finished(pool, program, lines, tmp_path)
-    with Control(tmp_path) as own:
-        assert natively(own, suspended("kinds", printed.count("\n"))) == printed
+    assert natively(tmp_path, suspended("kinds", printed.count("\n"))) == printed
 
 
 @pytest.mark.parametrize(
@@ -365,5 +364,4 @@ def test_what_cannot_be_suspended_is_refused_and_goes_on_as_if_nothing_had_been_
         lines += further(pool, program, 10)
     assert CHECKPOINTED not in control.states().values()
     printed = finished(pool, program, lines, tmp_path)
-    with Control(tmp_path) as own:
-        assert natively(own, suspended(mode, printed.count("\n"))) == printed
+    assert natively(tmp_path, suspended(mode, printed.count("\n"))) == printed

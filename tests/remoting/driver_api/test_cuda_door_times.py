@@ -2,7 +2,6 @@
 
 import ctypes
 import json
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -14,10 +13,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from fake_cuda.control import Control
 from golden import NAMES, NUMBERS, Run, tapped
 from test_cuda_door import (
-    HERE,
     KERNELS,
-    ROOT,
     ScriptedStream,
+    calling,
     compiled,
     frame,
     in_one_process,
@@ -25,7 +23,7 @@ from test_cuda_door import (
     right,
     run,
 )
-from test_cuda_door_calls import both, natively
+from test_cuda_door_calls import both, natively, xla_plugin
 
 from gpupool.remoting.driver_api.executor.reader import FRAME_MAGIC
 from gpupool.remoting.driver_api.schema import table
@@ -48,10 +46,8 @@ ROUNDS = 20
 def test_times_between_events_and_copies_ahead(option: str, library: Path, tmp_path: Path) -> None:
     """Also with a worker that does not know the records for it."""
     program = Run("times", "times", (IMAGE,), options=(option,) if option else ())
-    (tmp_path / "native").mkdir()
-    with Control(tmp_path / "native") as control:
-        path = compiled("times", tmp_path / "native", library)
-        assert natively(control, [str(path), IMAGE]) == "results right\n"
+    path = compiled("times", tmp_path, library)
+    assert natively(tmp_path, [str(path), IMAGE]) == "results right\n"
     sent = Counter(NAMES[one.op] for one in tapped(program, library, tmp_path / "door"))
     assert sent["QUERY_EVENT"] == sent["QUERY_STREAM"] == 0
     assert ROUNDS // 2 <= sent["SYNC_DEVICE"] <= ROUNDS  # of 203 waits
@@ -92,10 +88,8 @@ def test_nothing_shows_that_memory_is_kept(option: str, library: Path, tmp_path:
     """
     options, what = ((option,), "former") if option else ((), "all")
     program = Run("kept", "kept", (IMAGE, what), options=options, keeps=True)
-    (tmp_path / "native").mkdir()
-    with Control(tmp_path / "native") as control:
-        path = compiled("kept", tmp_path / "native", library)
-        assert natively(control, [str(path), IMAGE, what]) == "results right\n"
+    path = compiled("kept", tmp_path, library)
+    assert natively(tmp_path, [str(path), IMAGE, what]) == "results right\n"
     sent = Counter(NAMES[one.op] for one in tapped(program, library, tmp_path / "door"))
     assert sent["ALLOCATE"] - 2 <= sent["FREE"] <= sent["ALLOCATE"]
     assert (sent["AWAIT_DEVICE"] > 0) == (option == "")
@@ -113,13 +107,7 @@ def test_no_free_waits_for_what_comes_after_it(
 
 def test_a_wait_before_memory_is_kept_leaves_captures_and_failures_alone(tmp_path: Path) -> None:
     """Another thread of the program may begin a capture; the failure of a call is the program's."""
-    code = f"""
-import sys
-sys.path[:0] = [{str(HERE)!r}, {str(ROOT / "src")!r}]
-from test_cuda_door_times import serve_capture
-serve_capture()
-"""
-    done = in_one_process(tmp_path, "-c", code)
+    done = in_one_process(tmp_path, "-c", calling("test_cuda_door_times", "serve_capture"))
     expected = "hello 0, waited 0, meanwhile 600, captured 0, failed 600 400\n"
     assert (done.returncode, done.stdout) == (0, expected), done.stderr
 
@@ -161,14 +149,10 @@ def serve_capture() -> None:
 @pytest.mark.parametrize("wish", ["", pytest.param("wait", marks=pytest.mark.slow)])
 def test_functions_that_only_tell(wish: str, library: Path, tmp_path: Path) -> None:
     """Streams do not wait for XLA's functions, and nothing shows that they do not."""
-    plugin = tmp_path / "xla_cuda_plugin.so"
-    source = HERE / "programs" / "xla_cuda_plugin.c"
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(plugin), str(source)], check=True)
-    program = [str(compiled("tellers", tmp_path, library)), IMAGE, str(plugin)]
-    (tmp_path / "native").mkdir()
+    plugin = xla_plugin(tmp_path)
+    program = [str(compiled("tellers", tmp_path, library)), IMAGE, plugin]
     (tmp_path / "taps").mkdir()
-    with Control(tmp_path / "native") as control:
-        expected = natively(control, program)
+    expected = natively(tmp_path, program)
     assert expected == "told 50, sum 50\nresults right\n"
     with Control(tmp_path) as control:
         more = {"GPUPOOL_HOST_FUNCTIONS": wish} if wish else None
