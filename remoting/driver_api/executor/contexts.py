@@ -46,7 +46,7 @@ class Contexts(HandlerGroup):
 
     def _get_limit(self, limit: int) -> bytes:
         if limit == KNOWN_RECORDS:
-            return WORDS[1].pack(len(RECORDS))
+            return WORDS[1].pack(len(RECORDS) | len(table.CALLS) << 32)
         name = self.api.enumerated("CUlimit", limit)
         return WORDS[1].pack(int(self.api.call("cuCtxGetLimit", name)))
 

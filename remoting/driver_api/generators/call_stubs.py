@@ -1,7 +1,11 @@
 """The C source of the shim's marshalled calls, one function for each row of ``CALLS``."""
 
 from gpupool.remoting.driver_api.generators.cuda_headers import Function
-from gpupool.remoting.driver_api.schema.calls import WAIT_FOR_VALUE
+from gpupool.remoting.driver_api.schema.calls import BASE_CALLS, WAIT_FOR_VALUE
+from gpupool.remoting.driver_api.schema.table import FIRST_CALL
+
+LATER = FIRST_CALL + BASE_CALLS
+"""Numbers from here on are of calls that a worker may not know."""
 
 C_TYPES = {
     "size_t": "size_t",
@@ -206,6 +210,7 @@ def stub(function: Function, number: int, words: list[str]) -> str:
     lines = [
         enter,
         *routing(name, tokens),
+        *([f"if (!gp_knows({number})) return GP_NOT_SUPPORTED;"] if number >= LATER else []),
         *([f"if ({REFUSED[name]}) return GP_INVALID_VALUE;"] if name in REFUSED else []),
         *parts.checks,
         *([f"if ({KNOWN[name]}) return GP_SUCCESS;"] if name in KNOWN else []),

@@ -9,8 +9,9 @@ An entry is ``async`` or ``sync``, then one token per parameter of the C functio
 - ``+s`` and so on: an output, a new handle made by the client; ``!s``: a handle that ends here;
 - ``>`` an output that the worker's reply carries; ``=NAME`` an enumeration of the headers.
 
-``async`` calls have no reply: their errors surface at the next synchronising call. Both ends are
-generated, with CUDA's headers: see ``generators/generate.py``.
+``async`` calls have no reply: their errors surface at the next synchronising call. A row is added
+at the end, because its number is its place. The library's end is generated, with CUDA's headers:
+see ``generators/generate.py``.
 """
 
 CALLS: dict[str, str] = {
@@ -49,6 +50,10 @@ CALLS: dict[str, str] = {
     # Graphs.
     "cuGraphUpload": "async x s",
 }
+
+BASE_CALLS = 29
+"""So many every worker knows that a client of today meets. What comes later is sent to workers that
+know it; elsewhere the call returns CUDA_ERROR_NOT_SUPPORTED."""
 
 WAIT_FOR_VALUE = "cuStreamWaitValue"
 """Begins the calls behind which a stream may wait for a later call of the program, which CUDA holds

@@ -257,7 +257,7 @@ BASE_RECORDS = 156
 
 KNOWN_RECORDS = 1 << 16
 """GET_LIMIT of this limit, which CUDA does not have, answers the number of the last record that the
-worker knows; an older worker, that there is no such limit."""
+worker knows, and above 32 bits how many calls; an older worker, that there is no such limit."""
 
 BY_NAME = {record.name: record for record in RECORDS}
 NUMBERS = {record.name: at + 1 for at, record in enumerate(RECORDS)}

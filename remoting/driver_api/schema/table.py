@@ -2,13 +2,15 @@
 
 import zlib
 
+from gpupool.remoting.driver_api.schema.calls import BASE_CALLS
 from gpupool.remoting.driver_api.schema.calls import CALLS as ROWS
 from gpupool.remoting.driver_api.schema.records import BASE_RECORDS, LAYOUTS, NUMBERS
 
 FIRST_CALL = 256
 """Numbers of calls start here; those of records are below."""
 
-PROTOCOL = zlib.crc32(repr((LAYOUTS, tuple(NUMBERS)[:BASE_RECORDS], ROWS)).encode())
+_BASE = LAYOUTS, tuple(NUMBERS)[:BASE_RECORDS], dict([*ROWS.items()][:BASE_CALLS])
+PROTOCOL = zlib.crc32(repr(_BASE).encode())
 """Another number means other records; of both ends, it must be the same."""
 
 

@@ -14,9 +14,11 @@ from golden import NAMES, Sample, all_samples
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.driver_api import build
+from gpupool.remoting.driver_api.generators.call_stubs import stub
+from gpupool.remoting.driver_api.generators.cuda_headers import Function
 from gpupool.remoting.driver_api.generators.generate_records import rendered
 from gpupool.remoting.driver_api.schema import table
-from gpupool.remoting.driver_api.schema.calls import CALLS
+from gpupool.remoting.driver_api.schema.calls import BASE_CALLS, CALLS
 from gpupool.remoting.driver_api.schema.decoding import AtHand, decoder
 from gpupool.remoting.driver_api.schema.layout import (
     HEADER,
@@ -78,7 +80,8 @@ def test_ends_with_other_layouts_notice() -> None:
             units = [(names.index(name), unit) for name, unit in record.tail.units]
             row += [record.tail.constant, units, record.tail.exact, record.tail.text]
         rows.append(row)
-    known = repr((LAYOUTS, tuple(NUMBERS)[:BASE_RECORDS], CALLS)).encode()
+    base = dict([*CALLS.items()][:BASE_CALLS])
+    known = repr((LAYOUTS, tuple(NUMBERS)[:BASE_RECORDS], base)).encode()
     assert zlib.crc32(known) == table.PROTOCOL
     assert (LAYOUTS, zlib.crc32(repr(rows[:BASE_RECORDS]).encode())) == (2, 2095832866)
 
@@ -97,6 +100,12 @@ def test_what_came_later_stays_as_it_came() -> None:
         ("SLOT_EARLY", False, "<QQ"),
         ("AWAIT_DEVICE", True, "<"),
     ]
+
+
+def test_a_later_call_is_sent_to_workers_that_know_it() -> None:
+    call, number = Function("cuCtxResetPersistingL2Cache", ()), table.FIRST_CALL + BASE_CALLS
+    asks = ["gp_knows" in stub(call, at, ["async"]) for at in (number - 1, number)]
+    assert asks == [False, True]
 
 
 @pytest.mark.parametrize("sample", BY_HAND, ids=lambda sample: NAMES[sample.op])

@@ -107,7 +107,7 @@ int gp_wire_open(struct gp_link *link, struct gp_request *hello) {
     return exchange(line, -1, hello, GP_HELLO, values, 2, NULL, 0, NULL, 0);
 }
 
-// Workers that are older than a record end a session that uses it.
+// Workers that are older than a record or a call end a session that uses it.
 static uint64_t known_records[GP_SERVERS_MAX];
 
 // Not for the program: an older worker has no such limit, and says so.
@@ -118,7 +118,11 @@ void gp_wire_ask_records(int server) {
     known_records[server] = gp_hear(&request) == GP_SUCCESS ? reply[0] : 0;
 }
 
-bool gp_knows_at(int server, int op) { return known_records[server] >= (uint64_t)op; }
+bool gp_knows_at(int server, int op) {
+    uint64_t known = known_records[server];
+    return op < GP_FIRST_CALL ? (uint32_t)known >= (uint32_t)op
+                              : known >> 32 > (uint64_t)(op - GP_FIRST_CALL);
+}
 
 bool gp_knows(int op) { return gp_knows_at(gp_here(), op); }
 
