@@ -19,6 +19,10 @@ class Direct:
     def __init__(self) -> None:
         self._library = ctypes.CDLL(LIBRARY)
 
+    def has(self, symbol: str) -> bool:
+        """Say whether this driver has a function."""
+        return hasattr(self._library, symbol)
+
     def status(self, symbol: str, *arguments: Any) -> int:
         """Call a function and return its CUresult.
 

@@ -93,7 +93,7 @@ def handler_groups(client: Client, images: Images, links: Links | None) -> list[
         slots,
         graphs,
         GraphLaunches(client, direct, graphs, memory, slots, translator, early),
-        Generic(client, transfers.replaced() | kernels.replaced()),
+        Generic(client, direct, transfers.replaced() | kernels.replaced()),
     ]
 
 

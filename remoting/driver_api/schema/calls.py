@@ -2,12 +2,12 @@
 
 An entry is ``async`` or ``sync``, then one token per parameter of the C function:
 
-- ``v`` an integer; ``a`` an address: of a device, or of pinned memory, which is then mapped;
-  ``z`` an integer that must be zero, and is not sent;
+- ``v`` an integer, ``=NAME`` one of an enumeration; ``z`` one that must be zero, and is not sent;
+  ``a`` an address: of a device, or of pinned memory, which is then mapped;
 - ``s`` stream, ``e`` event, ``g`` graph, ``x`` executable graph, ``d`` device, ``f`` function or
   kernel: a handle that the client made;
 - ``+s`` and so on: an output, a new handle made by the client; ``!s``: a handle that ends here;
-- ``>`` an output that the worker's reply carries; ``=NAME`` an enumeration of the headers.
+- ``>`` an output that the worker's reply carries.
 
 ``async`` calls have no reply: their errors surface at the next synchronising call. A row is added
 at the end, because its number is its place. The library's end is generated, with CUDA's headers:

@@ -14,17 +14,9 @@ FIRST: dict[str, tuple[Any, ...]] = {
     "cuDeviceCanAccessPeer": (I,),
     "cuDeviceGetP2PAttribute": (I,),
     "cuDeviceGetAttribute": (I,),
-    "cuDeviceGetDefaultMemPool": (U,),
-    "cuDeviceGetMemPool": (U,),
     "cuCtxGetStreamPriorityRange": (I, I),
     "cuCtxGetLimit": (U,),
-    "cuCtxGetCacheConfig": (I,),
-    "cuStreamCreate": (U,),
-    "cuStreamCreateWithPriority": (U,),
-    "cuEventCreate": (U,),
     "cuEventElapsedTime": (F,),
-    "cuGraphInstantiate": (U,),
-    "cuMemAllocFromPoolAsync": (U,),
     "cuMemAddressReserve": (U,),
     "cuMemCreate": (U,),
     "cuMemHostGetDevicePointer": (U,),
@@ -50,8 +42,6 @@ LAST: dict[str, tuple[Any, ...]] = {
     "cuStreamIsCapturing": (ctypes.c_int,),
     "cuGetErrorName": (ctypes.c_char_p,),
     "cuGetErrorString": (ctypes.c_char_p,),
-    "cuMemPoolGetAttribute": (U,),
-    "cuLinkComplete": (U, U),
     "cuKernelGetParamInfo": (U, U),
     "cuFuncGetParamInfo": (U, U),
 }
@@ -139,14 +129,7 @@ CUresult = range(1000)
 CUmemAllocationGranularity_flags = CUdevice_P2PAttribute = CUfunction_attribute = CUfunc_cache = (
     CUlimit
 ) = int
-CUmemAllocationHandleType = CUjit_option = CUjitInputType = CUmemAccess_flags = (
-    CUmemPool_attribute
-) = CUkernel = CUfunction = CUdeviceptr = int
-
-
-def cuuint64_t(value: int) -> Any:
-    """Return memory that holds the value, for a parameter that is a pointer to it."""
-    return ctypes.byref(ctypes.c_uint64(value))
+CUmemAllocationHandleType = CUmemAccess_flags = CUkernel = CUfunction = CUdeviceptr = int
 
 
 def cuDeviceGetName(size: int, ordinal: int) -> tuple[int, bytes]:
@@ -166,20 +149,6 @@ def cuMemGetAllocationGranularity(properties: Any, option: int) -> tuple[int, in
 def cuMemSetAccess(address: int, size: int, access: list[Any], count: int) -> tuple[int]:
     (one,) = access
     return (status_of("cuMemSetAccess", address, size, one, count),)
-
-
-def cuLinkCreate(count: int, options: list[int], values: list[int]) -> tuple[int, int]:
-    numbers = (ctypes.c_int * count)(*options)
-    words = (ctypes.c_void_p * count)(*values)
-    state = ctypes.c_uint64()
-    status = status_of("cuLinkCreate", count, numbers, words, ctypes.byref(state))
-    return status, state.value
-
-
-def cuGraphGetNodes(graph: int, _count: int) -> tuple[int, list[int], int]:
-    count = ctypes.c_uint64(0)
-    status = status_of("cuGraphGetNodes", graph, 0, ctypes.byref(count))
-    return status, [], count.value
 
 
 def _enumerate(name: str, count: int, owner: int) -> tuple[int, list[int]]:
