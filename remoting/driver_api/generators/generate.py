@@ -80,11 +80,6 @@ def render(
     document = (HERE / DOCUMENT).read_text()
     texts = {
         "shim/generated/generated_calls.c": render_calls(functions, numbers, threads),
-        "shim/generated/generated_missing.h": [
-            notice("//"),
-            *map("MISSING({})".format, missing),
-            "",
-        ],
         "shim/generated/generated_symbols.h": render_symbols(rows, missing),
         "shim/include/generated_forwards.h": [notice("//"), "", *render_forwards(functions)],
         "shim/include/generated_records.h": render_records(numbers, version),

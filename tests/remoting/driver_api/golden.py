@@ -276,20 +276,21 @@ def decoded(folder: Path, samples: list[Sample]) -> list[str]:
 
 
 def write(library: Path) -> None:
-    """Write the samples of all runs."""
+    """Add samples of the records that have none yet."""
     repeated: list[dict[str, dict[int, list[Sent]]]] = []
     for _ in range(REPETITIONS):
         with tempfile.TemporaryDirectory() as folder:
             sent = all_sent(library, Path(folder))
         repeated.append({name: by_number(found) for name, found in sent.items()})
-    FOLDER.mkdir(parents=True, exist_ok=True)
     seen: set[tuple[int, ...]] = set()
+    known = all_samples()
+    there = {sample.op for samples in known.values() for sample in samples}
     for of in RUNS:
         runs = [one[of.name] for one in repeated]
-        samples = [sample for op in sorted(runs[0]) for sample in chosen(runs, op, seen)]
-        (FOLDER / f"{of.name}.txt").unlink(missing_ok=True)
-        if samples:
-            keep(of.name, samples)
+        fresh = [one for op in sorted({*runs[0]} - there) for one in chosen(runs, op, seen)]
+        there.update(runs[0])
+        if fresh:
+            keep(of.name, [*known.get(of.name, []), *fresh])
 
 
 def keep(name: str, samples: list[Sample]) -> None:
@@ -303,7 +304,7 @@ def keep(name: str, samples: list[Sample]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="take the bytes anew")
+    parser.add_argument("--write", action="store_true", help="add what has no sample")
     parser.add_argument("--decode", action="store_true", help="keep them, and decode them anew")
     options = parser.parse_args()
     if options.write:
