@@ -214,7 +214,7 @@ def stub(function: Function, number: int, words: list[str]) -> str:
         *([f"if ({REFUSED[name]}) return GP_INVALID_VALUE;"] if name in REFUSED else []),
         *parts.checks,
         *([f"if ({KNOWN[name]}) return GP_SUCCESS;"] if name in KNOWN else []),
-        *(["gp_free_kept();"] if name.startswith(WAIT_FOR_VALUE) else []),
+        *(["gp_free_kept_first();"] if name.startswith(WAIT_FOR_VALUE) else []),
         f"uint64_t values[{max(len(parts.values), 1)}] = {values};",
         *parts.exchange(number, how),
         *([f"gp_end((struct gp_handle *){parts.ended});"] if parts.ended else []),

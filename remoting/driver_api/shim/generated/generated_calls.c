@@ -84,7 +84,7 @@ GP_EXPORT int cuStreamWaitValue32_v2(void *a0, uint64_t a1, uint32_t a2, unsigne
     uint64_t v0;
     GP_CHECK(gp_stream_id(a0, &v0));
     GP_CHECK(gp_see(&a1));
-    gp_free_kept();
+    gp_free_kept_first();
     uint64_t values[4] = {v0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3};
     int status = gp_post(262, values, 4);
     return status;
@@ -97,7 +97,7 @@ GP_EXPORT int cuStreamWaitValue64_v2(void *a0, uint64_t a1, uint64_t a2, unsigne
     uint64_t v0;
     GP_CHECK(gp_stream_id(a0, &v0));
     GP_CHECK(gp_see(&a1));
-    gp_free_kept();
+    gp_free_kept_first();
     uint64_t values[4] = {v0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3};
     int status = gp_post(263, values, 4);
     return status;

@@ -16,6 +16,8 @@ bool gp_keep(const struct gp_range *range, const void *context);  // false where
 bool gp_take_kept(uint64_t size, struct gp_range *taken);         // for the current context
 void gp_note_asked(uint64_t size);  // the worker is asked for so much: nothing kept has this size
 void gp_free_kept(void);  // before a call that needs the memory, or tells how much there is
+// Before a stream waits for a value: an older worker, which does not say what calls it knows, would not free it first.
+void gp_free_kept_first(void);
 
 // copies.c
 bool gp_between_servers(uint64_t one, uint64_t other);  // both are devices' memory, of different ones

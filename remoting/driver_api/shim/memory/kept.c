@@ -80,6 +80,10 @@ void gp_free_kept(void) {
     pthread_mutex_unlock(&kept_lock);
 }
 
+void gp_free_kept_first(void) {
+    if (gp_knows(GP_FIRST_CALL)) gp_free_kept();
+}
+
 // Whether the device is known to be done with all that it has got.
 static bool is_done(int device) {
     return gp_is_device_idle(device) ||

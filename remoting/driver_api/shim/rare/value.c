@@ -32,7 +32,7 @@ GP_EXPORT int cuStreamBatchMemOp_v2(void *stream, unsigned count, const struct o
             GP_REACH_ADDRESS(seen[at].address);
         }
     }
-    gp_free_kept();  // which the worker does before the stream waits
+    gp_free_kept_first();
     if (__atomic_load_n(&gp_mapped_count, __ATOMIC_RELAXED)) gp_push_mapped();
     unsigned char *at = gp_open_stream_values(id, count, flags);
     if (at == NULL) return GP_INVALID_VALUE;
