@@ -125,20 +125,8 @@ class Streams(HandlerGroup):
         if self._idle_soon(handles):
             self.waiter.guarded(self.client.record.request, lambda: None)()
             return
-        device, waiter = client.device, self.waiter
-        events = [waiter.event(device) for _ in handles]
-        for event, handle in zip(events, handles, strict=True):
-            self.api.record(event, handle)
-
-        def reached() -> None:
-            try:
-                for event in events:
-                    self.api.runtime.eventSynchronize(event)
-            finally:
-                for event in events:
-                    waiter.give_event(device, event)
-
-        waiter.start(device, waiter.guarded(self.client.record.request, reached))
+        reached = self.waiter.mark(client.device, handles)
+        self.waiter.start(client.device, self.waiter.guarded(client.record.request, reached))
 
     def _sync_device(self, device: int) -> None:
         if self.client.take_failure():

@@ -1,5 +1,6 @@
 """What waits for the GPU on behalf of a client's thread, while the others go on."""
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -191,6 +192,24 @@ class Waiter:
         """Take an event back."""
         with self._lock:
             self._events[device].append(event)
+
+    def mark(self, device: int, streams: Sequence[int]) -> Callable[[], None]:
+        """Return a wait, for another thread, until all these streams of a device have come here."""
+        marks = contextlib.ExitStack()
+        with marks:
+            events: list[int] = []
+            for stream in streams:
+                events.append(self.event(device))
+                marks.callback(self.give_event, device, events[-1])
+                self._api.record(events[-1], stream)
+            kept = marks.pop_all()
+
+        def reached() -> None:
+            with kept:
+                for event in events:
+                    self._api.runtime.eventSynchronize(event)
+
+        return reached
 
     def take(self, device: int, size: int) -> Buffer:
         """Lend a staging buffer."""

@@ -96,8 +96,8 @@ def test_nothing_shows_that_memory_is_kept(option: str, library: Path, tmp_path:
 
 
 @pytest.mark.timeout(30)
-@pytest.mark.parametrize("how", ["busy", "idle", "several", "kernel"])
-def test_no_free_waits_for_what_comes_after_it(
+@pytest.mark.parametrize("how", ["busy", "idle", "several", "kernel", "during"])
+def test_no_free_keeps_what_a_stream_waits_for(
     how: str, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stream may wait for a later call of the program, which a free under way would hold."""

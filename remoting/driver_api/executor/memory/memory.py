@@ -11,6 +11,7 @@ from gpupool.remoting.driver_api.executor.client_state import WORDS, Client, Han
 from gpupool.remoting.driver_api.executor.memory import address_slices
 from gpupool.remoting.driver_api.executor.memory.ipc_tokens import Tokens
 from gpupool.remoting.driver_api.executor.memory.memory_pools import Pools
+from gpupool.remoting.driver_api.executor.streams import IDLE_STREAMS_MAX
 from gpupool.remoting.driver_api.schema.records import NUMBERS
 
 SMALL_SIZE = 512
@@ -22,6 +23,10 @@ def charged(size: int) -> int:
     """Return the cost of an allocation: small ones share CUDA's pages, large ones fill theirs."""
     unit = LARGE_UNIT if size >= LARGE_SIZE else SMALL_SIZE
     return (size + unit - 1) // unit * unit
+
+
+Free = tuple[int, Callable[[], None] | None, Callable[[], None]]
+"""An address, what to do once it is free, and a wait for what came before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +48,7 @@ class Memory(HandlerGroup):
         self.tokens = tokens
         self._reached: queue.SimpleQueue[Reached] = queue.SimpleQueue()
         self._reaping = False
-        self._frees: dict[int, deque[tuple[int, Callable[[], None] | None]]] = {}  # by device
+        self._frees: dict[int, deque[Free]] = {}  # by device
         self._frees_lock = threading.Lock()
         self.of_graphs: set[int] = set()  # addresses that launches left, of graphs that are no more
         self.methods = {
@@ -147,15 +152,30 @@ class Memory(HandlerGroup):
         self._after_frees(work_when_idle)
         return None
 
+    def _mark(self, device: int) -> Callable[[], None]:
+        """Return a wait until the GPU has come here, as far as events tell."""
+        client, handles = self.client, list(self.streams.values())
+        if device != client.device or client.captures or len(handles) > IDLE_STREAMS_MAX:
+            return lambda: None
+        try:
+            return self.waiter.mark(device, handles)
+        except self.api.errors:
+            return lambda: None
+
     def free(self, address: int) -> None:
-        """Free memory on another thread: CUDA waits for the GPU before it does."""
+        """Free memory on another thread: CUDA waits for the GPU before it does.
+
+        It keeps other calls meanwhile, one of which a stream may wait for. So it is called once all
+        that came before is over.
+        """
         if self.pools.imports.outlives(address):
             return
         device, freed = self.take(address)
+        reached = self._mark(device)
         self.waiter.freeing.begin(keeps=True)
         with self._frees_lock:
             busy = device in self._frees
-            self._frees.setdefault(device, deque()).append((address, freed))
+            self._frees.setdefault(device, deque()).append((address, freed, reached))
         if not busy:
             self.waiter.start(device, lambda: self._free_all(device))
 
@@ -166,8 +186,9 @@ class Memory(HandlerGroup):
                 if not self._frees[device]:
                     del self._frees[device]
                     return
-                address, freed = self._frees[device].popleft()
+                address, freed, reached = self._frees[device].popleft()
             try:
+                reached()
                 self.api.runtime.free(address)
                 if self.pools.pending:
                     self.pools.settle()

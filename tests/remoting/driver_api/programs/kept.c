@@ -222,6 +222,8 @@ int main(int count, char **arguments) {
     if (strcmp(arguments[2], "rounds") == 0) {
         rounds();
         CHECK(cuCtxSynchronize());
+    } else if (count == 4 && strcmp(arguments[3], "during") == 0) {
+        later();
     } else if (count == 4) {
         CHECK(cuModuleGetFunction(&wait_for_flag, module, "wait_for_flag"));
         CHECK(cuMemAlloc_v2(&flag, PIECE));
