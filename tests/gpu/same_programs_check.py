@@ -74,6 +74,7 @@ PROGRAMS = [
     Program("items", (CUBIN,)),
     Program("rows", (CUBIN,)),
     Program("kept", (CUBIN, "all")),
+    *(Program("kept", (CUBIN, "after", how)) for how in ("busy", "idle", "several", "kernel")),
     Program("graphs", (CUBIN,)),
     Program("captures", (CUBIN,)),
     Program("host_copies", (CUBIN,)),
