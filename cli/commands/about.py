@@ -6,7 +6,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from gpupool import __version__
-from gpupool.cli.lib.common_options import json_option, verbose_option
+from gpupool.cli.lib.options import json_option, verbose_option
 from gpupool.cli.lib.output import print_json
 from gpupool.cli.lib.settings import current_settings, value_text
 from gpupool.pool.errors import UsageError

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpupool.cli.lib.common_options import pool_options
 from gpupool.cli.lib.completion_names import SERVER_NAME
 from gpupool.cli.lib.connect import operate, run_async
-from gpupool.cli.lib.option_types import Parsed
+from gpupool.cli.lib.options import Parsed, pool_options
 from gpupool.cli.lib.output import stdout_console
 from gpupool.pool.errors import LeaseLostError, NotNowError, UnknownNameError, UsageError
 from gpupool.pool.model.ids import LeaseId, lease_name

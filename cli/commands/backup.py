@@ -5,8 +5,8 @@ from pathlib import Path
 
 import click
 
-from gpupool.cli.lib.common_options import pool_options
 from gpupool.cli.lib.connect import run_async
+from gpupool.cli.lib.options import pool_options
 from gpupool.pool.errors import UsageError
 from gpupool.remoting.local.connecting import connected
 from gpupool.remoting.local.paths import state_dir

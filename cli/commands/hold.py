@@ -5,11 +5,9 @@ from functools import partial
 
 import click
 
-from gpupool.cli.lib.common_options import json_option, pool_options
 from gpupool.cli.lib.connect import run_async
-from gpupool.cli.lib.option_types import DURATION, Parsed
+from gpupool.cli.lib.options import DURATION, Parsed, json_option, pool_options, request_options
 from gpupool.cli.lib.output import invocation, print_json
-from gpupool.cli.lib.request_options import request_options
 from gpupool.pool.errors import DeniedError, GpupoolError, LeaseLostError, UsageError
 from gpupool.pool.model.ids import LeaseId, lease_name
 from gpupool.pool.values import parse_lease

@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpupool.cli.commands.login import STDIN, argument_warning, read_token
-from gpupool.cli.lib.common_options import HISTORY_OPTIONS, history_options, verbose_option
-from gpupool.cli.lib.option_types import (
+from gpupool.cli.lib.options import (
     ADDRESS,
     DURATION,
     EMULATION,
+    HISTORY_OPTIONS,
     LABEL,
     LISTEN,
     NAME_TYPE,
     SIZE_TYPE,
+    history_options,
+    verbose_option,
 )
 from gpupool.cli.lib.output import invocation
 from gpupool.pool.automatic_drains import SIGN_NAMES

@@ -10,8 +10,7 @@ from typing import Any, cast
 
 import click
 
-from gpupool.cli.lib.common_options import pool_options
-from gpupool.cli.lib.request_options import request_options
+from gpupool.cli.lib.options import pool_options, request_options
 from gpupool.pool.errors import GpupoolError, UsageError
 from gpupool.pool.values import duration_text, size_text
 from gpupool.remoting.local.terminal import say

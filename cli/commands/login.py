@@ -5,9 +5,8 @@ import sys
 import click
 
 from gpupool import __version__
-from gpupool.cli.lib.common_options import pool_options
 from gpupool.cli.lib.connect import run_async
-from gpupool.cli.lib.option_types import ADDRESS
+from gpupool.cli.lib.options import ADDRESS, pool_options
 from gpupool.pool.errors import UsageError
 from gpupool.remoting.local.connecting import client_name, credentials_file, stored_credentials
 from gpupool.remoting.local.terminal import say

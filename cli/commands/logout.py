@@ -2,7 +2,7 @@
 
 import click
 
-from gpupool.cli.lib.common_options import pool_options
+from gpupool.cli.lib.options import pool_options
 from gpupool.pool.errors import StorageError
 from gpupool.remoting.local.connecting import credentials_file
 from gpupool.remoting.local.logins import logins

@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpupool.cli.lib.common_options import pool_options
 from gpupool.cli.lib.connect import run_async
-from gpupool.cli.lib.option_types import Parsed
+from gpupool.cli.lib.options import Parsed, pool_options
 from gpupool.pool.errors import (
     GpupoolError,
     LeaseLostError,

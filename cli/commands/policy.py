@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpupool.cli.lib.common_options import json_option, pool_options
 from gpupool.cli.lib.connect import run_async
+from gpupool.cli.lib.options import json_option, pool_options, request_options
 from gpupool.cli.lib.output import print_json
-from gpupool.cli.lib.request_options import request_options
 from gpupool.pool.errors import ConflictError, ExitCode, GpupoolError, UsageError
 from gpupool.remoting.local.connecting import connected
 from gpupool.remoting.local.terminal import say

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpupool.cli.lib.common_options import verbose_option
-from gpupool.cli.lib.option_types import ADDRESS, NAME_TYPE
+from gpupool.cli.lib.options import ADDRESS, NAME_TYPE, verbose_option
 from gpupool.pool.errors import GpupoolError, UsageError
 from gpupool.remoting.local import paths
 from gpupool.remoting.local.terminal import say

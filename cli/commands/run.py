@@ -12,10 +12,15 @@ from pathlib import Path
 
 import click
 
-from gpupool.cli.lib.common_options import json_option, pool_options
-from gpupool.cli.lib.option_types import PAIR, Parsed
+from gpupool.cli.lib.options import (
+    PAIR,
+    Parsed,
+    forbid_requests,
+    json_option,
+    pool_options,
+    request_options,
+)
 from gpupool.cli.lib.output import invocation, print_json
-from gpupool.cli.lib.request_options import forbid_requests, request_options
 from gpupool.pool.errors import GpupoolError, UsageError
 from gpupool.pool.model.ids import LeaseId, lease_name
 from gpupool.pool.values import parse_lease

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpupool.cli.lib.common_options import json_option, verbose_option
-from gpupool.cli.lib.option_types import DURATION
+from gpupool.cli.lib.options import DURATION, json_option, verbose_option
 from gpupool.cli.lib.output import print_json
 from gpupool.pool.errors import ExitCode, GpupoolError, UsageError
 from gpupool.pool.model.plain import to_plain

@@ -11,7 +11,7 @@ from typing import cast
 
 import click
 
-from gpupool.cli.lib.common_options import json_option, pool_options
+from gpupool.cli.lib.options import json_option, pool_options
 from gpupool.cli.lib.output import print_json
 from gpupool.pool.errors import GpupoolError, UnreachableError
 from gpupool.pool.values import size_text

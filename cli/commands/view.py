@@ -7,7 +7,7 @@ import click
 
 from gpupool.cli.lib.columns import GPU_COLUMNS, LEASE_COLUMNS, SERVER_COLUMNS, Glyphs
 from gpupool.cli.lib.listing import fetch_snapshot, print_table, view_options
-from gpupool.cli.lib.option_types import DURATION, FILTER
+from gpupool.cli.lib.options import DURATION, FILTER
 from gpupool.cli.lib.output import print_json, stdout_console
 from gpupool.pool.errors import ExitCode, StorageError, UsageError
 from gpupool.pool.model.plain import to_plain

@@ -6,8 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import click
 
-from gpupool.cli.lib.common_options import F
-from gpupool.cli.lib.option_types import Parsed
+from gpupool.cli.lib.options import F, Parsed
 from gpupool.pool.errors import UsageError
 from gpupool.pool.values import parse_duration
 

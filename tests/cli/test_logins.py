@@ -11,7 +11,7 @@ from click.testing import CliRunner
 import gpupool
 from gpupool.cli import main
 from gpupool.cli.commands.logins.use import command as use
-from gpupool.cli.lib.common_options import pool_options
+from gpupool.cli.lib.options import pool_options
 from gpupool.pool.errors import UsageError
 from gpupool.pool.model.ids import TokenId
 from gpupool.remoting.client.credentials import Credentials, load_credentials

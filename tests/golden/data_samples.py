@@ -27,7 +27,8 @@ from gpupool.remoting.devices.emulated import EmulatedBackend
 from gpupool.remoting.driver_api.executor import serve as driver_serve
 from gpupool.remoting.driver_api.schema import table as driver_table
 from gpupool.remoting.driver_api.schema.records import NUMBERS
-from gpupool.remoting.program import agent, held_leases, lease_followers
+from gpupool.remoting.program import agent, held_leases
+from gpupool.remoting.program import agent as lease_followers
 from gpupool.remoting.program.program_lease import SessionRequest
 from gpupool.remoting.protocol import driver_variables, handshake, worker_messages
 from gpupool.remoting.protocol.message_family import Message

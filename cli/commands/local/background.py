@@ -3,8 +3,7 @@
 import click
 
 import gpupool
-from gpupool.cli.lib.common_options import verbose_option
-from gpupool.cli.lib.option_types import EMULATION
+from gpupool.cli.lib.options import EMULATION, verbose_option
 from gpupool.pool.errors import UsageError
 from gpupool.pool.values import Emulation
 from gpupool.remoting.local.paths import playground_dir, program

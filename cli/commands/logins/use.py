@@ -2,7 +2,7 @@
 
 import click
 
-from gpupool.cli.lib.common_options import json_option
+from gpupool.cli.lib.options import json_option
 from gpupool.cli.lib.output import print_json, print_lines
 from gpupool.remoting.local.terminal import say
 

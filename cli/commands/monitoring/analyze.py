@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from gpupool.cli.lib.common_options import json_option
-from gpupool.cli.lib.option_types import DURATION, SIZE_TYPE
+from gpupool.cli.lib.options import DURATION, SIZE_TYPE, json_option
 from gpupool.cli.lib.output import print_json, stdout_console
 from gpupool.pool.errors import UsageError
 from gpupool.pool.values import duration_text
