@@ -67,7 +67,7 @@ RULES: tuple[Floors | Apart, ...] = (
             ("kernel",),
             ("workload", "faults", "checkers"),
             ("cluster",),
-            ("tools", "chaos", "mutations"),
+            ("tools", "mutations"),
             (".",),
         ),
     ),

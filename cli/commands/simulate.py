@@ -9,7 +9,6 @@ import click
 from gpupool.cli.lib.options import DURATION, json_option, verbose_option
 from gpupool.cli.lib.output import print_json
 from gpupool.pool.errors import ExitCode, GpupoolError, UsageError
-from gpupool.pool.model.plain import to_plain
 from gpupool.remoting.local.terminal import say
 
 if TYPE_CHECKING:
@@ -42,7 +41,6 @@ SCENARIOS = (
     "--jobs", type=click.IntRange(1, 256), default=1, show_default=True, help="Processes."
 )
 @click.option("--keep-going", is_flag=True, help="Run all seeds, and list those that fail.")
-@click.option("--real", is_flag=True, help="Real processes and time: kill -9, cuts, full disks.")
 @verbose_option
 @json_option
 def command(
@@ -56,7 +54,6 @@ def command(
     transcript: str | None,
     jobs: int,
     keep_going: bool,
-    real: bool,
     as_json: bool,
 ) -> int:
     """Test gpupool itself: run a whole pool in virtual time, under random faults.
@@ -67,12 +64,7 @@ def command(
     is the same. One seed prints its options, its phases and its verdict; several print a summary.
     The first failure ends the search. Its shortened transcript is printed, with the command that
     repeats it.
-
-    With --real, servers and clients are processes on this machine. The same rules are checked on
-    their logs and tables.
     """
-    if real:
-        return _run_real(seed, servers or 3, clients or 4, duration or 30.0, as_json=as_json)
     from gpupool.simulations.tools.scenarios import options_of
 
     kept = _numbers(keep)
@@ -95,38 +87,6 @@ def command(
     elif _run_one(first, shrunk_already=shrunk, to=transcript).failure is None:
         raise GpupoolError(f"seed {first.seed} failed once, and passed when it was repeated")
     return ExitCode.DONE if first is None else ExitCode.FAILED
-
-
-def _run_real(seed: int, servers: int, clients: int, duration_s: float, *, as_json: bool) -> int:
-    """Run chaos on real processes of this machine."""
-    import trio
-
-    from gpupool.simulations.chaos.real_chaos import Chaos
-
-    began = time.monotonic()
-
-    def tell(text: str) -> None:
-        say(f"{time.monotonic() - began:7.1f} s  {text}")
-
-    chaos = Chaos(seed, servers=servers, clients=clients, duration_s=duration_s, say=tell)
-    report = trio.run(chaos.run)
-    if as_json:
-        print_json(ok=not report.failures, **to_plain(report))
-    elif not report.failures:
-        kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(report.faults.items()))
-        click.echo(
-            f"passed: {sum(report.faults.values())} faults ({kinds}), "
-            f"{report.ended_by_full_disk} servers ended by a full disk, "
-            f"{report.refused} old copies refused, {report.rejoined} rejoined, "
-            f"{sum(report.orders.values())} orders, {report.granted} leases granted, "
-            f"{report.entries} log entries, healed within {report.converged_s:.1f} s"
-        )
-    if report.failures:
-        for failure in report.failures:
-            say(f"gpupool: {failure}")
-        say(f"  hint: everything that the processes left is in {report.folder}")
-        return ExitCode.FAILED
-    return ExitCode.DONE
 
 
 def _numbers(text: str | None) -> tuple[int, ...] | None:

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 import trio
-
-from gpupool.simulations.chaos.fault_proxy import FaultProxy, inode_of_connection
-from gpupool.simulations.chaos.left_behind import Instants
-from gpupool.simulations.chaos.real_chaos import Chaos
-from gpupool.simulations.chaos.wrong_clocks import WrongClocks
+from tests.simulations.chaos.fault_proxy import FaultProxy, inode_of_connection
+from tests.simulations.chaos.left_behind import Instants
+from tests.simulations.chaos.real_chaos import Chaos
+from tests.simulations.chaos.wrong_clocks import WrongClocks
 
 
 async def echo(stream: trio.SocketStream) -> None:

@@ -22,16 +22,16 @@ from pathlib import Path
 from random import Random
 
 import trio
+from tests.simulations.chaos.chaos_operator import give_orders
+from tests.simulations.chaos.fault_proxy import FaultProxy
+from tests.simulations.chaos.left_behind import Checks
+from tests.simulations.chaos.pool_commands import PoolCommands
+from tests.simulations.chaos.real_server import OLD_COPY, RealServer
+from tests.simulations.chaos.small_disks import SmallDisks
+from tests.simulations.chaos.wrong_clocks import WrongClocks
 
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.view import PoolView
-from gpupool.simulations.chaos.chaos_operator import give_orders
-from gpupool.simulations.chaos.fault_proxy import FaultProxy
-from gpupool.simulations.chaos.left_behind import Checks
-from gpupool.simulations.chaos.pool_commands import PoolCommands
-from gpupool.simulations.chaos.real_server import OLD_COPY, RealServer
-from gpupool.simulations.chaos.small_disks import SmallDisks
-from gpupool.simulations.chaos.wrong_clocks import WrongClocks
 from gpupool.simulations.kernel.swarm_options import random_source
 
 START_S = 60.0
@@ -195,7 +195,7 @@ class Chaos:
     def _start_client(self) -> None:
         self._client_number += 1
         name = f"c{self._client_number}"
-        argv = [sys.executable, "-m", "gpupool.simulations.chaos.chaos_client"]
+        argv = [sys.executable, str(Path(__file__).with_name("chaos_client.py"))]
         argv += [self._env["GPUPOOL_CREDENTIALS"], name, str(self._random.random())]
         argv += [str(self._folder / "clients.jsonl")]
         with (self._folder / f"{name}.log").open("wb") as file:

@@ -1,8 +1,8 @@
-"""One real client process of ``gpupool simulate --real``: asks, holds, releases, logs, repeats.
+"""One real client process of a chaos run: asks, holds, releases, logs, repeats.
 
-Run as ``python -m gpupool.simulations.chaos.chaos_client CREDENTIALS NAME SEED LOG``. Its log, one
-JSON object a line, is all that the checkers know of it; times are the machine's monotonic clock,
-which is the same in every process.
+Run as ``python chaos_client.py CREDENTIALS NAME SEED LOG``. Its log, one JSON object a line, is all
+that the checkers know of it; times are the machine's monotonic clock, which is the same in every
+process.
 """
 
 import json
@@ -97,7 +97,7 @@ def main() -> None:
     credentials, name, seed, log = sys.argv[1:5]
     logging.disable(logging.WARNING)
     with open(log, "a", encoding="utf-8") as file:
-        client = _Client(name, Random(seed), file)  # noqa: S311 - a source that repeats
+        client = _Client(name, Random(seed), file)
         trio.run(client.live, Path(credentials))
 
 
