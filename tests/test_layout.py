@@ -45,7 +45,6 @@ DROPIN_MAY_IMPORT = {"numpy", "cupy", "cupyx"}
 MODULES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
 
 PROTOCOL = "remoting/protocol"
-CHECKOUTS_ONLY = "remoting/driver_api/generators"  # what they write is committed
 RULES: tuple[Floors | Apart, ...] = (
     Floors(
         "pool",
@@ -91,7 +90,6 @@ RULES: tuple[Floors | Apart, ...] = (
             *(f"remoting/{each}" for each in ("worker", "devices", "array_api", "driver_api")),
         )
     ),
-    *(Apart(f"remoting/driver_api/{each}", (CHECKOUTS_ONLY,)) for each in ("executor", "schema")),
 )
 # What the protocol's modules leave to the transport; a name that only types need is no import.
 NOT_IN_PROTOCOL = {"trio", "ssl", "socket"}
@@ -228,9 +226,7 @@ def test_pyproject_lists_every_package() -> None:
     setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     # Every folder with a module in it, so that no file is missing from the wheel.
     found = {"gpupool"} | {
-        ".".join(("gpupool", *path.parent.relative_to(ROOT).parts))
-        for path in MODULES
-        if not name_of(path).startswith(CHECKOUTS_ONLY)
+        ".".join(("gpupool", *path.parent.relative_to(ROOT).parts)) for path in MODULES
     }
     assert set(setuptools["packages"]) == found
     assert set(setuptools["package-dir"]) == {"gpupool", *(f"gpupool.{name}" for name in FOLDERS)}

@@ -11,7 +11,7 @@ An entry is ``async`` or ``sync``, then one token per parameter of the C functio
 
 ``async`` calls have no reply: their errors surface at the next synchronising call. A row is added
 at the end, because its number is its place. The library's end is generated, with CUDA's headers:
-see ``generators/generate.py``.
+see ``packaging/driver_api/generate.py``.
 """
 
 CALLS: dict[str, str] = {

@@ -27,10 +27,7 @@ from tests import objects
 
 from gpupool.remoting.driver_api import build
 from gpupool.remoting.driver_api.executor.serve import ANSWER, NOTICE, Session
-from gpupool.remoting.driver_api.generators.forwards import FORWARDS
-from gpupool.remoting.driver_api.generators.generate import by_hand
 from gpupool.remoting.driver_api.schema import table
-from gpupool.remoting.driver_api.schema.calls import ALIASES, CALLS
 from gpupool.remoting.driver_api.schema.records import NUMBERS
 from gpupool.remoting.program.agent import parse_request
 from gpupool.remoting.program.program_lease import SessionRequest
@@ -469,31 +466,6 @@ for name in ("cuMemAlloc", "cuLaunchHostFunc", "cuMemcpyBatchAsync", "cuGraphGet
     with Control(tmp_path) as control:
         done = run(library, control, [sys.executable, "-c", code])
     assert done.stdout.splitlines() == [str(seen), *(expected[name] for name in order)], done.stderr
-
-
-# ---- what the generator wrote ----
-
-
-def test_every_function_is_exported_and_none_twice(library: Path) -> None:
-    command = ["nm", "-D", "--defined-only", str(library / build.LIBRARY)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    names = [line.split()[-1] for line in done.stdout.splitlines()]
-    assert len(names) == len(set(names)) > 630
-    forwarded = {name for rows in FORWARDS.values() for name in rows}
-    assert {*CALLS, *by_hand(), *ALIASES, *forwarded} <= set(names)
-    # What our libnccl.so.2 calls has our name in front, which no library of a program uses.
-    source = ROOT / "remoting/driver_api/shim/rare/collectives.c"
-    for_nccl = set(re.findall(r"^GP_EXPORT .*?(gpupool_nccl_\w+)\(", source.read_text(), re.M))
-    assert {name for name in names if not name.startswith("cu")} == for_nccl
-    # Nothing but libc: a program's own libraries must not meet ours.
-    needed = subprocess.run(
-        ["readelf", "-d", str(library / build.LIBRARY)], check=True, capture_output=True, text=True
-    )
-    libraries = re.findall(r"NEEDED.*\[(.*?)\]", needed.stdout)
-    assert all(re.match(r"(libc|libpthread|libdl|ld-linux.*)\.so", one) for one in libraries), (
-        libraries
-    )
-    assert "SONAME" in needed.stdout and "[libcuda.so.1]" in needed.stdout
 
 
 # ---- frames that no shim of ours sends ----

@@ -25,8 +25,6 @@ from fake_pool import FakeGpuPool
 from test_cuda_door import HERE, KERNELS, right
 from tests.shared import Shared
 
-from gpupool.remoting.driver_api import build
-
 pytestmark = pytest.mark.slow
 RUNTIMES = ["libcudart.so.11.0", "libcudart.so.12", "libcudart.so.13", "libcudart_static.a"]
 DEVICES = 2
@@ -195,7 +193,7 @@ def test_nccl_goes_through_memory_of_the_server(
 def test_generated_files_are_current(places: list[Path]) -> None:
     """The headers are those of the newest CUDA whose functions are exported."""
     include = next(each / "cu13" / "include" for each in places if (each / "cu13").is_dir())
-    generate = str(build.HERE / "generators" / "generate.py")
+    generate = str(HERE.parents[2] / "packaging" / "driver_api" / "generate.py")
     command = [sys.executable, generate, "--check", "--include"]
     environment = os.environ | {"PYTHONPATH": str(HERE.parents[2] / "src")}
     done = subprocess.run(

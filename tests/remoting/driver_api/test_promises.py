@@ -14,6 +14,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from fake_cuda.control import Control
+from generate import INCLUDE
 from test_cuda_door import HERE, KERNELS, ROOT, run
 
 from gpupool.remoting.driver_api.executor.api import (
@@ -22,7 +23,6 @@ from gpupool.remoting.driver_api.executor.api import (
     HIDDEN_ATTRIBUTES,
     POOL_HANDLES,
 )
-from gpupool.remoting.driver_api.generators.generate import INCLUDE
 
 PROGRAM = HERE / "programs" / "promises.py"
 IMAGE = str(KERNELS / "test_kernels.sm_90.cubin")

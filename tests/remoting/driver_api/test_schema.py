@@ -1,6 +1,7 @@
 """The table of records: what is generated from it, and whether recorded bytes have its layout."""
 
 import re
+import subprocess
 import sys
 import zlib
 from collections.abc import Callable
@@ -10,15 +11,18 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from call_stubs import stub
+from cuda_headers import Function
+from forwards import FORWARDS
+from generate import by_hand
+from generate_records import rendered
 from golden import NAMES, Sample, all_samples
+from test_cuda_door import ROOT
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.driver_api import build
-from gpupool.remoting.driver_api.generators.call_stubs import stub
-from gpupool.remoting.driver_api.generators.cuda_headers import Function
-from gpupool.remoting.driver_api.generators.generate_records import rendered
 from gpupool.remoting.driver_api.schema import table
-from gpupool.remoting.driver_api.schema.calls import BASE_CALLS, CALLS
+from gpupool.remoting.driver_api.schema.calls import ALIASES, BASE_CALLS, CALLS
 from gpupool.remoting.driver_api.schema.decoding import AtHand, decoder
 from gpupool.remoting.driver_api.schema.layout import (
     HEADER,
@@ -38,6 +42,28 @@ from gpupool.remoting.driver_api.schema.records import (
 
 ALL = [sample for samples in all_samples().values() for sample in samples]
 BY_HAND = [sample for sample in ALL if NAMES[sample.op] in BY_NAME]
+
+
+def test_every_function_is_exported_and_none_twice(library: Path) -> None:
+    command = ["nm", "-D", "--defined-only", str(library / build.LIBRARY)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    names = [line.split()[-1] for line in done.stdout.splitlines()]
+    assert len(names) == len(set(names)) > 630
+    forwarded = {name for rows in FORWARDS.values() for name in rows}
+    assert {*CALLS, *by_hand(), *ALIASES, *forwarded} <= set(names)
+    # What our libnccl.so.2 calls has our name in front, which no library of a program uses.
+    source = ROOT / "remoting/driver_api/shim/rare/collectives.c"
+    for_nccl = set(re.findall(r"^GP_EXPORT .*?(gpupool_nccl_\w+)\(", source.read_text(), re.M))
+    assert {name for name in names if not name.startswith("cu")} == for_nccl
+    # Nothing but libc: a program's own libraries must not meet ours.
+    needed = subprocess.run(
+        ["readelf", "-d", str(library / build.LIBRARY)], check=True, capture_output=True, text=True
+    )
+    libraries = re.findall(r"NEEDED.*\[(.*?)\]", needed.stdout)
+    assert all(re.match(r"(libc|libpthread|libdl|ld-linux.*)\.so", one) for one in libraries), (
+        libraries
+    )
+    assert "SONAME" in needed.stdout and "[libcuda.so.1]" in needed.stdout
 
 
 def test_generated_files_are_current() -> None:

@@ -4,8 +4,8 @@ A row is the C expression that the exported function returns; ``a0`` is its firs
 ``*`` are all of them. ``shim/*/NAME.c`` includes its part of ``generated_forwards.h`` at its end.
 """
 
-from gpupool.remoting.driver_api.generators.cuda_headers import Function
-from gpupool.remoting.driver_api.generators.thread_stubs import declared_as
+from cuda_headers import Function
+from thread_stubs import declared_as
 
 KERNEL_1 = "GP_FRONT(kernel, kernel)"
 """CUDA_KERNEL_NODE_PARAMS of the first version."""

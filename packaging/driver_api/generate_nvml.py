@@ -1,6 +1,6 @@
 """Write ``nvml/generated_refusals.c``: NVML's functions that only refuse.
 
-Run ``python remoting/driver_api/generators/generate_nvml.py``. The names are those that NVIDIA's
+Run ``python packaging/driver_api/generate_nvml.py``. The names are those that NVIDIA's
 own Python binding (nvidia-ml-py) asks for, and a few that PyTorch and NCCL look up besides.
 """
 
@@ -8,7 +8,7 @@ import importlib.util
 import re
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parents[1] / "nvml"
+HERE = Path(__file__).resolve().parents[2] / "remoting" / "driver_api" / "nvml"
 MORE = (
     *("nvmlDeviceGetNvLinkRemoteDeviceType", "nvmlDeviceGetNvLinkRemotePciInfo"),
     *("nvmlDeviceGetNvLinkRemotePciInfo_v2", "nvmlDeviceGetNvLinkState"),

@@ -1,6 +1,7 @@
 """The C source of the shim's marshalled calls, one function for each row of ``CALLS``."""
 
-from gpupool.remoting.driver_api.generators.cuda_headers import Function
+from cuda_headers import Function
+
 from gpupool.remoting.driver_api.schema.calls import BASE_CALLS, WAIT_FOR_VALUE
 from gpupool.remoting.driver_api.schema.table import FIRST_CALL
 

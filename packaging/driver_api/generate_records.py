@@ -1,6 +1,6 @@
 """Write what is generated from ``records.py``; with ``--check``, say whether it is current.
 
-Run ``python -m gpupool.remoting.driver_api.generators.generate_records [--check]``. It needs no
+Run ``python packaging/driver_api/generate_records.py [--check]``. It needs no
 CUDA.
 """
 
@@ -8,9 +8,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from gpupool.remoting.driver_api.generators import packers, signatures
+import packers
+import signatures
 
-DRIVER = Path(__file__).resolve().parent.parent
+DRIVER = Path(__file__).resolve().parents[2] / "remoting" / "driver_api"
 
 
 def rendered() -> dict[Path, str]:

@@ -4,8 +4,9 @@ A program that is compiled for such streams calls ``_ptds`` and ``_ptsz`` functi
 the plain function of the same name, with the stream of the thread.
 """
 
-from gpupool.remoting.driver_api.generators.call_stubs import C_TYPES, SETTLES
-from gpupool.remoting.driver_api.generators.cuda_headers import Function
+from call_stubs import C_TYPES, SETTLES
+from cuda_headers import Function
+
 from gpupool.remoting.driver_api.schema.calls import CALLS
 
 HANDLE_TYPES = {
