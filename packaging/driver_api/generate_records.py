@@ -1,7 +1,6 @@
 """Write what is generated from ``records.py``; with ``--check``, say whether it is current.
 
-Run ``python packaging/driver_api/generate_records.py [--check]``. It needs no
-CUDA.
+Run ``python packaging/driver_api/generate_records.py [--check]``. It needs no CUDA.
 """
 
 import argparse
@@ -9,7 +8,6 @@ import sys
 from pathlib import Path
 
 import packers
-import signatures
 
 DRIVER = Path(__file__).resolve().parents[2] / "remoting" / "driver_api"
 
@@ -20,7 +18,6 @@ def rendered() -> dict[Path, str]:
     return {
         headers / "generated_layouts.h": packers.render_layouts(),
         headers / "generated_packers.h": packers.render(),
-        DRIVER / "schema" / "methods.py": signatures.render(),
     }
 
 

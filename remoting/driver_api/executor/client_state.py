@@ -20,7 +20,6 @@ from gpupool.remoting.driver_api.executor.modules.shared_state import Shared
 from gpupool.remoting.driver_api.executor.sync_waiter import Waiter
 from gpupool.remoting.driver_api.schema.decoding import AtHand
 from gpupool.remoting.driver_api.schema.layout import HEADER, Record
-from gpupool.remoting.driver_api.schema.methods import Methods
 from gpupool.remoting.driver_api.schema.records import NUMBERS
 from gpupool.remoting.driver_api.schema.table import NAMES
 from gpupool.remoting.worker import launch_gate
@@ -35,6 +34,9 @@ ISSUED_OBJECTS = "se"
 
 OBJECTS_MAX = 1 << 20
 """Streams, events and so on that one client may have at a time, of each kind."""
+
+Methods = dict[str, Callable[..., bytes | None]]
+"""By record, what executes it: a test compares its parameters with the record's row."""
 
 Calls = dict[int, tuple[Record, Callable[..., bytes | None]]]
 """By number: what a call of ``table.CALLS`` has, and what executes it."""

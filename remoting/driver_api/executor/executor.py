@@ -3,7 +3,7 @@
 import ctypes
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.devices.base import Budget, DeviceSpec
@@ -116,8 +116,7 @@ class Executor:
         self.handlers: dict[int, Callable[[int], None]] = {}
         self.asked: set[int] = set()  # records that somebody waits for
         for area in handler_groups(client, images, links):
-            for name, method in area.methods.items():
-                executes = cast("Callable[..., Any]", method)
+            for name, executes in area.methods.items():
                 self._add(NUMBERS[name], BY_NAME[name], executes)
             for op, (record, executes) in area.calls.items():
                 self._add(op, record, executes)

@@ -1,7 +1,7 @@
 """What a record is made of: fields, bytes behind them, and what answers it.
 
-A record of ``records.py`` is one row; ``packers.py`` writes the C that packs it, ``methods.py`` the
-types of what executes it, and ``decoding.py`` reads it in the worker.
+A record of ``records.py`` is one row; ``packaging/driver_api/packers.py`` writes
+the C that packs it, and ``decoding.py`` reads it in the worker.
 """
 
 import re

@@ -7,12 +7,13 @@ is replaced, after the executor's areas are made: nothing is executed but the de
 """
 
 import ctypes
+import inspect
 import struct
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from loopback import CountingBudget
 from test_cuda_door import MEMORY, ScriptedStream
@@ -26,7 +27,8 @@ from gpupool.remoting.driver_api.executor.modules.image_cache import Images
 from gpupool.remoting.driver_api.executor.reader import ClosedError
 from gpupool.remoting.driver_api.executor.serve import Session
 from gpupool.remoting.driver_api.schema import table
-from gpupool.remoting.driver_api.schema.records import NUMBERS
+from gpupool.remoting.driver_api.schema.layout import Record
+from gpupool.remoting.driver_api.schema.records import BY_NAME, NUMBERS
 from gpupool.remoting.worker.peer_links import Links
 
 SPEC = DeviceSpec(0, "GPU-0", "GPU", MEMORY, emulated=False, ordinal=0)
@@ -63,13 +65,30 @@ def said(client: Client, name: str) -> Callable[..., bytes]:
     return run
 
 
+def check_signature(record: Record, method: Callable[..., Any]) -> None:
+    """Compare what executes a record with the record's fields, tail and answer."""
+    signature = inspect.signature(method)
+    taken: list[Any] = [int] * sum(max(field.count, 1) for field in record.fields)
+    if record.tail is not None:
+        taken.append(bytes if record.tail.text else memoryview)
+    signature.bind(*taken)  # as many as there are
+    found = [
+        each.annotation
+        for each in signature.parameters.values()
+        if each.kind != each.VAR_POSITIONAL
+    ]
+    if "<lambda>" not in method.__qualname__:
+        assert found == taken[: len(found)], (record.name, signature)
+        assert record.asked or signature.return_annotation is None, (record.name, signature)
+
+
 def replaced_areas(client: Client, images: Images, links: Links | None) -> list[HandlerGroup]:
     """Return the areas of the executor, which say what they are to do."""
     areas = handler_groups(client, images, links)
     for area in areas:
-        methods = cast("dict[str, Callable[..., Any]]", area.methods)
-        for name, method in methods.items():
-            methods[name] = said(client, name_of(NUMBERS[name], method))
+        for name, method in area.methods.items():
+            check_signature(BY_NAME[name], method)
+            area.methods[name] = said(client, name_of(NUMBERS[name], method))
         for op, (record, method) in area.calls.items():
             area.calls[op] = record, said(client, name_of(op, method))
     return areas
