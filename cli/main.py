@@ -19,7 +19,7 @@ import click
 
 from gpupool.cli.lib.output import Invocation, report
 from gpupool.pool.errors import ExitCode, GpupoolError, StorageError, UsageError
-from gpupool.remoting.local.paths import config_files
+from gpupool.remoting.local.files import config_files
 from gpupool.remoting.local.terminal import say
 
 # Name, place and short help of every command, the most used first. The place is the module below

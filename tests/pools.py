@@ -13,7 +13,7 @@ from tests import commands
 
 from gpupool.pool.model.plain import to_plain
 from gpupool.pool.view import PoolView
-from gpupool.remoting.local.connecting import connected
+from gpupool.remoting.local.logins import connected
 
 LOOK_TIMEOUT_S = 20.0
 END_TIMEOUT_S = 20.0

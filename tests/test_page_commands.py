@@ -145,7 +145,7 @@ def test_messages_of_the_troubleshooting_page_are_those_of_the_program() -> None
 SAY_MORE = (
     "remoting/daemon/systemd.py",
     "pool/read_model/pool_snapshot.py",
-    "pool/read_model/versions_apart.py",
+    "pool/read_model/pool_snapshot.py",
     "pool/clock_view.py",
     "pool/refused_orders.py",
     "pool/transitions/servers.py",

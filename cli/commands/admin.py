@@ -15,7 +15,7 @@ from gpupool.cli.lib.output import stdout_console
 from gpupool.pool.errors import LeaseLostError, NotNowError, UnknownNameError, UsageError
 from gpupool.pool.model.ids import LeaseId, lease_name
 from gpupool.pool.values import parse_label, parse_lease, size_text
-from gpupool.remoting.local.connecting import connected
+from gpupool.remoting.local.logins import connected
 from gpupool.remoting.local.terminal import say
 
 if TYPE_CHECKING:
@@ -281,7 +281,7 @@ def _server_here(given: str | None) -> str:
     import json
     from pathlib import Path
 
-    from gpupool.remoting.local.paths import state_dir
+    from gpupool.remoting.local.files import state_dir
 
     folder = Path(given) if given else state_dir()
     try:

@@ -13,7 +13,7 @@ from gpupool.cli.lib.time_spans import parse_since
 from gpupool.pool.errors import UsageError
 from gpupool.pool.model.state import Act
 from gpupool.pool.view import readable, visible
-from gpupool.remoting.local.connecting import connected
+from gpupool.remoting.local.logins import connected
 from gpupool.remoting.local.terminal import say
 
 if TYPE_CHECKING:

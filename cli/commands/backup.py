@@ -8,8 +8,8 @@ import click
 from gpupool.cli.lib.connect import run_async
 from gpupool.cli.lib.options import pool_options
 from gpupool.pool.errors import UsageError
-from gpupool.remoting.local.connecting import connected
-from gpupool.remoting.local.paths import state_dir
+from gpupool.remoting.local.files import state_dir
+from gpupool.remoting.local.logins import connected
 from gpupool.remoting.local.terminal import say
 
 FILE_SIZE_MAX = 64 << 20

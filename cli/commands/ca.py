@@ -10,7 +10,7 @@ from gpupool.cli.lib.options import json_option, pool_options
 from gpupool.cli.lib.output import print_json
 from gpupool.pool.errors import ExitCode, GpupoolError, UsageError
 from gpupool.pool.view import NO_KEY, ONE_KEY, visible
-from gpupool.remoting.local.connecting import connected
+from gpupool.remoting.local.logins import connected
 from gpupool.remoting.local.terminal import say
 
 if TYPE_CHECKING:

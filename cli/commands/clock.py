@@ -11,7 +11,7 @@ from gpupool.cli.lib.options import json_option, pool_options
 from gpupool.cli.lib.output import print_json, print_lines
 from gpupool.pool.errors import ExitCode, GpupoolError, UsageError
 from gpupool.pool.values import duration_text
-from gpupool.remoting.local.connecting import connected
+from gpupool.remoting.local.logins import connected
 from gpupool.remoting.local.terminal import say
 
 if TYPE_CHECKING:

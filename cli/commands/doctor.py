@@ -16,7 +16,7 @@ from gpupool.cli.lib.output import invocation, print_json
 from gpupool.pool.errors import ExitCode, GpupoolError
 from gpupool.pool.values import duration_text
 from gpupool.pool.view import ALARM, MISSING_HINT, visible
-from gpupool.remoting.local.connecting import connected, credentials_file, stored_credentials
+from gpupool.remoting.local.logins import connected, credentials_file, stored_credentials
 
 if TYPE_CHECKING:
     from gpupool.pool.view import PoolView

@@ -11,7 +11,7 @@ from gpupool.cli.lib.output import invocation, print_json
 from gpupool.pool.errors import DeniedError, GpupoolError, LeaseLostError, UsageError
 from gpupool.pool.model.ids import LeaseId, lease_name
 from gpupool.pool.values import parse_lease
-from gpupool.remoting.local.connecting import connected
+from gpupool.remoting.local.logins import connected
 from gpupool.remoting.local.terminal import say
 from gpupool.remoting.program.request import Wanted
 

@@ -28,7 +28,7 @@ from gpupool.pool.automatic_drains import SIGN_NAMES
 from gpupool.pool.errors import UsageError
 from gpupool.pool.model.policy import DataEncryption
 from gpupool.pool.values import Emulation
-from gpupool.remoting.local import paths
+from gpupool.remoting.local import files as paths
 from gpupool.remoting.local.terminal import say
 from gpupool.remoting.protocol.addresses import PORT_DEFAULT, Address
 

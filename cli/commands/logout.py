@@ -4,8 +4,7 @@ import click
 
 from gpupool.cli.lib.options import pool_options
 from gpupool.pool.errors import StorageError
-from gpupool.remoting.local.connecting import credentials_file
-from gpupool.remoting.local.logins import logins
+from gpupool.remoting.local.logins import credentials_file, logins
 from gpupool.remoting.local.terminal import say
 
 

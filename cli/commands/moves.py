@@ -16,7 +16,7 @@ from gpupool.pool.errors import (
 )
 from gpupool.pool.model.ids import GpuId, LeaseId, ServerId, lease_name
 from gpupool.pool.values import parse_lease
-from gpupool.remoting.local.connecting import connected
+from gpupool.remoting.local.logins import connected
 from gpupool.remoting.local.terminal import say
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from gpupool.cli.lib.connect import run_async
 from gpupool.cli.lib.options import json_option, pool_options, request_options
 from gpupool.cli.lib.output import print_json
 from gpupool.pool.errors import ConflictError, ExitCode, GpupoolError, UsageError
-from gpupool.remoting.local.connecting import connected
+from gpupool.remoting.local.logins import connected
 from gpupool.remoting.local.terminal import say
 from gpupool.remoting.program.request import Wanted, unknown_text
 

@@ -10,7 +10,7 @@ import click
 
 from gpupool.cli.lib.options import verbose_option
 from gpupool.pool.errors import GpupoolError, UsageError
-from gpupool.remoting.local import paths
+from gpupool.remoting.local import files as paths
 from gpupool.remoting.local.terminal import say
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import click
 
 from gpupool.cli.lib.options import ADDRESS, NAME_TYPE, verbose_option
 from gpupool.pool.errors import GpupoolError, UsageError
-from gpupool.remoting.local import paths
+from gpupool.remoting.local import files as paths
 from gpupool.remoting.local.terminal import say
 from gpupool.remoting.protocol.addresses import PORT_DEFAULT, Address, parse_address
 

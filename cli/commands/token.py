@@ -13,8 +13,8 @@ from gpupool.pool.errors import UsageError
 from gpupool.pool.model.ids import TokenId
 from gpupool.pool.model.state import TOKEN_USES_MAX, TokenKind
 from gpupool.pool.values import duration_text
-from gpupool.remoting.local.connecting import connected, stored_credentials
-from gpupool.remoting.local.paths import user_name
+from gpupool.remoting.local.files import user_name
+from gpupool.remoting.local.logins import connected, stored_credentials
 from gpupool.remoting.local.terminal import say
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from typing import Any
 from gpupool.cli.lib.join_process import start_join
 from gpupool.pool.errors import GpupoolError, StorageError, UsageError
 from gpupool.pool.view import PoolView
-from gpupool.remoting.local.paths import config_dir
+from gpupool.remoting.local.files import config_dir
 
 Status = Callable[[str], PoolView]
 

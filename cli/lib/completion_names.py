@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import click
 from click.shell_completion import CompletionItem
 
-from gpupool.remoting.local.paths import cache_dir
+from gpupool.remoting.local.files import cache_dir
 
 NAME_COUNT_MAX = 1000
 

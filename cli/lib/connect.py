@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from gpupool.pool.errors import GpupoolError, first_error
-from gpupool.remoting.local.connecting import connected, said_if_slow
+from gpupool.remoting.local.logins import connected, said_if_slow
 from gpupool.remoting.local.terminal import QUIET, say
 
 if TYPE_CHECKING:

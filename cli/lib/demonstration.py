@@ -19,9 +19,8 @@ from gpupool.cli.lib.background_pool import BackgroundPool
 from gpupool.cli.lib.connect import run_async
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.view import PoolView
-from gpupool.remoting.local.abandoned_folders import make_folder
-from gpupool.remoting.local.connecting import connected
-from gpupool.remoting.local.paths import program
+from gpupool.remoting.local.files import make_folder, program
+from gpupool.remoting.local.logins import connected
 
 SERVERS = 3
 START_S = 20.0

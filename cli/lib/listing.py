@@ -13,7 +13,7 @@ from gpupool.cli.lib.options import json_option, pool_options
 from gpupool.cli.lib.output import stdout_console
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.read_model.pool_snapshot import PoolSnapshot
-from gpupool.remoting.local.connecting import connected
+from gpupool.remoting.local.logins import connected
 
 if TYPE_CHECKING:
     from gpupool.remoting.client.pool_client import Pool

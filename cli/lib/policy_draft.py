@@ -7,7 +7,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpupool.remoting.local.abandoned_folders import lent_folder
+from gpupool.remoting.local.files import lent_folder
 
 PREFIX = "gpupool-policy-"
 DRAFT, BEFORE = "policy.toml", "before.toml"

@@ -18,7 +18,7 @@ from gpupool.cli.lib.config_files import (
 from gpupool.pool.model.state import Filter
 from gpupool.pool.scheduling.filters import filter_text
 from gpupool.pool.values import duration_text
-from gpupool.remoting.local.paths import config_files
+from gpupool.remoting.local.files import config_files
 
 NOT_SETTINGS = {"help", "version", "json", "verbose", "token", "operator-token", "lease", "all"}
 """Options that say what to do once; a token is a secret and is never shown."""

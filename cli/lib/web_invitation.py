@@ -12,7 +12,7 @@ import trio
 from gpupool.pool.errors import AuthenticationError, UnknownNameError, UnreachableError
 from gpupool.pool.view import visible
 from gpupool.remoting.client.credentials import Credentials
-from gpupool.remoting.local.connecting import connected
+from gpupool.remoting.local.logins import connected
 from gpupool.remoting.protocol.addresses import Address, parse_address
 from gpupool.remoting.protocol.token_text import SHORT_SIZE, TokenText, format_token
 

@@ -29,8 +29,8 @@ from gpupool.cli.tui.terminal_keys import MOUSE_OFF, MOUSE_ON, decode_keys
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.read_model.pool_snapshot import PoolSnapshot
 from gpupool.remoting.client.pool_client import Pool
-from gpupool.remoting.local.connecting import connected
 from gpupool.remoting.local.exits import die_of
+from gpupool.remoting.local.logins import connected
 from gpupool.remoting.protocol import messages as m
 
 FRAME_S = 0.04

@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
+from dataclasses import dataclass, replace
 from typing import cast
 from weakref import WeakKeyDictionary
 
@@ -12,18 +13,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gpupool.monitoring.web.check_history import ask_checks
+from gpupool.monitoring.health.health_history import merged, unknown_before
 from gpupool.monitoring.web.gate import LocalGate, NoEntry
 from gpupool.monitoring.web.gpu_history import ask_gpu_history
-from gpupool.monitoring.web.history_series import ask_series
-from gpupool.monitoring.web.limit_answers import PolicyLimits
+from gpupool.monitoring.web.health_words import LEVELS
+from gpupool.monitoring.web.history_series import ask_series, asked_span, lacking
 from gpupool.monitoring.web.live_book import Book, Packed
 from gpupool.monitoring.web.live_documents import Memory, summary, work
 from gpupool.monitoring.web.pool_day import PoolDay
 from gpupool.monitoring.web.pool_source import PoolSource
 from gpupool.monitoring.web.recent import METRICS, Recent
 from gpupool.monitoring.web.server_gate import ServerGate
-from gpupool.monitoring.web.storage_answers import ask_storage
 from gpupool.monitoring.web.usage_answers import (
     ask_capacity,
     ask_lease,
@@ -37,12 +37,145 @@ from gpupool.pool.errors import (
     UnknownNameError,
     UsageError,
 )
+from gpupool.pool.history_query import HistoryQuery
 from gpupool.pool.model.ids import LeaseId
 from gpupool.pool.model.plain import to_plain
+from gpupool.pool.model.policy import UNIT, Policy, Zone
+from gpupool.pool.policy.policy_document import PolicyTextError, parse_policy
+from gpupool.pool.policy.rulebook import Rulebook
 from gpupool.pool.read_model.pool_snapshot import PoolSnapshot
-from gpupool.pool.transitions.policy_versions import unpack_text
+from gpupool.pool.transitions.policy_versions import UnpackError, unpack_text
 from gpupool.pool.view import readable, visible
 from gpupool.remoting.protocol import messages as m
+from gpupool.remoting.protocol.time_zones import zone_of
+
+MIB = 1 << 20
+SCALES = {"max_gpus": UNIT, "max_memory": MIB, "max_leases": 1}
+"""Of each limit: what the page's numbers are multiples of."""
+
+NO_ZONES = "hours of the policy are left out: this machine does not know their time zone"
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    version: int
+    book: Rulebook
+    problem: str = ""
+
+
+class PolicyLimits:
+    """Compiles a policy once for each version."""
+
+    def __init__(self) -> None:
+        self._compiled = _Compiled(0, Rulebook(Policy()))
+
+    async def told(self, source: PoolSource, now_ms: int, user: str = "") -> dict[str, object]:
+        """Return the class, the department and the limits of each user who has or wants anything.
+
+        ``user`` is one besides, who may have nothing.
+        """
+        snapshot = source.known()
+        view = snapshot.view
+        if view.policy_version != self._compiled.version:
+            self._compiled = await _compile(source, view.policy_version, now_ms)
+        moment = self._compiled.book.moment(now_ms)
+        users = {each.user for each in view.leases} | {each.user for each in view.waiting}
+        rows: dict[str, object] = {}
+        for name in sorted(users | ({user} if user else set())):
+            terms = moment.terms(name)
+            rows[visible(name)] = {
+                "class": visible(terms.group),
+                "department": visible(terms.department),
+                "limits": [
+                    [cap.holder, cap.dimension, round(cap.limit / SCALES[cap.dimension], 3)]
+                    for cap in terms.caps
+                ],
+            }
+        return {"users": rows, "problem": self._compiled.problem}
+
+
+async def _compile(source: PoolSource, version: int, now_ms: int) -> _Compiled:
+    """Return a version's rules; without its hours where their time zones are not known."""
+    if not version:
+        return _Compiled(0, Rulebook(Policy()))
+    found = await source.policy()
+    unknown: list[str] = []
+
+    def zone(name: str) -> Zone:
+        known = zone_of(name, now_ms)
+        if known is None:
+            unknown.append(name)
+        return known or Zone(name, (), (0,))
+
+    try:
+        policy = parse_policy(unpack_text(found.packed), zone)
+    except (PolicyTextError, UnpackError) as error:
+        problem = f"the policy cannot be read here: {visible(str(error)[:200])}"
+        return _Compiled(version, Rulebook(Policy()), problem)
+    if not unknown:
+        return _Compiled(version, Rulebook(policy))
+    return _Compiled(version, Rulebook(replace(policy, windows=(), reservations=())), NO_ZONES)
+
+
+async def ask_storage(source: PoolSource, asked: Mapping[str, str]) -> dict[str, object]:
+    """Return a row of each server that answers, and which do not."""
+    del asked
+    snapshot = source.known()
+    answer = await source.history(HistoryQuery("storage"))
+    names = {each.id: visible(each.name) for each in snapshot.view.servers}
+    found = {names.get(k, k): page for k, page in answer.pages.items()}
+    return {
+        "servers": [
+            {
+                "name": name,
+                "files": {visible(each): size for each, size in page.storage.files.items()},
+                "max": page.storage.size_max,
+                "tiers": [[each.step_s, each.kept_s, each.oldest] for each in page.storage.tiers],
+                "ends": {visible(each): end for each, end in page.storage.ends.items()},
+            }
+            for name, page in sorted(found.items())
+            if page.storage is not None
+        ],
+        "silent": {names.get(k, k): visible(why) for k, why in answer.silent.items()},
+        "problems": [
+            f"{name}: {visible(page.problem) or 'an older gpupool does not tell'}"
+            for name, page in sorted(found.items())
+            if page.problem or page.storage is None
+        ],
+    }
+
+
+ROWS_MAX = 2000
+"""The newest; a page with more is of no use."""
+
+
+async def ask_checks(source: PoolSource, asked: Mapping[str, str]) -> dict[str, object]:
+    """Return the episodes of all servers' checks in a time, and which servers do not tell."""
+    snapshot = source.known()
+    since, until = asked_span(asked)
+    answer = await source.history(HistoryQuery("health", since=since, until=until))
+    view = snapshot.view
+    names = {each.id: visible(each.name) for each in view.servers}
+    gpus = {str(gpu.id): f"GPU {gpu.index}" for each in view.servers for gpu in each.gpus}
+    rows = merged(answer.pages, names)
+    return {
+        "rows": [
+            {
+                "level": LEVELS[row.episode.status],
+                "check": visible(row.episode.check),
+                "server": row.server,
+                "subject": visible(gpus.get(row.episode.subject, row.episode.subject)),
+                "began": row.episode.began,
+                "ended": row.episode.ended,
+                "text": visible(row.episode.text),
+            }
+            for row in rows[:ROWS_MAX]
+        ],
+        "more": len(rows) > ROWS_MAX or any(page.more for page in answer.pages.values()),
+        "unknown": unknown_before(answer.pages, names, since),
+        **lacking(view, answer),
+    }
+
 
 JSON = "application/json"
 BODY_MAX = 64 * 1024

@@ -29,7 +29,6 @@ from gpupool.pool.model.state import Request, TokenKind
 from gpupool.pool.ports import Clock, Randomness
 from gpupool.remoting.client.all_servers import ALL_SERVERS
 from gpupool.remoting.client.credentials import Credentials
-from gpupool.remoting.client.lease_handle import LeaseHandle
 from gpupool.remoting.client.server_connections import (
     CALL_TIMEOUT_S,
     FIRST_TIMEOUT_S,
@@ -51,6 +50,7 @@ if TYPE_CHECKING:
     from gpupool.remoting.client.bandwidth_answers import BandwidthAnswer
     from gpupool.remoting.client.check_answers import CheckAnswer
     from gpupool.remoting.client.history_answers import HistoryAnswer
+    from gpupool.remoting.client.lease_handle import LeaseHandle
     from gpupool.remoting.client.negotiation_actions import NegotiationSettings
     from gpupool.remoting.client.subscription import PoolUpdate
     from gpupool.remoting.client.usage_query import UsageAnswer
@@ -101,7 +101,7 @@ class Pool:
         wait_s: float | None = None,
         on_status: Callable[[str], None] = lambda _text: None,
         on_choice: Callable[[tuple[str, ...]], None] = lambda _lines: None,
-    ) -> LeaseHandle:
+    ) -> "LeaseHandle":
         """Get a lease for ``request``.
 
         Args:
@@ -116,7 +116,7 @@ class Pool:
             DeniedError, AuthenticationError: the pool refuses it.
             NoQuorumError, UnreachableError: the pool cannot answer.
         """
-        from gpupool.remoting.client.allocator import Allocator
+        from gpupool.remoting.client.lease_handle import Allocator
 
         allocator = Allocator(
             self.connections,
@@ -427,6 +427,3 @@ async def connect_pool(
         nursery.cancel_scope.cancel()
     if failure is not None:
         raise failure
-
-
-__all__ = ["LeaseHandle", "Pool", "connect_pool"]

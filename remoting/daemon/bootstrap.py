@@ -18,7 +18,7 @@ from gpupool.remoting.client.credentials import Credentials
 from gpupool.remoting.daemon.login_writer import SaveLogin, save_login
 from gpupool.remoting.daemon.server_identity import ServerIdentity
 from gpupool.remoting.daemon.state_dir import CA_CERTIFICATE, StateDir
-from gpupool.remoting.local.paths import user_name
+from gpupool.remoting.local.files import user_name
 from gpupool.remoting.protocol.addresses import Address, parse_address
 from gpupool.remoting.protocol.token_text import (
     SHORT_SIZE,

@@ -45,8 +45,7 @@ from gpupool.remoting.daemon.leaving import Leaving
 from gpupool.remoting.daemon.listen_address import ANYWHERE, advertised_address, open_listeners
 from gpupool.remoting.daemon.measuring import measure, processes_of
 from gpupool.remoting.daemon.records.audit_file import AuditLog
-from gpupool.remoting.daemon.records.lease_file import LeaseLog, monitoring_folder
-from gpupool.remoting.daemon.records.lease_lines import LeaseLines
+from gpupool.remoting.daemon.records.lease_file import LeaseLines, LeaseLog, monitoring_folder
 from gpupool.remoting.daemon.self_description import describe
 from gpupool.remoting.daemon.separate import Separated
 from gpupool.remoting.daemon.state_dir import (

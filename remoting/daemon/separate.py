@@ -36,7 +36,7 @@ from gpupool.remoting.host import spawn
 from gpupool.remoting.host.isolation.confinement import nccl_ports, wanted
 from gpupool.remoting.host.isolation.users import UID_BASE, UID_COUNT
 from gpupool.remoting.host.worker_keeper import KeeperSettings
-from gpupool.remoting.local.paths import user_name
+from gpupool.remoting.local.files import user_name
 from gpupool.remoting.privileges import former_ca, keeper_process, ownership, unprivileged
 from gpupool.remoting.privileges.forked import ForkedProcess, fork
 from gpupool.remoting.privileges.former_ca import FormerCa

@@ -11,7 +11,7 @@ from pathlib import Path
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.ids import ServerId
 from gpupool.remoting.host.remove_tree import remove_tree
-from gpupool.remoting.local.abandoned_folders import make_folder
+from gpupool.remoting.local.files import make_folder
 
 FOLDER_PREFIX = "gpupool-server-"
 ROOM_POLL_S = 10.0

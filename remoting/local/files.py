@@ -1,11 +1,158 @@
-"""Files that only their owner may read: written whole or not at all, and synced."""
+"""Files and folders of this user: private, written whole or not at all, and synced.
+
+A folder of ours in a temporary directory is locked while it is used, and removed after. A program
+that was killed removes nothing. So each start removes the folders of this user that nobody holds
+locked any more.
+
+Files lie in the XDG folders, and in systemd's when it runs us.
+"""
 
 import contextlib
 import errno
+import fcntl
 import os
+import pwd
+import shutil
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 
 from gpupool.pool.errors import StorageError
+from gpupool.remoting.host.remove_tree import remove_tree
+
+CONFIG_NAME = "gpupool.toml"
+
+
+def _home_folder(variable: str, *fallback: str) -> Path:
+    """Return the XDG folder named by ``variable``; a relative value is ignored, as XDG asks."""
+    value = os.environ.get(variable, "")
+    return Path(value) if value.startswith("/") else Path.home().joinpath(*fallback)
+
+
+def config_dir() -> Path:
+    """Return the folder of the user's settings and credentials."""
+    return _home_folder("XDG_CONFIG_HOME", ".config") / "gpupool"
+
+
+def cache_dir() -> Path:
+    """Return the folder of what can be lost, such as names for completion."""
+    return _home_folder("XDG_CACHE_HOME", ".cache") / "gpupool"
+
+
+def state_dir() -> Path:
+    """Return the folder of a server's identity and journal."""
+    if given := os.environ.get("STATE_DIRECTORY", ""):
+        return Path(given.split(":")[0])  # systemd separates several by colons
+    return _home_folder("XDG_STATE_HOME", ".local", "state") / "gpupool"
+
+
+def playground_dir() -> Path:
+    """Return the folder of the pool that ``gpupool up`` starts."""
+    return _home_folder("XDG_STATE_HOME", ".local", "state") / "gpupool-up"
+
+
+def program() -> str:
+    """Return what a user types to run this very gpupool."""
+    own = Path(sys.executable).parent / "gpupool"
+    if (found := shutil.which("gpupool")) and Path(found).resolve() == own.resolve():
+        return "gpupool"
+    if not own.is_file():
+        return f"{sys.executable} -m gpupool.cli.main"
+    try:
+        return str(own.relative_to(Path.cwd()))
+    except (ValueError, FileNotFoundError):
+        return str(own)
+
+
+def runtime_dir() -> Path | None:
+    """Return the user's private folder for sockets, or None when the system gives none."""
+    value = os.environ.get("XDG_RUNTIME_DIR", "")
+    return Path(value) if value.startswith("/") and os.path.isdir(value) else None
+
+
+def config_files() -> tuple[Path, ...]:
+    """Return the files that settings are read from, the strongest first."""
+    files = (config_dir() / "config.toml", Path("/etc/gpupool/config.toml"))
+    try:
+        return (Path.cwd() / CONFIG_NAME, *files)
+    except FileNotFoundError:
+        return files  # the folder that we are in was removed
+
+
+def default_name() -> str:
+    """Return a name for this server: the host's, without its domain."""
+    name = os.uname().nodename.split(".")[0]
+    clean = "".join(c if c.isalnum() or c in "-_" else "-" for c in name).strip("-_")
+    return clean[:63] or "server"
+
+
+def user_name() -> str:
+    """Return the name of the user who runs us, even when no account has their number."""
+    for variable in ("LOGNAME", "USER"):
+        if value := os.environ.get(variable):
+            return value
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return f"uid{os.getuid()}"
+
+
+ABANDONED_AFTER_S = 5.0
+ABANDONED_COUNT_MAX = 1000
+"""Folders that one start looks at."""
+
+
+def make_folder(
+    base: Path, prefix: str, *, keeps: Callable[[Path], bool] = lambda _folder: False
+) -> tuple[Path, int]:
+    """Return a new folder that only this user can enter, and the descriptor that holds it locked.
+
+    Children that inherit the descriptor hold it too. Abandoned folders are removed before.
+    """
+    remove_abandoned(base, prefix, keeps)
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
+    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fcntl.flock(held, fcntl.LOCK_SH)
+    return folder, held
+
+
+@contextmanager
+def lent_folder(
+    prefix: str, *, keeps: Callable[[Path], bool] = lambda _folder: False
+) -> Generator[Path]:
+    """Lend a folder of ``make_folder`` in the temporary directory, and remove it after."""
+    folder, held = make_folder(Path(tempfile.gettempdir()), prefix, keeps=keeps)
+    try:
+        yield folder
+    finally:
+        remove_tree(folder)
+        os.close(held)
+
+
+def remove_abandoned(base: Path, prefix: str, keeps: Callable[[Path], bool]) -> None:
+    """Remove this user's folders whose program was killed: nobody holds their lock any more.
+
+    A folder that is younger than ``ABANDONED_AFTER_S`` may not be locked yet. One of which
+    ``keeps`` says that it has what its user would miss stays.
+    """
+    for path in islice(base.glob(f"{prefix}*"), ABANDONED_COUNT_MAX):
+        with suppress(OSError):
+            status = path.lstat()
+            is_young = time.time() - status.st_mtime < ABANDONED_AFTER_S
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or is_young:
+                continue
+            held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not keeps(path):
+                    remove_tree(path)
+            finally:
+                os.close(held)
 
 
 def replace_file(path: Path, data: bytes) -> None:

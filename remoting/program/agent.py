@@ -36,8 +36,7 @@ from gpupool.remoting.client.session_answer import (
     has_emulated,
     to_plain,
 )
-from gpupool.remoting.local.abandoned_folders import make_folder
-from gpupool.remoting.local.paths import runtime_dir
+from gpupool.remoting.local.files import make_folder, runtime_dir
 from gpupool.remoting.program.json_lines import (
     LineReader,
     LineTooLongError,

@@ -12,7 +12,7 @@ from gpupool.pool.expected_start import NEVER, start_by_s
 from gpupool.pool.model.state import Request
 from gpupool.pool.values import free_text
 from gpupool.pool.view import PoolView
-from gpupool.remoting.local.connecting import connected
+from gpupool.remoting.local.logins import connected
 from gpupool.remoting.program.door_choice import DoorChoice
 from gpupool.remoting.program.request import Wanted, unknown_text
 from gpupool.remoting.program.waiting_line import REPEAT_S

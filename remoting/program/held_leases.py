@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.codec import decode
-from gpupool.remoting.local.paths import cache_dir, runtime_dir
+from gpupool.remoting.local.files import cache_dir, runtime_dir
 from gpupool.remoting.program.agent import SOCKET_PATH_LENGTH_MAX
 
 FORMAT = 1

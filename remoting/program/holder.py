@@ -20,8 +20,9 @@ from gpupool.pool.model.codec import CodecError, decode
 from gpupool.pool.model.state import Request
 from gpupool.pool.policy.lease_ends import notice_s
 from gpupool.pool.values import duration_text
-from gpupool.remoting.client.pool_client import LeaseHandle, Pool
-from gpupool.remoting.local.connecting import Patience, connected
+from gpupool.remoting.client.lease_handle import LeaseHandle
+from gpupool.remoting.client.pool_client import Pool
+from gpupool.remoting.local.logins import Patience, connected
 from gpupool.remoting.local.logs import log_to_file
 from gpupool.remoting.program.agent import Agent, HolderActions
 from gpupool.remoting.program.dry_run import NEVER, follow_start

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import trio
 
 from gpupool.pool.errors import DeniedError, GpupoolError, LeaseLostError, first_error
+from gpupool.remoting.client.lease_handle import LeaseHandle
 from gpupool.remoting.client.moving_lease import Bring
-from gpupool.remoting.client.pool_client import LeaseHandle, Pool
+from gpupool.remoting.client.pool_client import Pool
 from gpupool.remoting.client.session_answer import SessionAnswer
-from gpupool.remoting.local.connecting import Patience, connected, stored_credentials
+from gpupool.remoting.local.logins import Patience, connected, stored_credentials
 from gpupool.remoting.program.held_leases import HeldRecord, LocalLease, find_held
 from gpupool.remoting.program.lease_devices import Devices, lease_devices
 from gpupool.remoting.program.program_lease import ProgramLease, SessionRequest

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from typing import Any
 
-from gpupool.remoting.local.abandoned_folders import lent_folder
+from gpupool.remoting.local.files import lent_folder
 
 FOLDER_PREFIX = "gpupool-cell-"
 

@@ -19,8 +19,9 @@ from gpupool.pool.model.ids import EMULATED_PREFIX, GpuId, ServerId
 from gpupool.pool.model.state import Request
 from gpupool.pool.scheduling.filters import short_model
 from gpupool.pool.values import duration_text, size_text
-from gpupool.remoting.client.pool_client import LeaseHandle, Pool
-from gpupool.remoting.local.connecting import Patience, connected
+from gpupool.remoting.client.lease_handle import LeaseHandle
+from gpupool.remoting.client.pool_client import Pool
+from gpupool.remoting.local.logins import Patience, connected
 from gpupool.remoting.local.terminal import say
 from gpupool.remoting.program.agent import OPEN_TIMEOUT_S, Agent, private_dir
 from gpupool.remoting.program.child_process import (

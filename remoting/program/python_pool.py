@@ -9,8 +9,7 @@ import trio
 
 from gpupool.pool.errors import first_error
 from gpupool.pool.view import PoolView
-from gpupool.remoting.local.connecting import connected
-from gpupool.remoting.local.logins import login_file
+from gpupool.remoting.local.logins import connected, login_file
 from gpupool.remoting.program.python_lease import Lease, PoolLeaseOptions, lease
 
 T = TypeVar("T")

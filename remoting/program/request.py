@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gpupool.pool.model.ids import RequestId
 from gpupool.pool.model.state import Filter, Placement, Request
-from gpupool.remoting.local.connecting import client_name
+from gpupool.remoting.local.logins import client_name
 
 
 @dataclass(frozen=True, slots=True)

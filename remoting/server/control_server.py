@@ -41,12 +41,12 @@ from gpupool.remoting.server.actions import (
 )
 from gpupool.remoting.server.client_streams import ClientStreams
 from gpupool.remoting.server.controller import Controller
-from gpupool.remoting.server.listener.lobby import Lobby
+from gpupool.remoting.server.listener.accept_queue import AcceptQueue
 from gpupool.remoting.server.listener.router import Router, WebDoor
 from gpupool.remoting.server.policy_compiler import PolicyCompiler
 from gpupool.remoting.server.proposer import Propose
 from gpupool.remoting.server.server_settings import ServerSettings
-from gpupool.remoting.server.view_thread import make_beside_the_loop
+from gpupool.remoting.server.view_service import make_beside_the_loop
 from gpupool.remoting.transport.authority.server_authorities import ServerAuthorities
 from gpupool.remoting.transport.failures import RateLimitedLog, explain
 from gpupool.remoting.transport.peer_link import Kind
@@ -123,8 +123,10 @@ class ControlServer:
                     nursery.start_soon(renewal.run)
                 if router is not None:
                     limit_s = self._settings.unauthenticated_timeout_s
-                    lobby = Lobby(router, nursery, timeout_s=limit_s, log=self._rate_limited_log)
-                    nursery.start_soon(lobby.run, listeners)
+                    queue = AcceptQueue(
+                        router, nursery, timeout_s=limit_s, log=self._rate_limited_log
+                    )
+                    nursery.start_soon(queue.run, listeners)
                 nursery.start_soon(self.streams.turns.give)
                 task_status.started()
                 await self._tick()

@@ -13,7 +13,11 @@ answer is older than its question, that a client gets updates out of order, or o
 ended its subscription.
 """
 
+import time
+from contextlib import closing
 from dataclasses import dataclass
+
+import trio
 
 from gpupool.pool.clock_view import clock_view
 from gpupool.pool.errors import NotNowError, UsageError
@@ -23,9 +27,34 @@ from gpupool.pool.user_bound import UserBound
 from gpupool.pool.view_building import ViewSource
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.sessions import DOCTOR, SIGNER_OPEN, WORKERS_HAVE, WORKERS_LACK
-from gpupool.remoting.protocol.view_encoding import MadeView, ViewOrder, make_view_at_once
+from gpupool.remoting.protocol.view_encoding import (
+    MadeView,
+    ViewOrder,
+    make_view,
+    make_view_at_once,
+)
 from gpupool.remoting.server.actions import MakeView
 from gpupool.remoting.server.service_context import Client, Handler, ServiceContext
+
+PAUSE_S = 0.0005
+"""Between two pieces: only one thread runs Python, and to sleep lets the loop have it."""
+
+
+async def make_beside_the_loop(order: ViewOrder) -> MadeView:
+    """Return the messages of a view; when cancelled, the thread ends after its present piece."""
+    return await trio.to_thread.run_sync(_make, order)
+
+
+def _make(order: ViewOrder) -> MadeView:
+    with closing(make_view(order)) as steps:
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                return end.value
+            trio.from_thread.check_cancelled()
+            time.sleep(PAUSE_S)
+
 
 UPDATE_EVERY_MIN_S = 0.2
 UPDATE_EVERY_MAX_S = 60.0

@@ -19,7 +19,7 @@ from gpupool.cli.lib.demonstration import Demonstration
 from gpupool.cli.lib.policy_draft import DRAFT, draft_of
 from gpupool.pool.model.ids import ServerId
 from gpupool.remoting.daemon.systemd import make_runtime_dir
-from gpupool.remoting.local.abandoned_folders import ABANDONED_AFTER_S
+from gpupool.remoting.local.files import ABANDONED_AFTER_S
 from gpupool.remoting.program import notebook_magics
 
 KILLED = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"

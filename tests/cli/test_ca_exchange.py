@@ -23,7 +23,7 @@ from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import TokenKind
 from gpupool.remoting.client.credentials import save_credentials
 from gpupool.remoting.client.enrolment import login
-from gpupool.remoting.local.connecting import connected
+from gpupool.remoting.local.logins import connected
 from gpupool.remoting.transport.authority.ca_bundle import certificates_of, keys_of
 from gpupool.remoting.transport.client_tls import CONTROL_NAME, client_context
 from gpupool.remoting.transport.pki import (

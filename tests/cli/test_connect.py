@@ -17,7 +17,7 @@ from gpupool.remoting.client.credentials import (
     load_credentials,
     save_credentials,
 )
-from gpupool.remoting.local import connecting
+from gpupool.remoting.local import logins as connecting
 from gpupool.remoting.protocol.addresses import Address
 
 OLD = Credentials(

@@ -8,7 +8,7 @@ import pytest
 from gpupool.cli.lib.connect import run_async
 from gpupool.pool.history_query import HistoryQuery, Storage
 from gpupool.remoting.client.history_answers import HistoryAnswer
-from gpupool.remoting.local.connecting import connected
+from gpupool.remoting.local.logins import connected
 
 DAY_MS = 86_400_000
 DEADLINE_S = 60

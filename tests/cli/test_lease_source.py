@@ -12,7 +12,8 @@ from tests.remoting.control.control_cluster import Cluster, request
 from tests.remoting.control.control_kit import until
 
 from gpupool.pool.errors import NeverFitsError
-from gpupool.remoting.client.pool_client import LeaseHandle, Pool
+from gpupool.remoting.client.lease_handle import LeaseHandle
+from gpupool.remoting.client.pool_client import Pool
 from gpupool.remoting.client.server_connections import gist
 from gpupool.remoting.program import holder, lease_source
 from gpupool.remoting.program.lease_source import LazyLease

@@ -17,7 +17,7 @@ from gpupool.pool.errors import first_error
 from gpupool.pool.model.plain import to_plain
 from gpupool.pool.view import PoolView
 from gpupool.remoting.client.pool_client import Pool
-from gpupool.remoting.local.connecting import connected
+from gpupool.remoting.local.logins import connected
 
 DEADLINE_S = 60.0
 View = dict[str, Any]

@@ -20,10 +20,9 @@ from tests.monitoring.samples import gpu_id, sample, table
 
 from gpupool.monitoring.history.history_reader import read_history
 from gpupool.monitoring.history.history_settings import HistorySettings
-from gpupool.monitoring.history.history_store import FILE_NAME, SCHEMA
+from gpupool.monitoring.history.history_store import FILE_NAME, SCHEMA, unpack
 from gpupool.monitoring.history.history_writer import HistoryWriter
 from gpupool.monitoring.history.series import GPU, LEASE
-from gpupool.monitoring.history.unpacked_hours import unpack
 from gpupool.pool.history_query import HistoryQuery
 from gpupool.pool.model.ids import Milliseconds
 from gpupool.pool.model.units import DAY_S

@@ -14,7 +14,7 @@ from tests.mutation.coverage_map import SWARM, CoverageMap, importers
 from tests.mutation.operators import ROOT, Mutant, mutants_of, mutated
 from tests.mutation.reasons import load_reasons
 
-SETS = ROOT / "pool" / "model" / "sorted_set.py"
+SETS = ROOT / "pool" / "model" / "tables.py"
 NOTHING: set[str] = set()
 
 

@@ -13,8 +13,7 @@ from gpupool.pool.model.persistent_map import (
     SPARE_CHUNKS,
     PersistentMap,
 )
-from gpupool.pool.model.sorted_set import SortedSet, sorted_set
-from gpupool.pool.model.tables import LeaseTable, WaitingTable
+from gpupool.pool.model.tables import LeaseTable, SortedSet, WaitingTable, sorted_set
 
 A, B, C = ServerId("a"), ServerId("b"), ServerId("c")
 

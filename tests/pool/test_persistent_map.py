@@ -10,8 +10,7 @@ from tests.properties import examples
 
 from gpupool.pool.model.ids import LeaseId, RequestId, ServerId
 from gpupool.pool.model.persistent_map import CHUNK_SIZE, PersistentMap
-from gpupool.pool.model.sorted_set import SortedSet, sorted_set
-from gpupool.pool.model.tables import LeaseTable, WaitingTable
+from gpupool.pool.model.tables import LeaseTable, SortedSet, WaitingTable, sorted_set
 
 KEYS = st.integers(0, 6 * CHUNK_SIZE)
 CHANGES = st.lists(st.tuples(st.sampled_from(["set", "without", "oldest"]), KEYS), max_size=80)

@@ -12,9 +12,8 @@ from tests.properties import examples
 
 from gpupool.pool.model.codec import decode, encode
 from gpupool.pool.model.policy import NO_LIMIT, Membership, Policy, Rule, Span, Window
-from gpupool.pool.policy.policy_document import PolicyTextError
+from gpupool.pool.policy.policy_document import PolicyTextError, key_lines
 from gpupool.pool.policy.prices import PRICE_COUNT_MAX
-from gpupool.pool.policy.toml_lines import key_lines
 
 WHOLE = """\
 zone = "Europe/Berlin"

@@ -4,7 +4,7 @@ import tomllib
 
 import pytest
 
-from gpupool.pool.policy.toml_lines import Path, key_lines
+from gpupool.pool.policy.policy_document import Path, key_lines
 
 DOCUMENTS: dict[str, dict[Path, int]] = {
     "": {},

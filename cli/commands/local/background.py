@@ -6,7 +6,7 @@ import gpupool
 from gpupool.cli.lib.options import EMULATION, verbose_option
 from gpupool.pool.errors import UsageError
 from gpupool.pool.values import Emulation
-from gpupool.remoting.local.paths import playground_dir, program
+from gpupool.remoting.local.files import playground_dir, program
 from gpupool.remoting.local.terminal import say
 
 EMULATE = "2:8G"

@@ -8,7 +8,7 @@ from gpupool.cli.lib.connect import run_async
 from gpupool.cli.lib.options import json_option, pool_options
 from gpupool.cli.lib.output import print_json
 from gpupool.pool.values import duration_text
-from gpupool.remoting.local.connecting import connected, credentials_file
+from gpupool.remoting.local.logins import connected, credentials_file
 
 
 @click.command()

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from gpupool.pool.errors import ExitCode, UsageError
-from gpupool.remoting.local.paths import state_dir
+from gpupool.remoting.local.files import state_dir
 from gpupool.remoting.local.terminal import say
 
 

@@ -17,7 +17,7 @@ from gpupool.pool.model.ids import Milliseconds, ServerId
 from gpupool.pool.telemetry import Health
 from gpupool.pool.values import duration_text
 from gpupool.pool.view import PoolView, visible
-from gpupool.remoting.local.connecting import connected
+from gpupool.remoting.local.logins import connected
 from gpupool.remoting.local.terminal import say
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from gpupool.pool.errors import ExitCode, UnknownNameError, UsageError
 from gpupool.pool.history_query import HistoryQuery
 from gpupool.pool.model.ids import Milliseconds, ServerId
 from gpupool.pool.view import PoolView, visible
-from gpupool.remoting.local.connecting import connected
+from gpupool.remoting.local.logins import connected
 from gpupool.remoting.local.terminal import say
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from gpupool.pool.model.ids import LeaseId, Milliseconds
 from gpupool.pool.record_query import FAR, KEYS, RecordQuery
 from gpupool.pool.values import parse_lease
 from gpupool.pool.view import visible
-from gpupool.remoting.local.connecting import connected
+from gpupool.remoting.local.logins import connected
 from gpupool.remoting.local.terminal import say
 
 if TYPE_CHECKING:

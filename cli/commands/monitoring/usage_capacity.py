@@ -11,7 +11,7 @@ from gpupool.pool.errors import ExitCode, UsageError
 from gpupool.pool.history_query import HistoryQuery
 from gpupool.pool.model.ids import Milliseconds
 from gpupool.pool.view import PoolView, visible
-from gpupool.remoting.local.connecting import connected
+from gpupool.remoting.local.logins import connected
 from gpupool.remoting.local.terminal import say
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ import click
 from gpupool.cli.lib.connect import run_async
 from gpupool.cli.lib.options import pool_options
 from gpupool.pool.errors import UnreachableError, UsageError
-from gpupool.remoting.local.abandoned_folders import lent_folder
-from gpupool.remoting.local.connecting import connected
+from gpupool.remoting.local.files import lent_folder
+from gpupool.remoting.local.logins import connected
 from gpupool.remoting.local.terminal import say
 
 DEFAULT_PORT = 7471

@@ -21,8 +21,8 @@ its pace the latest to ask go first, because those before them are about to give
 
 TLS costs memory until its connection has proven itself: when ``tls_count_max`` of unknown addresses
 have some, the next one ends the oldest of the address with the most. The known ones have
-``KNOWN_FACTOR`` times as many, by the same rule. Pure: ``lobby`` and ``router`` have the sockets
-and the waiting.
+``KNOWN_FACTOR`` times as many, by the same rule. Pure: ``accept_queue`` and ``router`` have the
+sockets and the waiting.
 """
 
 from collections import OrderedDict

@@ -1,6 +1,6 @@
 """Routes each new connection of the one port by its first bytes, read without taking them.
 
-``lobby`` has the connections that have not said what they want, or wait for their turn.
+``accept_queue`` has the connections whose opening has not come, or that wait for their turn.
 
 A TLS ClientHello is read by OpenSSL itself, up to the server name in it; nothing is answered. So
 the descriptor can still be handed to a worker, whose own TLS then starts from the first byte.
@@ -12,7 +12,7 @@ import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import trio
 
@@ -21,7 +21,6 @@ from gpupool.pool.model.ids import ServerId
 from gpupool.pool.ports import Clock
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.protocol.sessions import SessionHost
-from gpupool.remoting.server.listener.begun_handshake import Handshake, TlsStream
 from gpupool.remoting.server.listener.preauth_limits import Pauses, Place, PreauthLimits, Stage
 from gpupool.remoting.server.server_settings import ServerSettings
 from gpupool.remoting.transport.client_tls import (
@@ -33,11 +32,87 @@ from gpupool.remoting.transport.client_tls import (
     SESSION_SUFFIX,
 )
 from gpupool.remoting.transport.failures import GONE, RateLimitedLog, explain, within
+from gpupool.remoting.transport.freed_memory import free_tls
 from gpupool.remoting.transport.link_stream import LinkStream
 from gpupool.remoting.transport.peer_dial import PEER_TIMEOUT_S, proven_peer
 from gpupool.remoting.transport.peer_transport import PeerTransport
 from gpupool.remoting.transport.pki import TlsContexts
 from gpupool.remoting.transport.socket_options import tune
+
+RECEIVE_SIZE = 16_384
+
+TlsStream = trio.SSLStream[trio.SocketStream]
+
+
+class Handshake:
+    """A handshake that was begun outside the loop, and the stream that it is for."""
+
+    def __init__(self, sock: socket.socket, context: ssl.SSLContext) -> None:
+        """Prepare to be the server; the caller goes on to own the socket."""
+        self._context = context
+        self._sock = sock
+        transport = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
+        self.stream: TlsStream = trio.SSLStream(
+            transport, cast("ssl.SSLContext", self), server_side=True, https_compatible=True
+        )
+
+    def wrap_bio(
+        self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, **words: Any
+    ) -> ssl.SSLObject:
+        """Keep what the stream makes of its settings, as which this stands in."""
+        self._incoming, self._outgoing = incoming, outgoing
+        self._tls = self._context.wrap_bio(incoming, outgoing, **words)
+        return self._tls
+
+    def begin(self, size: int) -> ssl.SSLError | OSError | None:
+        """Take ``size`` bytes of the connection and answer them; return what is wrong with them.
+
+        An exception would keep its thread's frames alive, and the memory of TLS with them.
+        """
+        try:
+            self._incoming.write(self._sock.recv(size, socket.MSG_DONTWAIT))
+        except OSError as error:
+            return error.with_traceback(None)
+        return self._step() or self._send()
+
+    def hear(self) -> ssl.SSLError | None:
+        """Take what has come since; return what is wrong when the other end has ended."""
+        data = self._sock.recv(RECEIVE_SIZE, socket.MSG_DONTWAIT)
+        if data:
+            self._incoming.write(data)
+            return None
+        self._incoming.write_eof()
+        return self._step()
+
+    def link(self) -> LinkStream:
+        """Return the connection as servers use it between them, once the handshake is over."""
+        transport, tls = self.stream.transport_stream, self._tls
+        link = LinkStream(transport, tls, self._incoming, self._outgoing)
+        self.free()
+        return link
+
+    def free(self) -> None:
+        """Free the memory of TLS now."""
+        free_tls(self.stream)
+        vars(self).clear()
+
+    def _step(self) -> ssl.SSLError | None:
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            return None
+        except ssl.SSLError as error:
+            return error.with_traceback(None)
+        return None
+
+    def _send(self) -> OSError | None:
+        answer = self._outgoing.read()
+        try:
+            sent = self._sock.send(answer, socket.MSG_DONTWAIT)
+        except OSError as error:
+            return error.with_traceback(None)
+        return None if sent == len(answer) else BlockingIOError("its buffer is full")
+
 
 PEEK_SIZE_MAX = 4096
 """OpenSSL 3.5 sends 1.6 KiB with its post-quantum key share; the largest seen are below 2 KiB."""

@@ -51,7 +51,7 @@ from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.protocol.connection import Connection, End
 from gpupool.remoting.protocol.token_text import TokenText, format_token, hash_secret
 from gpupool.remoting.server.control_server import ControlServer
-from gpupool.remoting.server.listener import lobby, router
+from gpupool.remoting.server.listener import accept_queue, router
 from gpupool.remoting.server.listener.router import WebDoor, client_hello_name
 from gpupool.remoting.server.server_settings import ServerSettings
 from gpupool.remoting.server.software import Software
@@ -803,16 +803,16 @@ async def test_the_openings_of_one_known_address_keep_no_other_one_waiting(
         names.append(client_hello_name(data))
         return names[-1]
 
-    monkeypatch.setattr(lobby, "NetworkTurns", Noting)
-    monkeypatch.setattr(lobby, "BEGIN_BATCH", 8)
+    monkeypatch.setattr(accept_queue, "NetworkTurns", Noting)
+    monkeypatch.setattr(accept_queue, "BEGIN_BATCH", 8)
     async with start_lab(tmp_path) as lab:
         async with connect_pool(lab.credentials()):
             waiting.clear()
         monkeypatch.setattr(router, "client_hello_name", parse)
         try:
-            for number in range(1 + 3 * lobby.BEGIN_BATCH):
+            for number in range(1 + 3 * accept_queue.BEGIN_BATCH):
                 await (await lab.tcp()).send_all(first_flight(f"one{number}.gpupool"))
-            await until(lambda: len(waiting) > 3 * lobby.BEGIN_BATCH)
+            await until(lambda: len(waiting) > 3 * accept_queue.BEGIN_BATCH)
             other = trio.socket.socket()
             await other.bind(("127.0.0.2", 0))
             await other.connect(("127.0.0.1", lab.ports[0]))
@@ -823,7 +823,7 @@ async def test_the_openings_of_one_known_address_keep_no_other_one_waiting(
             go_on.set()
         with trio.fail_after(DEADLINE_S):
             await until(lambda: "another.gpupool" in names)
-    assert names.index("another.gpupool") <= 2 * lobby.BEGIN_BATCH
+    assert names.index("another.gpupool") <= 2 * accept_queue.BEGIN_BATCH
 
 
 async def test_a_stranger_who_must_go_while_his_opening_is_read_is_closed_after_it(

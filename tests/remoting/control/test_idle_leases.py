@@ -7,7 +7,8 @@ from tests.remoting.control.control_cluster import Cluster, Node, request
 from tests.remoting.control.control_kit import until
 
 from gpupool.pool.errors import UsageError
-from gpupool.remoting.client.pool_client import LeaseHandle, Pool
+from gpupool.remoting.client.lease_handle import LeaseHandle
+from gpupool.remoting.client.pool_client import Pool
 
 Clock = trio.testing.MockClock
 

@@ -37,9 +37,10 @@ from gpupool.remoting.protocol.view_encoding import (
     make_view,
     make_view_at_once,
 )
-from gpupool.remoting.server import view_service, view_thread
+from gpupool.remoting.server import view_service
+from gpupool.remoting.server import view_service as view_thread
 from gpupool.remoting.server.server_settings import ControllerSettings
-from gpupool.remoting.server.view_thread import make_beside_the_loop
+from gpupool.remoting.server.view_service import make_beside_the_loop
 from gpupool.simulations.cluster.cluster import Cluster as SimulatedPool
 from gpupool.simulations.kernel.swarm_options import Options
 

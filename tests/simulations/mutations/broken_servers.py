@@ -32,9 +32,8 @@ from gpupool.remoting.client.negotiation import Negotiation
 from gpupool.remoting.client.negotiation_actions import Phase
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.server import reconciler
-from gpupool.remoting.server.attachments import Attachments
 from gpupool.remoting.server.controller import Controller
-from gpupool.remoting.server.lease_service import LeaseService
+from gpupool.remoting.server.lease_service import Attachments, LeaseService
 from gpupool.remoting.server.proposer import Decision, Propose, Proposer
 from gpupool.remoting.server.server_settings import ControllerSettings
 from gpupool.remoting.server.service_context import Client, ServiceContext

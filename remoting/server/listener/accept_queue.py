@@ -1,21 +1,29 @@
-"""Accepts connections, and holds each one until it has said what it wants and its turn has come.
+"""The accept queue: it holds each new connection until its opening has come, and its turn.
 
-A stranger must cost little, and most of them never say anything. So a connection that waits here
-has no task, no stream and no TLS: it is a socket, a place among the limits and an entry of one
-epoll, whose readiness one task awaits for all of them. A TLS opening is parsed when its turn has
-come, so strangers have none parsed that nobody would go on with. Connections are accepted and
-heard in small batches, so that the server's other tasks have their turns in between.
+An unauthenticated peer must cost little, and most of them never send anything. So a connection that
+waits here has no task, no stream and no TLS: it is a socket, a place among the limits and an entry
+of one epoll, whose readiness one task awaits for all of them. A TLS opening is parsed when its turn
+has come, so none is parsed that nobody would go on with. Connections are accepted and heard in
+small batches, so that the server's other tasks have their turns in between.
 
 Bytes are only peeked at. The kernel is told how many to wait for (``SO_RCVLOWAT``), and tells of
 new ones and of the other end's end (edge-triggered), so nothing is polled.
+
+Openings are answered in a thread beside the server's loop. To parse an opening and answer it is
+most of the cost of an unauthenticated peer. A loop that does it uses up
+its share of a busy machine's processors, and then waits for one at each step, with everybody's
+commits. An attacker may share the address of somebody who has proven himself. So the loop has
+neither a task nor a parser for anybody until the other half of the handshake has come. OpenSSL
+works without the interpreter's lock. A handshake begins in that thread, and trio ends it.
 """
 
 import errno
 import os
 import select
 import socket
+import ssl
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -23,17 +31,96 @@ import trio
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.pool.network_turns import NetworkTurns
-from gpupool.remoting.server.listener.handshake_start import Begun, Contexts, Handshake, begin_all
 from gpupool.remoting.server.listener.preauth_limits import Place
 from gpupool.remoting.server.listener.router import (
     PEEK_SIZE_MAX,
     Admitted,
+    Handshake,
     Opening,
     Route,
     Router,
+    ToControl,
+    ToServer,
     caller,
 )
 from gpupool.remoting.transport.failures import RateLimitedLog, explain
+from gpupool.remoting.transport.pki import TlsContexts
+
+
+@dataclass(frozen=True, slots=True)
+class Contexts:
+    """The settings of TLS of one moment, taken on the loop, because a renewal may replace them."""
+
+    control: ssl.SSLContext
+    newest_control: ssl.SSLContext
+    peer: ssl.SSLContext
+    newest_peer: ssl.SSLContext
+
+    @classmethod
+    def now(cls, contexts: TlsContexts) -> "Contexts":
+        """Return those that new connections take."""
+        return cls(
+            contexts.control(),
+            contexts.control(newest=True),
+            contexts.peer_server(),
+            contexts.peer_server(newest=True),
+        )
+
+    def of(self, wanted: Route) -> ssl.SSLContext | None:
+        """Return the settings for a connection; None: this server does no handshake with it."""
+        match wanted:
+            case ToControl(newest):
+                return self.newest_control if newest else self.control
+            case ToServer(_, newest):
+                return self.newest_peer if newest else self.peer
+            case _:
+                return None
+
+
+@dataclass(eq=False, slots=True)
+class Begun:
+    """What came of an opening; without ``wanted`` and ``error``, more of it is awaited."""
+
+    wanted: Route | None = None
+    handshake: Handshake | None = None
+    error: RemoteProtocolError | OSError | None = None
+
+
+Check = Callable[[Route], None]
+"""Refuses a connection that can get nowhere, by a ``RemoteProtocolError``."""
+
+
+def begin(
+    sock: socket.socket, opening: Opening, data: bytes, contexts: Contexts, check: Check
+) -> Begun:
+    """Read and answer the opening of a connection, of which ``data`` was peeked at."""
+    begun = Begun()
+    try:
+        while begun.wanted is None and len(data) >= opening.needed:
+            begun.wanted = opening.route(data)
+        if begun.wanted is not None:
+            check(begun.wanted)
+    except RemoteProtocolError as error:
+        begun.error = error.with_traceback(None)
+        return begun
+    context = None if begun.wanted is None else contexts.of(begun.wanted)
+    if context is not None:
+        try:
+            begun.handshake = Handshake(sock, context)
+        except OSError as error:  # the other end has gone
+            begun.error = error.with_traceback(None)
+            return begun
+        begun.error = begun.handshake.begin(len(data))
+    return begun
+
+
+Job = tuple[socket.socket, Opening, bytes]
+
+
+def begin_all(jobs: Sequence[Job], contexts: Contexts, check: Check) -> list[Begun]:
+    """Begin some handshakes, one after the other."""
+    return [begin(*job, contexts, check) for job in jobs]
+
 
 ACCEPT_BATCH = 64
 HEAR_BATCH = 16
@@ -74,7 +161,7 @@ class _Guest:
     wanted: Route | None = None  # once it is known
 
 
-class Lobby:
+class AcceptQueue:
     """The connections of one port that wait; see the module."""
 
     def __init__(
