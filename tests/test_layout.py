@@ -64,7 +64,7 @@ RULES: tuple[Floors | Apart, ...] = (
         "simulations",
         (
             ("kernel",),
-            ("workload", "faults", "checkers"),
+            ("workload", "checkers"),
             ("cluster",),
             ("tools", "mutations"),
             (".",),

@@ -32,7 +32,7 @@ RESPAWN_S = 2.0
 
 
 class ClusterFaults:
-    """The ``fault_schedule.FaultTarget`` of a run: it applies the faults to its cluster."""
+    """Applies the faults of a run to its cluster; ``heal`` undoes all of them."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster

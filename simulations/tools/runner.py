@@ -13,7 +13,7 @@ from functools import partial
 
 from gpupool.simulations.cluster.cluster import Cluster
 from gpupool.simulations.cluster.cluster_faults import ClusterFaults
-from gpupool.simulations.faults.fault_schedule import Fault, happen, schedule
+from gpupool.simulations.cluster.fault_schedule import Fault, happen, schedule
 from gpupool.simulations.kernel.failure_reporter import Failure
 from gpupool.simulations.kernel.scheduler import NoProgressError
 from gpupool.simulations.kernel.swarm_options import Options

@@ -7,8 +7,8 @@ take them away one by one.
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
-from typing import Protocol
 
+from gpupool.simulations.cluster.cluster_faults import ClusterFaults
 from gpupool.simulations.kernel.swarm_options import Options, random_source
 
 FAULT_COUNT_MAX = 400
@@ -27,114 +27,6 @@ class Fault:
         return random_source(seed, f"fault/{self.kind}/{self.number}")
 
 
-class FaultTarget(Protocol):
-    """The faults that a cluster can be hit with. ``heal`` undoes all of them."""
-
-    def server_names(self) -> list[str]:
-        """Return the machines of the pool's servers."""
-        ...
-
-    def client_names(self) -> list[str]:
-        """Return the machines of living clients."""
-        ...
-
-    def leader_name(self) -> str | None:
-        """Return the machine of the server that leads, if one does."""
-        ...
-
-    def next_server(self) -> str:
-        """Return the machine whose turn it is to be restarted."""
-        ...
-
-    def reset(self, one: str, other: str) -> None:
-        """Break the connections between two machines."""
-        ...
-
-    def slow(self, source: str, target: str, by_s: float, for_s: float) -> None:
-        """Make one direction slow."""
-        ...
-
-    def cut(self, pairs: list[tuple[str, str]], for_s: float) -> None:
-        """Cut these directions."""
-        ...
-
-    def kill(self, server: str, down_s: float) -> None:
-        """Kill a server's process, and start the next one after ``down_s``."""
-        ...
-
-    def readdress(self, random: Random) -> None:
-        """Let servers come back with other addresses: all, some, or with one another's."""
-        ...
-
-    def power_off(self, server: str, down_s: float) -> None:
-        """Cut the power of a server's machine."""
-        ...
-
-    def tear(self, server: str, operations: int, down_s: float) -> None:
-        """Let the power fail at one of the next file operations."""
-        ...
-
-    def pause(self, server: str, for_s: float) -> None:
-        """Stop a server's process for a while."""
-        ...
-
-    def clock_rate(self, server: str, rate: float, for_s: float) -> None:
-        """Let a monotonic clock run at another rate."""
-        ...
-
-    def clock_jump(self, server: str, by_ms: int) -> None:
-        """Set a wall clock."""
-        ...
-
-    def clock_wrong(self, server: str, by_ms: int, for_s: float) -> None:
-        """Set a wall clock wrong for a while, unless another one is wrong."""
-        ...
-
-    def forget(self, server: str, what: str, random: Random) -> None:
-        """Let a server forget by "old-copy", "lost-tail" or "rot", if no other one does."""
-        ...
-
-    def flip(self, server: str, draw: float) -> None:
-        """Let a bit of a server's table flip in memory, if tables are hashed, and no other has."""
-        ...
-
-    def clone(self, server: str) -> None:
-        """Start a copy of a server's state directory on another machine, if all is well."""
-        ...
-
-    def recover(self, random: Random) -> None:
-        """Lose all servers but one for good, if all is well, and once in a run."""
-        ...
-
-    def disk(self, server: str, what: str, for_s: float) -> None:
-        """Make a disk "slow", "full" or "broken"."""
-        ...
-
-    def kill_client(self, name: str, *, silently: bool) -> None:
-        """Let a client end, or vanish with its machine."""
-        ...
-
-    def pause_client(self, name: str, for_s: float) -> None:
-        """Stop a client's process for a while."""
-        ...
-
-    def kill_worker(self, draw: float) -> None:
-        """Let some worker die by itself."""
-        ...
-
-    def slow_kills(self, server: str, kill_s: float, for_s: float) -> None:
-        """Let workers take long to die."""
-        ...
-
-    def show_sign(self, server: str, draw: float, for_s: float, undrain_s: float) -> None:
-        """Let a GPU show a sign of failing for a while; an operator undrains it meanwhile."""
-        ...
-
-    def operate(self, what: str, random: Random) -> None:
-        """Let an operator do something: what ``operate`` of ``EFFECTS`` names."""
-        ...
-
-
 def schedule(options: Options) -> list[Fault]:
     """Return the faults of a run, in the order in which they happen."""
     found: list[Fault] = []
@@ -148,7 +40,7 @@ def schedule(options: Options) -> list[Fault]:
     return [Fault(number, fault.at, fault.kind) for number, fault in enumerate(found)]
 
 
-def happen(fault: Fault, target: FaultTarget, random: Random) -> None:
+def happen(fault: Fault, target: ClusterFaults, random: Random) -> None:
     """Let one fault happen."""
     EFFECTS[fault.kind](target, random)
 
@@ -158,17 +50,17 @@ def _span(random: Random, low_s: float, high_s: float) -> float:
     return low_s * (high_s / low_s) ** random.random()
 
 
-def _reset(target: FaultTarget, random: Random) -> None:
+def _reset(target: ClusterFaults, random: Random) -> None:
     one, other = random.sample(target.server_names(), 2)
     target.reset(one, other)
 
 
-def _slow_link(target: FaultTarget, random: Random) -> None:
+def _slow_link(target: ClusterFaults, random: Random) -> None:
     one, other = random.sample(target.server_names(), 2)
     target.slow(one, other, _span(random, 0.005, 0.5), _span(random, 0.5, 8.0))
 
 
-def _partition(target: FaultTarget, random: Random) -> None:
+def _partition(target: ClusterFaults, random: Random) -> None:
     names = target.server_names() + target.client_names()
     left = [name for name in names if random.random() < 0.5]
     right = [name for name in names if name not in left]
@@ -176,7 +68,7 @@ def _partition(target: FaultTarget, random: Random) -> None:
     target.cut([*pairs, *((b, a) for a, b in pairs)], _span(random, 0.3, 14.0))
 
 
-def _deaf(target: FaultTarget, random: Random) -> None:
+def _deaf(target: ClusterFaults, random: Random) -> None:
     names = target.server_names()
     victim = random.choice(names)
     pairs = [(name, victim) for name in names if name != victim]
@@ -185,12 +77,12 @@ def _deaf(target: FaultTarget, random: Random) -> None:
     target.cut(pairs, _span(random, 0.3, 14.0))
 
 
-def _cut(target: FaultTarget, random: Random) -> None:
+def _cut(target: ClusterFaults, random: Random) -> None:
     one, other = random.sample(target.server_names(), 2)
     target.cut([(one, other)], _span(random, 0.3, 14.0))
 
 
-def _isolate_leader(target: FaultTarget, random: Random) -> None:
+def _isolate_leader(target: ClusterFaults, random: Random) -> None:
     leader = target.leader_name()
     others = target.server_names()
     if random.random() < 0.5:
@@ -199,86 +91,86 @@ def _isolate_leader(target: FaultTarget, random: Random) -> None:
     target.cut([*pairs, *((b, a) for a, b in pairs)], _span(random, 0.3, 14.0))
 
 
-def _kill(target: FaultTarget, random: Random) -> None:
+def _kill(target: ClusterFaults, random: Random) -> None:
     target.kill(random.choice(target.server_names()), _span(random, 0.05, 8.0))
 
 
-def _kill_leader(target: FaultTarget, random: Random) -> None:
+def _kill_leader(target: ClusterFaults, random: Random) -> None:
     leader = target.leader_name()
     if leader is not None:
         target.kill(leader, _span(random, 0.05, 8.0))
 
 
-def _roll(target: FaultTarget, random: Random) -> None:
+def _roll(target: ClusterFaults, random: Random) -> None:
     target.kill(target.next_server(), _span(random, 0.1, 2.0))
 
 
-def _flap(target: FaultTarget, random: Random) -> None:
+def _flap(target: ClusterFaults, random: Random) -> None:
     one, other = random.sample(target.server_names(), 2)
     target.cut([(one, other), (other, one)], _span(random, 0.05, 1.0))
 
 
-def _client_massacre(target: FaultTarget, random: Random) -> None:
+def _client_massacre(target: ClusterFaults, random: Random) -> None:
     names = target.client_names()
     for name in random.sample(names, len(names) // 2):
         target.kill_client(name, silently=random.random() < 0.5)
 
 
-def _blink(target: FaultTarget, random: Random) -> None:
+def _blink(target: ClusterFaults, random: Random) -> None:
     # The next process starts before anybody has noticed, in the middle of an election maybe.
     target.kill(random.choice(target.server_names()), _span(random, 0.0001, 0.001))
 
 
-def _power(target: FaultTarget, random: Random) -> None:
+def _power(target: ClusterFaults, random: Random) -> None:
     target.power_off(random.choice(target.server_names()), _span(random, 0.5, 8.0))
 
 
-def _torn(target: FaultTarget, random: Random) -> None:
+def _torn(target: ClusterFaults, random: Random) -> None:
     name = random.choice(target.server_names())
     target.tear(name, random.randint(1, 40), _span(random, 0.5, 5.0))
 
 
-def _readdress(target: FaultTarget, random: Random) -> None:
+def _readdress(target: ClusterFaults, random: Random) -> None:
     target.readdress(random)
 
 
-def _cut_pair(target: FaultTarget, random: Random) -> None:
+def _cut_pair(target: ClusterFaults, random: Random) -> None:
     one, other = random.sample(target.server_names(), 2)
     target.cut([(one, other), (other, one)], _span(random, 14.0, 40.0))
 
 
-def _power_all(target: FaultTarget, random: Random) -> None:
+def _power_all(target: ClusterFaults, random: Random) -> None:
     down_s = _span(random, 0.5, 4.0)
     for name in target.server_names():
         target.power_off(name, down_s * (0.5 + random.random()))
 
 
-def _pause(target: FaultTarget, random: Random) -> None:
+def _pause(target: ClusterFaults, random: Random) -> None:
     target.pause(random.choice(target.server_names()), _span(random, 0.1, 12.0))
 
 
-def _pause_leader(target: FaultTarget, random: Random) -> None:
+def _pause_leader(target: ClusterFaults, random: Random) -> None:
     leader = target.leader_name()
     if leader is not None:
         target.pause(leader, _span(random, 0.1, 12.0))
 
 
-def _clock_rate(target: FaultTarget, random: Random) -> None:
+def _clock_rate(target: ClusterFaults, random: Random) -> None:
     rate = random.choice((0.5, 0.8, 0.95, 1.05, 1.25, 2.0))
     target.clock_rate(random.choice(target.server_names()), rate, _span(random, 1.0, 10.0))
 
 
-def _clock_jump(target: FaultTarget, random: Random) -> None:
+def _clock_jump(target: ClusterFaults, random: Random) -> None:
     by_ms = random.choice((-1, 1)) * int(_span(random, 10.0, 100_000.0))
     target.clock_jump(random.choice(target.server_names()), by_ms)
 
 
-def _clock_step(target: FaultTarget, random: Random) -> None:
+def _clock_step(target: ClusterFaults, random: Random) -> None:
     # As far as a clock may be off before its server is not believed any more.
     target.clock_jump(random.choice(target.server_names()), random.choice((-4500, 4500)))
 
 
-def _clock_wrong(target: FaultTarget, random: Random) -> None:
+def _clock_wrong(target: ClusterFaults, random: Random) -> None:
     server = random.choice(target.server_names())
     if random.random() < 0.6:
         server = target.leader_name() or server
@@ -286,37 +178,37 @@ def _clock_wrong(target: FaultTarget, random: Random) -> None:
     target.clock_wrong(server, by_ms, _span(random, 0.5, 8.0))
 
 
-def _disk(what: str) -> Callable[[FaultTarget, Random], None]:
-    def effect(target: FaultTarget, random: Random) -> None:
+def _disk(what: str) -> Callable[[ClusterFaults, Random], None]:
+    def effect(target: ClusterFaults, random: Random) -> None:
         target.disk(random.choice(target.server_names()), what, _span(random, 0.5, 6.0))
 
     return effect
 
 
-def _forget(what: str) -> Callable[[FaultTarget, Random], None]:
-    def effect(target: FaultTarget, random: Random) -> None:
+def _forget(what: str) -> Callable[[ClusterFaults, Random], None]:
+    def effect(target: ClusterFaults, random: Random) -> None:
         target.forget(random.choice(target.server_names()), what, random)
 
     return effect
 
 
-def _clone(target: FaultTarget, random: Random) -> None:
+def _clone(target: ClusterFaults, random: Random) -> None:
     target.clone(random.choice(target.server_names()))
 
 
-def _recover(target: FaultTarget, random: Random) -> None:
+def _recover(target: ClusterFaults, random: Random) -> None:
     target.recover(random)
 
 
-def _client_kill(target: FaultTarget, random: Random) -> None:
+def _client_kill(target: ClusterFaults, random: Random) -> None:
     target.kill_client(random.choice(target.client_names()), silently=False)
 
 
-def _client_dark(target: FaultTarget, random: Random) -> None:
+def _client_dark(target: ClusterFaults, random: Random) -> None:
     target.kill_client(random.choice(target.client_names()), silently=True)
 
 
-def _client_cut(target: FaultTarget, random: Random) -> None:
+def _client_cut(target: ClusterFaults, random: Random) -> None:
     client = random.choice(target.client_names())
     servers = target.server_names()
     servers = random.sample(servers, random.randint(1, len(servers)))
@@ -324,42 +216,42 @@ def _client_cut(target: FaultTarget, random: Random) -> None:
     target.cut([*pairs, *((b, a) for a, b in pairs)], _span(random, 0.3, 14.0))
 
 
-def _client_slow(target: FaultTarget, random: Random) -> None:
+def _client_slow(target: ClusterFaults, random: Random) -> None:
     pair = [random.choice(target.client_names()), random.choice(target.server_names())]
     random.shuffle(pair)
     target.slow(pair[0], pair[1], _span(random, 0.05, 2.0), _span(random, 0.5, 8.0))
 
 
-def _client_pause(target: FaultTarget, random: Random) -> None:
+def _client_pause(target: ClusterFaults, random: Random) -> None:
     target.pause_client(random.choice(target.client_names()), _span(random, 0.5, 12.0))
 
 
-def _worker_death(target: FaultTarget, random: Random) -> None:
+def _worker_death(target: ClusterFaults, random: Random) -> None:
     target.kill_worker(random.random())
 
 
-def _slow_kill(target: FaultTarget, random: Random) -> None:
+def _slow_kill(target: ClusterFaults, random: Random) -> None:
     name = random.choice(target.server_names())
     target.slow_kills(name, _span(random, 0.5, 3.0), _span(random, 2.0, 10.0))
 
 
-def _sign(target: FaultTarget, random: Random) -> None:
+def _sign(target: ClusterFaults, random: Random) -> None:
     name, for_s = random.choice(target.server_names()), _span(random, 1.0, 12.0)
     target.show_sign(name, random.random(), for_s, for_s * random.random())
 
 
-def _bit(target: FaultTarget, random: Random) -> None:
+def _bit(target: ClusterFaults, random: Random) -> None:
     target.flip(random.choice(target.server_names()), random.random())
 
 
-def _operate(what: str) -> Callable[[FaultTarget, Random], None]:
-    def effect(target: FaultTarget, random: Random) -> None:
+def _operate(what: str) -> Callable[[ClusterFaults, Random], None]:
+    def effect(target: ClusterFaults, random: Random) -> None:
         target.operate(what, random)
 
     return effect
 
 
-EFFECTS: dict[str, Callable[[FaultTarget, Random], None]] = {
+EFFECTS: dict[str, Callable[[ClusterFaults, Random], None]] = {
     "reset": _reset,
     "slow-link": _slow_link,
     "partition": _partition,

@@ -1,1 +1,0 @@
-"""Faults drawn from the seed."""
