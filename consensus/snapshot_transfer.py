@@ -20,7 +20,7 @@ import logging
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 from zlib import crc32
 
 from gpupool.consensus.core.library import LEADER
@@ -41,27 +41,10 @@ from gpupool.pool.model.codec import CodecError
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.ports import SlicedStateMachine, StateMachine
 
+if TYPE_CHECKING:
+    from gpupool.consensus.followers import Puller
+
 _log = logging.getLogger(__name__)
-
-
-class PullingEnd(Protocol):
-    """What is needed of ``followers.Puller``."""
-
-    def takes_from(self, peer: ServerId) -> bool:
-        """Tell whether an answer of ``peer`` is waited for."""
-        ...
-
-    def answered(self, peer: ServerId) -> float:
-        """Take note of an answer; return the earliest instant at which it was asked for."""
-        ...
-
-    def snapshot_piece_arrived(self) -> None:
-        """Give the source time for the next piece."""
-        ...
-
-    def pull(self, peer: ServerId) -> None:
-        """Ask ``peer`` for what is behind this server's commit index."""
-        ...
 
 
 @dataclass(slots=True)
@@ -91,7 +74,7 @@ class SnapshotTransfer:
     """The snapshots of one node; stepped by ``RaftNode`` only."""
 
     def __init__(
-        self, context: NodeContext, machine: StateMachine, puller: PullingEnd, run_work: RunWork
+        self, context: NodeContext, machine: StateMachine, puller: "Puller", run_work: RunWork
     ) -> None:
         """Begin with the storage's newest snapshot, which ``machine`` has been restored from."""
         self._context = context

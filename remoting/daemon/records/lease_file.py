@@ -7,10 +7,10 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import trio
 
+from gpupool.monitoring.observer_link import ObserverLink
 from gpupool.monitoring.record_lines import FILE_NAME, line_of, record_of
 from gpupool.pool.model.forgetting import Forgotten
 from gpupool.pool.model.ids import LeaseId, ServerId
@@ -94,18 +94,6 @@ FOLDER = "monitoring"
 """In the state directory: all that the observer may read and write."""
 
 
-class Observer(Protocol):
-    """What is told of new records, and knows whom to forget."""
-
-    def records_written(self) -> None:
-        """Take note that the file has new lines."""
-        ...
-
-    def forgotten(self) -> tuple[Forgotten, ...]:
-        """Return the users whom the pool has forgotten."""
-        ...
-
-
 class LeaseLog(NumberedLog[LeaseRecord]):
     """Appends the records that ``record`` is given to the file, in ``run``.
 
@@ -113,7 +101,7 @@ class LeaseLog(NumberedLog[LeaseRecord]):
     """
 
     def __init__(
-        self, state_dir: Path, log: logging.Logger, observer: Observer | None = None
+        self, state_dir: Path, log: logging.Logger, observer: ObserverLink | None = None
     ) -> None:
         """Find the last record in the file of ``state_dir``, of which ``observer`` is told.
 

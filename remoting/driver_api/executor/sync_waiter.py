@@ -5,13 +5,16 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from gpupool.remoting.driver_api.executor.api import EVENT_DISABLE_TIMING, Api
 from gpupool.remoting.driver_api.executor.memory.mirrors import Mirror, Write
 from gpupool.remoting.driver_api.executor.memory.staging_buffers import Buffer, Staging
 from gpupool.remoting.driver_api.executor.modules.launcher import Launcher
 from gpupool.remoting.driver_api.executor.modules.shared_state import Outcome, Shared
+
+if TYPE_CHECKING:
+    from gpupool.remoting.driver_api.executor.serve import Session
 
 THREADS_MAX, THREADS_KEPT = 256, 4
 IDLE_S = 5.0
@@ -25,42 +28,6 @@ SPIN_COUNT = 12
 
 BREAKING = frozenset({214, 220, 226, 700, 702, 710, *range(714, 720), 721})
 """Errors that stay, by CUresult: of memory, of links, of kernels."""
-
-
-class Replies(Protocol):
-    """Where answers go."""
-
-    def reply(
-        self,
-        request: int,
-        status: int,
-        body: bytes = b"",
-        *,
-        failed: int = 0,
-        bulk: Sequence[memoryview] = (),
-    ) -> None:
-        """Answer a request."""
-        ...
-
-    def waited(self, request: int, status: int, body: bytes, waited_ns: int) -> None:
-        """Answer a request that took ``waited_ns``."""
-        ...
-
-    def data(self, download: int, bulk: memoryview, *, replies: bool = False) -> None:
-        """Deliver the bytes of a download; ``replies``: this thread replies to a request next."""
-        ...
-
-    def answers(self, answers: bytes, *, replies: bool = False) -> None:
-        """Deliver downloads that are answers already; ``replies`` as above."""
-        ...
-
-    def mirror(self, number: int, offset: int, bulk: memoryview, mask: bytes) -> None:
-        """Deliver bytes that kernels wrote to mapped memory: those whose bits are set, or all."""
-        ...
-
-    def end(self) -> None:
-        """End the session: one of its calls will never be answered."""
-        ...
 
 
 @dataclass(slots=True)
@@ -149,7 +116,7 @@ class Freeing:
 class Waiter:
     """Threads that wait, downloads that go out when they are done, events that are lent."""
 
-    def __init__(self, api: Api, replies: Replies, ordinals: list[int]) -> None:
+    def __init__(self, api: Api, replies: "Session", ordinals: list[int]) -> None:
         self._api = api
         self._replies = replies
         self._ordinals = ordinals

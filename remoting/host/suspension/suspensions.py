@@ -8,7 +8,7 @@ import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -24,6 +24,9 @@ from gpupool.remoting.host.suspension.room import Place, Room
 from gpupool.remoting.host.worker_handle import WorkerHandle, WorkerState
 from gpupool.remoting.protocol import keeper_messages
 from gpupool.remoting.protocol.sessions import NO_MOVES
+
+if TYPE_CHECKING:
+    from gpupool.remoting.host.session_opener import SessionOpener
 
 SETTLE_TIMEOUT_S = 10.0
 """For sessions that are being opened: their clients connect within milliseconds."""
@@ -46,18 +49,6 @@ SLACK = 256 * MIB
 """A context's own bookkeeping comes on top of what it holds."""
 
 P = SuspensionPhase
-
-
-class Openings(Protocol):
-    """Sessions of a lease that are being opened."""
-
-    def are_under_way(self, lease: LeaseId) -> bool:
-        """Return whether there are any."""
-        ...
-
-    def refuse_waiting(self, lease: LeaseId) -> None:
-        """Have those that wait for the lease to run be asked for again: its GPUs are others."""
-        ...
 
 
 @dataclass(slots=True)
@@ -120,13 +111,16 @@ class Suspensions:
         self._means = means
         self.room = room
         self._orders: dict[LeaseId, _Order] = {}
-        self._openings: Openings | None = None
+        self._openings: SessionOpener | None = None
         self._nursery: trio.Nursery | None = None
         self._gpus: dict[GpuId, trio.Lock] = {}
         self._places = trio.Semaphore(COUNT_AT_ONCE)
 
     async def run(
-        self, openings: Openings, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+        self,
+        openings: "SessionOpener",
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Carry out orders until cancelled."""
         self._openings = openings
