@@ -30,7 +30,6 @@ from gpupool.pool.view import LeaseView, PoolView, ServerView, Stay, visible
 if TYPE_CHECKING:
     from gpupool.remoting.client.usage_query import UsageAnswer
 
-SCHEMA = 1
 UNKNOWN = "unknown"
 NONE = "-"
 LIVE = "not over"

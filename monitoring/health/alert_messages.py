@@ -90,7 +90,6 @@ class WatchedSmtp(smtplib.SMTP):
         super().__init__(email.host, email.port, timeout=TIMEOUT_S)
 
     def _get_socket(self, host: str, port: int, timeout: float) -> socket.socket:
-        del timeout
         return self._deadline.connect(host, port)
 
 

@@ -59,7 +59,6 @@ def _then(moment: Remembered | None, gpu: GpuId) -> GpuTelemetry | None:
 
 def faults(readings: Readings, past: Past) -> Iterator[Result]:
     """Tell of GPUs that their server calls faulty: lost, hung, an error of the hardware."""
-    del past
     server = readings.server
     for gpu in server.gpus.values() if server is not None else ():
         if gpu.fault or gpu.clash:
@@ -90,7 +89,6 @@ def xids(readings: Readings, past: Past) -> Iterator[Result]:
 
 def recovery(readings: Readings, past: Past) -> Iterator[Result]:
     """Tell of what NVML advises to do about a GPU."""
-    del past
     for gpu, name, hint in _fitted(readings):
         if gpu.recovery_action:
             advice = ACTIONS.get(gpu.recovery_action, f"action {gpu.recovery_action}")
@@ -185,7 +183,6 @@ def _below_its_best(gpu: GpuTelemetry) -> str:
 
 def self_tests(readings: Readings, past: Past) -> Iterator[Result]:
     """Tell of GPUs that computed wrongly, or are slower than they were at first."""
-    del past
     server = readings.server
     for gpu in server.gpus.values() if server is not None else ():
         if (test := readings.tests.get(gpu.id)) is None:
@@ -201,7 +198,6 @@ def self_tests(readings: Readings, past: Past) -> Iterator[Result]:
 
 def foreign_use(readings: Readings, past: Past) -> Iterator[Result]:
     """Tell of GPUs whose memory programs outside of the pool hold."""
-    del past
     server = readings.server
     for gpu in server.gpus.values() if server is not None else ():
         if gpu.memory_foreign > FOREIGN_SHARE * gpu.memory_total:
@@ -212,7 +208,6 @@ def foreign_use(readings: Readings, past: Past) -> Iterator[Result]:
 
 def drained(readings: Readings, past: Past) -> Iterator[Result]:
     """Tell of GPUs that were drained automatically, until a person undrains them."""
-    del past
     server = readings.server
     for gpu in server.gpus.values() if server is not None else ():
         if gpu.drain_reason.startswith(AUTOMATIC):

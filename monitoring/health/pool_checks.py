@@ -48,7 +48,6 @@ def quorum(readings: Readings, past: Past) -> Iterator[Result]:
 
 def silent(readings: Readings, past: Past) -> Iterator[Result]:
     """Tell of servers without contact, and of those whose table differs."""
-    del past
     servers = readings.state.servers
     for server in servers.values():
         if server.status is ServerStatus.UNREACHABLE:
@@ -63,7 +62,6 @@ def silent(readings: Readings, past: Past) -> Iterator[Result]:
 
 def versions(readings: Readings, past: Past) -> Iterator[Result]:
     """Tell of servers whose gpupool or whose driver is another one than the others'."""
-    del past
     up = [each for each in readings.state.servers.values() if each.status is ServerStatus.UP]
     settled = [each for each in up if each.changed_at <= readings.at - VERSIONS_MS]
     known = {each.version for each in settled}
@@ -80,7 +78,6 @@ def versions(readings: Readings, past: Past) -> Iterator[Result]:
 
 def waiting(readings: Readings, past: Past) -> Iterator[Result]:
     """Tell of a request that has waited for long, and what would serve it is not granted."""
-    del past
     state = readings.state
     oldest = min(state.waiting.values(), key=lambda each: each.since, default=None)
     if oldest is None:
@@ -107,7 +104,6 @@ def _withheld(readings: Readings, entry: Waiting) -> list[str]:
 
 def tokens(readings: Readings, past: Past) -> Iterator[Result]:
     """Tell of operators whose last token ends soon."""
-    del past
     last: dict[str, int] = {}
     for token in readings.state.tokens.values():
         if token.kind is TokenKind.OPERATOR and not token.refusal(readings.at):
@@ -127,7 +123,6 @@ def tokens(readings: Readings, past: Past) -> Iterator[Result]:
 
 def backup(readings: Readings, past: Past) -> Iterator[Result]:
     """Tell of a pool whose policy, tokens and labels nobody has saved for long."""
-    del past
     state = readings.state
     joined = [server.joined_at for server in state.servers.values() if server.joined_at]
     since = state.backup_at or min(joined, default=readings.at)

@@ -65,7 +65,6 @@ def clock(readings: Readings, past: Past) -> Iterator[Result]:
 
     No one clock is a measure for the others, the leader's included.
     """
-    del past
     consensus, me = readings.telemetry.consensus, readings.telemetry.server
     if consensus is None:
         return
@@ -90,7 +89,6 @@ def clock(readings: Readings, past: Past) -> Iterator[Result]:
 
 def pool_time(readings: Readings, past: Past) -> Iterator[Result]:
     """Tell of a table whose time is ahead of the clocks."""
-    del past
     consensus = readings.telemetry.consensus
     if consensus is not None and consensus.table_ahead_s > BOUND_S:
         text = f"the pool's time is {consensus.table_ahead_s:.0f} s ahead of the voters' clocks"
@@ -122,7 +120,6 @@ def disk(readings: Readings, past: Past) -> Iterator[Result]:
 
 def limits(readings: Readings, past: Past) -> Iterator[Result]:
     """Tell of a server that is about to run out of file descriptors, memory or processes."""
-    del past
     if (host := readings.telemetry.host) is None:
         return
     used, most = host.memory_charged, host.memory_limit
@@ -146,7 +143,6 @@ def limits(readings: Readings, past: Past) -> Iterator[Result]:
 
 def gpu_count(readings: Readings, past: Past) -> Iterator[Result]:
     """Tell of GPUs that came or went between two starts."""
-    del past
     server, before = readings.server, readings.gpus_before
     if server is not None and before is not None and before != len(server.gpus):
         text = f"it has {len(server.gpus)} GPUs, and had {before} at its last start"
@@ -185,7 +181,6 @@ def paths(readings: Readings, past: Past) -> Iterator[Result]:
 
 def journal(readings: Readings, past: Past) -> Iterator[Result]:
     """Tell of a journal that no snapshot has shortened."""
-    del past
     consensus = readings.telemetry.consensus
     size = consensus.journal_bytes if consensus is not None else 0
     snapshot = (consensus.snapshot_bytes if consensus is not None else None) or 0
@@ -196,7 +191,6 @@ def journal(readings: Readings, past: Past) -> Iterator[Result]:
 
 def other_versions(readings: Readings, past: Past) -> Iterator[Result]:
     """Tell of servers that this one cannot understand."""
-    del past
     consensus = readings.telemetry.consensus
     for peer, version in (consensus.link_versions if consensus is not None else {}).items():
         name = _name(readings, peer)
@@ -206,7 +200,6 @@ def other_versions(readings: Readings, past: Past) -> Iterator[Result]:
 
 def addresses(readings: Readings, past: Past) -> Iterator[Result]:
     """Tell of servers that reach this one, and cannot be reached where they say."""
-    del past
     consensus, me = readings.telemetry.consensus, _name(readings, readings.telemetry.server)
     for peer, times in (consensus.link_away if consensus is not None else {}).items():
         server = readings.state.servers.get(peer)
@@ -218,7 +211,6 @@ def addresses(readings: Readings, past: Past) -> Iterator[Result]:
 
 def event_loop(readings: Readings, past: Past) -> Iterator[Result]:
     """Tell of a control loop that is late."""
-    del readings
     for limit_s, status in ((LAG_FAIL_S, FAIL), (LAG_WARN_S, WARN)):
         slow = [lag for lag in past.lags if lag > limit_s]
         if len(slow) >= LAG_COUNT:
@@ -229,7 +221,6 @@ def event_loop(readings: Readings, past: Past) -> Iterator[Result]:
 
 def links(readings: Readings, past: Past) -> Iterator[Result]:
     """Tell of slow links to other servers, and of voters without one."""
-    del past
     consensus, health = readings.telemetry.consensus, readings.health
     me, voters = readings.telemetry.server, set(health.voters)
     if me in voters:
@@ -294,7 +285,6 @@ def workers(readings: Readings, past: Past) -> Iterator[Result]:
 
 def certificates(readings: Readings, past: Past) -> Iterator[Result]:
     """Tell of certificates that end soon, and of a server that can make no new ones."""
-    del past
     for name, left_s in readings.certificates.items():
         limit_s = CA_WARN_S if name == "ca" else CERTIFICATE_WARN_S
         if left_s < limit_s:

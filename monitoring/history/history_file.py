@@ -49,7 +49,7 @@ class KeptLease:
 
 @dataclass(frozen=True, slots=True)
 class KeptHistory:
-    """What a file has figures of: ``history_report.Places``."""
+    """What a file has figures of."""
 
     servers: tuple[KeptServer, ...]
     leases: tuple[KeptLease, ...]

@@ -1,52 +1,21 @@
 """What ``gpupool history`` shows: named series of values, as points, CSV and JSON. Pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from gpupool.monitoring.analysis.csv_rows import csv_text
 from gpupool.monitoring.history.series import METRICS, Metric
 from gpupool.pool.history_query import HistoryPage
-from gpupool.pool.model.ids import GpuId, LeaseId, ServerId
+from gpupool.pool.model.ids import GpuId, ServerId
 
-SCHEMA = 1
+if TYPE_CHECKING:
+    from gpupool.monitoring.history.history_file import KeptHistory
+    from gpupool.pool.view import PoolView
 
-
-class GpuPlace(Protocol):
-    """A GPU, by which it is found."""
-
-    @property
-    def id(self) -> GpuId: ...  # noqa: D102
-    @property
-    def index(self) -> int: ...  # noqa: D102
-
-
-class ServerPlace(Protocol):
-    """A server, by which it is found."""
-
-    @property
-    def id(self) -> ServerId: ...  # noqa: D102
-    @property
-    def name(self) -> str: ...  # noqa: D102
-    @property
-    def gpus(self) -> Sequence[GpuPlace]: ...  # noqa: D102
-
-
-class LeasePlace(Protocol):
-    """A lease, by which it is found."""
-
-    @property
-    def id(self) -> LeaseId: ...  # noqa: D102
-
-
-class Places(Protocol):
-    """What words are looked up in: a ``PoolView``, or what a file has."""
-
-    @property
-    def servers(self) -> Sequence[ServerPlace]: ...  # noqa: D102
-    @property
-    def leases(self) -> Sequence[LeasePlace]: ...  # noqa: D102
+Places: TypeAlias = "PoolView | KeptHistory"
+"""What words are looked up in: the pool, or what a file has."""
 
 
 @dataclass(frozen=True, slots=True)

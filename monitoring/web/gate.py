@@ -64,7 +64,6 @@ class LocalGate:
 
     async def enter(self, request: Request, given: Mapping[str, object]) -> Entry | NoEntry:
         """Exchange a key."""
-        del request
         key = str(given.get("key", ""))
         known = [each for each in self._keys if equal(each, key)]
         if not known:
@@ -79,7 +78,6 @@ class LocalGate:
 
     async def invite(self, request: Request) -> str | NoEntry:
         """Refuse: the terminal makes keys."""
-        del request
         return NoEntry(UsageError("the terminal of gpupool web prints an address for that"), 404)
 
     def leave(self, request: Request) -> str:

@@ -119,7 +119,6 @@ async def _compile(source: PoolSource, version: int, now_ms: int) -> _Compiled:
 
 async def ask_storage(source: PoolSource, asked: Mapping[str, str]) -> dict[str, object]:
     """Return a row of each server that answers, and which do not."""
-    del asked
     snapshot = source.known()
     answer = await source.history(HistoryQuery("storage"))
     names = {each.id: visible(each.name) for each in snapshot.view.servers}
@@ -441,7 +440,6 @@ def _asking(ask: Ask) -> Handler:
 
 
 async def _ask_audit(source: PoolSource, asked: Mapping[str, str]) -> dict[str, object]:
-    del asked
     answer = await source.audit()
     newest_first = [*answer.former, *answer.acts][::-1]
     acts = [dataclasses.replace(act, text=readable(act.text)) for act in newest_first]
@@ -449,7 +447,6 @@ async def _ask_audit(source: PoolSource, asked: Mapping[str, str]) -> dict[str, 
 
 
 async def _ask_policy(source: PoolSource, asked: Mapping[str, str]) -> dict[str, object]:
-    del asked
     found = await source.policy()
     text = unpack_text(found.packed) if found.version else ""
     return {"version": found.version, "by": found.by, "at": found.at, "text": text}

@@ -142,7 +142,6 @@ class _LogFile(logging.FileHandler):
     _said = False
 
     def handleError(self, record: logging.LogRecord) -> None:
-        del record
         error = sys.exc_info()[1]
         why = getattr(error, "strerror", None) or error
         if not self._said:

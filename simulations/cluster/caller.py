@@ -148,11 +148,9 @@ class _CallerEnd:
         end.send(Packet(0, self._hello))
 
     def failed(self, reason: str) -> None:
-        del reason
         self._caller.failed(self)
 
     def received(self, end: End, payload: object) -> None:
-        del end
         assert isinstance(payload, Packet)
         if isinstance(payload.message, m.Welcome):
             self.ready = True
@@ -163,6 +161,5 @@ class _CallerEnd:
             self._caller.answered(self, payload.call, payload.message)
 
     def closed(self, end: End, reason: str) -> None:
-        del end, reason
         self.ready = False
         self._caller.failed(self)

@@ -297,5 +297,4 @@ class _Connection:
             self._connections.left(self, "not welcome")
 
     def closed(self, end: End, reason: str) -> None:
-        del end
         self._connections.left(self, reason)

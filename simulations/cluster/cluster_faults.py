@@ -130,7 +130,6 @@ class ClusterFaults:
 
     def tear(self, server: str, operations: int, down_s: float) -> None:
         """Let the power fail at one of the next file operations."""
-        del down_s
         disk = self._environment.machines[server].disk
         if disk.power_fails_after is None:
             self._trace.note("nemesis", "torn", f"{server} after {operations} operations")

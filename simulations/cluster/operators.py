@@ -303,7 +303,6 @@ class Joiner:
         self._caller.call(self._order, self._answered)
 
     def _answered(self, answer: m.Message, at: float) -> None:
-        del at
         if isinstance(answer, m.Joined):
             self.process.kill()
             ca, keys = answer.ca_pem, {answer.ca_key_pem} if answer.ca_key_pem else set[bytes]()

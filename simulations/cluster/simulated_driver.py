@@ -110,7 +110,6 @@ class SimulatedDriver:
 
     def received(self, peer: ServerId, frame: bytes, *, more: bool = False) -> None:
         """Take one frame; a simulated one comes alone."""
-        del more
         self._put(partial(self.node.receive, peer, frame))
 
     # --- proposals --------------------------------------------------------------------------------

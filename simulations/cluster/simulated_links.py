@@ -282,7 +282,6 @@ class _PeerEnd:
         self._links.raised(self._peer, end)
 
     def failed(self, reason: str) -> None:
-        del reason
         self._links.lost(self._peer, None)
 
     def received(self, end: End, payload: object) -> None:
@@ -290,5 +289,4 @@ class _PeerEnd:
         self._links.received(self._peer, end, payload)
 
     def closed(self, end: End, reason: str) -> None:
-        del reason
         self._links.lost(self._peer, end)

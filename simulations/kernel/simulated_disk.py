@@ -234,7 +234,6 @@ class SimulatedDisk:
 
     def reserve(self, name: str, size: int) -> None:
         """Make sure that ``name`` occupies space, which is not modelled by the byte."""
-        del size
         self._begin("reserve", writes=False)
         if self.full:
             raise OSError(errno.ENOSPC, "No space left on device")

@@ -19,7 +19,7 @@ from gpupool.consensus.driver import RaftDriver
 from gpupool.consensus.followers import source_weight
 from gpupool.consensus.protocol import closed_cbor
 from gpupool.consensus.protocol.raft_settings import APPLIED_AT_ONCE_MAX, ConsensusSettings
-from gpupool.consensus.snapshot_transfer import PullingEnd, SnapshotTransfer, Work
+from gpupool.consensus.snapshot_transfer import SnapshotTransfer, Work
 from gpupool.consensus.storage.snapshot import (
     Snapshot,
     decode_in_pieces,
@@ -286,7 +286,7 @@ def indexes_of_snapshots(me: int, count: int, last: int) -> list[int]:
         taken.append(context.applied_index)
         work.finish()
 
-    machine, puller = PoolMachine(PoolState()), cast(PullingEnd, None)
+    machine, puller = PoolMachine(PoolState()), cast("Any", None)
     transfer = SnapshotTransfer(context, machine, puller, run_work)
     for index in range(2, last):
         context.applied_index = index

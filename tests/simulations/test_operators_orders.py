@@ -11,8 +11,8 @@ from gpupool.pool.model.ids import ServerId, TokenId
 from gpupool.pool.model.state import TokenKind
 from gpupool.remoting.protocol import messages as m
 from gpupool.simulations.cluster.caller import Caller, Packet
-from gpupool.simulations.cluster.operators import draw_credentials
 from gpupool.simulations.cluster.fault_schedule import EFFECTS
+from gpupool.simulations.cluster.operators import draw_credentials
 from gpupool.simulations.kernel.process import Process
 from gpupool.simulations.kernel.scheduler import Scheduler
 from gpupool.simulations.kernel.simulated_network import End, Endpoint, Network

@@ -60,7 +60,6 @@ class EndLease(LeaseOrder):
 
     def outcome(self, note: str) -> str:
         """Return that its workers are about to end."""
-        del note
         return f"lease {lease_name(self.lease)} is ending"
 
 

@@ -88,7 +88,6 @@ class Order(CallFor[Done]):
         An order that another one undoes must not be applied twice: its repetition may arrive after
         the other. All other orders do the same thing when done twice, and have no number.
         """
-        del number
         return self
 
     def check(self) -> None:
@@ -158,7 +157,6 @@ class CreateToken(Order):
 
     def outcome(self, note: str) -> str:
         """Return that the token is good."""
-        del note
         return f"token {self.token} is registered"
 
 
@@ -185,7 +183,6 @@ class RenewToken(Order):
 
     def outcome(self, note: str) -> str:
         """Return that the token is good again."""
-        del note
         return f"token {self.token} is renewed"
 
 
@@ -201,7 +198,6 @@ class RevokeToken(Order):
 
     def outcome(self, note: str) -> str:
         """Return that the token is refused now."""
-        del note
         return f"token {self.token} is revoked"
 
 
@@ -218,7 +214,6 @@ class RemoveServer(ServerOrder):
 
     def outcome(self, note: str) -> str:
         """Return the operator's next step."""
-        del note
         return f"{self.server} is no longer in the pool; stop its gpupool join if it still runs"
 
 
@@ -301,7 +296,6 @@ class LabelServer(ServerOrder, NumberedOrder):
 
     def outcome(self, note: str) -> str:
         """Return the changes, as they are written on the command line."""
-        del note
         set_now = [f"{name}={value}" for name, value in self.labels.items()]
         return f"{self.server}: {' '.join([*set_now, *(f'{name}-' for name in self.without)])}"
 
@@ -430,6 +424,5 @@ class ForgetUser(NumberedOrder):
 
     def outcome(self, note: str) -> str:
         """Return the pseudonym."""
-        del note
         name = pseudonym_of(digest_of(self.order, self.user))
         return f"the accounts and histories know {visible(self.user)} as {name}"

@@ -11,7 +11,7 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import trio
 from cryptography import x509
@@ -22,11 +22,8 @@ from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import PoolState
 from gpupool.remoting.transport.authority.ca_key import CaKey
 from gpupool.remoting.transport.open_calls import OpenCalls
-from gpupool.remoting.transport.peer_link import Kind
+from gpupool.remoting.transport.peer_link import Kind, Take
 from gpupool.remoting.transport.pki import create_key_and_csr, validity_of
-
-if TYPE_CHECKING:
-    from gpupool.remoting.transport.peer_transport import PeerTransport
 
 RENEWED_BEFORE_MS = 30 * 86_400_000
 LOOKED_AT_EVERY_S = 60.0
@@ -88,6 +85,16 @@ class SiteFiles:
             ) from None
 
 
+class Links(Protocol):
+    """What ``WebCertificates`` needs of the links to the other servers."""
+
+    takes: dict[int, Take]
+
+    def tell(self, peer: ServerId, kind: Kind, body: bytes) -> bool:
+        """Send one frame; False when no link is up."""
+        ...
+
+
 class WebCertificates:
     """Gets certificates for one server's observer, and signs those of the others."""
 
@@ -97,7 +104,7 @@ class WebCertificates:
         *,
         state: Callable[[], PoolState],
         ca_key: CaKey,
-        links: "PeerTransport",
+        links: Links,
         now_ms: Callable[[], int],
         log: logging.Logger,
         site: SiteFiles | None = None,

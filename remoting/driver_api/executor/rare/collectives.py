@@ -311,5 +311,4 @@ def _settings(config: list[int]) -> tuple[int, int, int, int]:
 
 
 def _done(result: None) -> bytes:
-    del result
     return ANSWER.pack(SUCCESS, 0, 0, 0)
