@@ -1,1 +1,1 @@
-"""Running, searching, shrinking and measuring simulations."""
+"""Running a simulation: scenarios, bounds, and what must come right by itself."""

@@ -89,6 +89,21 @@ def run(
         gc.enable()
 
 
+def simulate(options: Options, write: Callable[[str], None]) -> Report:
+    """Run one seed; write its options, phases and verdict, and the transcript of a failure."""
+    for line in options.lines():
+        write(line)
+    report = run(options, begin_phase=lambda phase: write(f"{phase} phase"))
+    if report.failure is None:
+        write(f"PASSED: {report.summary()}")
+    else:
+        for event in report.lines:
+            write(str(event))
+        write(f"FAILED: {report.failure}")
+    write(f"trace {report.digest}")
+    return report
+
+
 class _Simulation:
     def __init__(self, options: Options, only: str) -> None:
         self._options = options

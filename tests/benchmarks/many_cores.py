@@ -1,6 +1,6 @@
 """The swarm over many fresh seeds, on all cores that it is given, for a given time.
 
-    PYTHONPATH=src python tests/benchmarks/many_cores.py --out swarm.jsonl
+    PYTHONPATH=src:. python tests/benchmarks/many_cores.py --out swarm.jsonl
         [--first 1000000] [--seeds 100000] [--seconds 540] [--jobs CORES]
 
 Each line of ``--out`` is a block of seeds that were run: its first seed, how many, the sums of
@@ -24,9 +24,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from tests.simulations.search import SeedResult, Totals, summary
+
 from gpupool.simulations.tools.runner import run
 from gpupool.simulations.tools.scenarios import options_of
-from gpupool.simulations.tools.search import SeedResult, Totals, summary
 
 BLOCK = 25
 """Seeds on one line: 100,000 make 4,000 lines of some 200 bytes."""

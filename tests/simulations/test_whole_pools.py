@@ -14,8 +14,11 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from tests.simulations import __main__ as searching
 from tests.simulations.mutations.catalogue import MUTATIONS
 from tests.simulations.mutations.mutation import Mutation
+from tests.simulations.search import Totals, search
+from tests.simulations.shrink import reproduce, shrink
 
 from gpupool.cli.commands.simulate import SCENARIOS as NAMES
 from gpupool.cli.commands.simulate import command
@@ -27,8 +30,6 @@ from gpupool.simulations.checkers import safety_checkers
 from gpupool.simulations.kernel.swarm_options import Options, swarm
 from gpupool.simulations.tools.runner import Report, run
 from gpupool.simulations.tools.scenarios import SCENARIOS, options_of
-from gpupool.simulations.tools.search import Totals, search
-from gpupool.simulations.tools.shrink import reproduce, shrink
 
 TESTDATA = Path(__file__).parent.parent / "testdata"
 SEARCH_COUNT_MAX = 100
@@ -256,48 +257,44 @@ def test_failure_is_made_smaller_and_can_be_repeated() -> None:
 
 
 @pytest.mark.long
-def test_module_prints_options_phases_and_verdict_of_one_seed() -> None:
-    argv = [sys.executable, "-m", "gpupool.simulations", "--seed", "10"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=100)
-    lines = done.stdout.splitlines()
+def test_command_prints_options_phases_and_verdict_of_one_seed() -> None:
+    done = CliRunner().invoke(command, ["--seed", "10"], standalone_mode=False)
+    assert done.return_value == ExitCode.DONE
+    lines = done.output.splitlines()
     assert lines[0] == "SEED=10"
     assert lines[-4:-2] == ["safety phase", "liveness phase"]
     assert lines[-2].startswith("PASSED: ")
-    runner = CliRunner()
-    same = runner.invoke(command, ["--seed", "10"], standalone_mode=False)
-    assert same.return_value == ExitCode.DONE
-    assert same.output.splitlines() == lines, "gpupool simulate does the same"
 
 
 @pytest.mark.long
-def test_command_line_prints_a_failure_and_how_to_repeat_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_a_failure_is_printed_and_how_to_repeat_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mutation = next(m for m in MUTATIONS if m.name == "space-unchecked")
-    short = partial(shrink, runs_max=3)
-    monkeypatch.setattr("gpupool.simulations.__main__.shrink", short)
-    runner, transcript = CliRunner(), tmp_path / "transcript"
+    monkeypatch.setattr(searching, "shrink", partial(shrink, runs_max=3))
 
-    def simulate(*arguments: str) -> str:
+    def searched(*arguments: str) -> str:
         with mutation.broken():
-            done = runner.invoke(command, arguments, standalone_mode=False)
-        assert done.return_value == ExitCode.FAILED, done.output
-        return done.output
+            assert searching.main([*arguments]) == 1
+        return capsys.readouterr().out
 
-    output = simulate("--seed", "1", "--seeds", "9", "--transcript", str(transcript))
-    assert "seed 1 failed: " in output
-    again = output.strip().splitlines()[-1].removeprefix("  hint: gpupool simulate ")
+    output = searched("--seed", "1", "--seeds", "9")
+    *lines, hint = output.splitlines()
+    again = hint.removeprefix("  hint: python -m tests.simulations ")
     assert again.startswith("--scenario swarm --seed 1 --servers ")
-    lines = transcript.read_text(encoding="utf-8").splitlines()
-    events = lines[lines.index("") + 1 :]
+    trace = lines.pop()
+    events = lines[lines.index("") + 1 : -1]
     # When, who, what: columns of fixed width; the last event is the failure.
     assert all(re.match(r"[ \d]{3}\d\.\d{6}  \S{1,8} *  \S{1,12} *  ", line) for line in events)
     assert len({line.index(line.split()[1]) for line in events}) == 1
     assert "FAILED" in events[-1]
-    trace = next(line for line in output.splitlines() if line.startswith("  trace "))
-    assert trace in simulate(*again.split())
-    found = simulate("--seed", "1", "--seeds", "2", "--keep-going", "--json", "--duration", "3s")
-    summary = json.loads(found[found.index("{") :])
+    assert trace in searched(*again.split())
+    with mutation.broken():
+        done = CliRunner().invoke(command, ["--seed", "1"], standalone_mode=False)
+    assert done.return_value == ExitCode.FAILED
+    assert "FAILED: " in done.output.splitlines()[-2]
+    found = searched("--seed", "1", "--seeds", "2", "--keep-going", "--duration", "3")
+    summary = json.loads(found)
     assert summary["ok"] is False
     assert 1 in summary["failed"]
     assert summary["seeds"] == 2 == sum(each["seeds"] for each in summary["processes"])

@@ -90,9 +90,9 @@ class _Shrinker:
 
 def reproduce(options: Options) -> str:
     """Return the command that runs exactly these options of a scenario again."""
-    command = f"gpupool simulate --scenario {options.scenario} --seed {options.seed}"
+    command = f"python -m tests.simulations --scenario {options.scenario} --seed {options.seed}"
     command += f" --servers {options.servers} --clients {options.clients}"
-    command += f" --duration {options.fault_s:g}s"
+    command += f" --duration {options.fault_s:g}"
     if options.keep is not None:
         command += f" --keep {','.join(map(str, options.keep)) or 'none'}"
     return command
