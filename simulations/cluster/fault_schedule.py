@@ -50,6 +50,14 @@ def _span(random: Random, low_s: float, high_s: float) -> float:
     return low_s * (high_s / low_s) ** random.random()
 
 
+def _server(target: ClusterFaults, random: Random) -> str:
+    return random.choice(target.server_names())
+
+
+def _client(target: ClusterFaults, random: Random) -> str:
+    return random.choice(target.client_names())
+
+
 def _reset(target: ClusterFaults, random: Random) -> None:
     one, other = random.sample(target.server_names(), 2)
     target.reset(one, other)
@@ -91,18 +99,10 @@ def _isolate_leader(target: ClusterFaults, random: Random) -> None:
     target.cut([*pairs, *((b, a) for a, b in pairs)], _span(random, 0.3, 14.0))
 
 
-def _kill(target: ClusterFaults, random: Random) -> None:
-    target.kill(random.choice(target.server_names()), _span(random, 0.05, 8.0))
-
-
 def _kill_leader(target: ClusterFaults, random: Random) -> None:
     leader = target.leader_name()
     if leader is not None:
         target.kill(leader, _span(random, 0.05, 8.0))
-
-
-def _roll(target: ClusterFaults, random: Random) -> None:
-    target.kill(target.next_server(), _span(random, 0.1, 2.0))
 
 
 def _flap(target: ClusterFaults, random: Random) -> None:
@@ -116,22 +116,9 @@ def _client_massacre(target: ClusterFaults, random: Random) -> None:
         target.kill_client(name, silently=random.random() < 0.5)
 
 
-def _blink(target: ClusterFaults, random: Random) -> None:
-    # The next process starts before anybody has noticed, in the middle of an election maybe.
-    target.kill(random.choice(target.server_names()), _span(random, 0.0001, 0.001))
-
-
-def _power(target: ClusterFaults, random: Random) -> None:
-    target.power_off(random.choice(target.server_names()), _span(random, 0.5, 8.0))
-
-
 def _torn(target: ClusterFaults, random: Random) -> None:
-    name = random.choice(target.server_names())
+    name = _server(target, random)
     target.tear(name, random.randint(1, 40), _span(random, 0.5, 5.0))
-
-
-def _readdress(target: ClusterFaults, random: Random) -> None:
-    target.readdress(random)
 
 
 def _cut_pair(target: ClusterFaults, random: Random) -> None:
@@ -145,10 +132,6 @@ def _power_all(target: ClusterFaults, random: Random) -> None:
         target.power_off(name, down_s * (0.5 + random.random()))
 
 
-def _pause(target: ClusterFaults, random: Random) -> None:
-    target.pause(random.choice(target.server_names()), _span(random, 0.1, 12.0))
-
-
 def _pause_leader(target: ClusterFaults, random: Random) -> None:
     leader = target.leader_name()
     if leader is not None:
@@ -157,21 +140,16 @@ def _pause_leader(target: ClusterFaults, random: Random) -> None:
 
 def _clock_rate(target: ClusterFaults, random: Random) -> None:
     rate = random.choice((0.5, 0.8, 0.95, 1.05, 1.25, 2.0))
-    target.clock_rate(random.choice(target.server_names()), rate, _span(random, 1.0, 10.0))
+    target.clock_rate(_server(target, random), rate, _span(random, 1.0, 10.0))
 
 
 def _clock_jump(target: ClusterFaults, random: Random) -> None:
     by_ms = random.choice((-1, 1)) * int(_span(random, 10.0, 100_000.0))
-    target.clock_jump(random.choice(target.server_names()), by_ms)
-
-
-def _clock_step(target: ClusterFaults, random: Random) -> None:
-    # As far as a clock may be off before its server is not believed any more.
-    target.clock_jump(random.choice(target.server_names()), random.choice((-4500, 4500)))
+    target.clock_jump(_server(target, random), by_ms)
 
 
 def _clock_wrong(target: ClusterFaults, random: Random) -> None:
-    server = random.choice(target.server_names())
+    server = _server(target, random)
     if random.random() < 0.6:
         server = target.leader_name() or server
     by_ms = random.choice((-1, 1, 1)) * int(_span(random, 60.0, 400 * 86400.0) * 1000)
@@ -179,37 +157,17 @@ def _clock_wrong(target: ClusterFaults, random: Random) -> None:
 
 
 def _disk(what: str) -> Callable[[ClusterFaults, Random], None]:
-    def effect(target: ClusterFaults, random: Random) -> None:
-        target.disk(random.choice(target.server_names()), what, _span(random, 0.5, 6.0))
-
-    return effect
+    return lambda target, random: target.disk(
+        _server(target, random), what, _span(random, 0.5, 6.0)
+    )
 
 
 def _forget(what: str) -> Callable[[ClusterFaults, Random], None]:
-    def effect(target: ClusterFaults, random: Random) -> None:
-        target.forget(random.choice(target.server_names()), what, random)
-
-    return effect
-
-
-def _clone(target: ClusterFaults, random: Random) -> None:
-    target.clone(random.choice(target.server_names()))
-
-
-def _recover(target: ClusterFaults, random: Random) -> None:
-    target.recover(random)
-
-
-def _client_kill(target: ClusterFaults, random: Random) -> None:
-    target.kill_client(random.choice(target.client_names()), silently=False)
-
-
-def _client_dark(target: ClusterFaults, random: Random) -> None:
-    target.kill_client(random.choice(target.client_names()), silently=True)
+    return lambda target, random: target.forget(_server(target, random), what, random)
 
 
 def _client_cut(target: ClusterFaults, random: Random) -> None:
-    client = random.choice(target.client_names())
+    client = _client(target, random)
     servers = target.server_names()
     servers = random.sample(servers, random.randint(1, len(servers)))
     pairs = [(client, server) for server in servers]
@@ -217,38 +175,23 @@ def _client_cut(target: ClusterFaults, random: Random) -> None:
 
 
 def _client_slow(target: ClusterFaults, random: Random) -> None:
-    pair = [random.choice(target.client_names()), random.choice(target.server_names())]
+    pair = [_client(target, random), _server(target, random)]
     random.shuffle(pair)
     target.slow(pair[0], pair[1], _span(random, 0.05, 2.0), _span(random, 0.5, 8.0))
 
 
-def _client_pause(target: ClusterFaults, random: Random) -> None:
-    target.pause_client(random.choice(target.client_names()), _span(random, 0.5, 12.0))
-
-
-def _worker_death(target: ClusterFaults, random: Random) -> None:
-    target.kill_worker(random.random())
-
-
 def _slow_kill(target: ClusterFaults, random: Random) -> None:
-    name = random.choice(target.server_names())
+    name = _server(target, random)
     target.slow_kills(name, _span(random, 0.5, 3.0), _span(random, 2.0, 10.0))
 
 
 def _sign(target: ClusterFaults, random: Random) -> None:
-    name, for_s = random.choice(target.server_names()), _span(random, 1.0, 12.0)
+    name, for_s = _server(target, random), _span(random, 1.0, 12.0)
     target.show_sign(name, random.random(), for_s, for_s * random.random())
 
 
-def _bit(target: ClusterFaults, random: Random) -> None:
-    target.flip(random.choice(target.server_names()), random.random())
-
-
 def _operate(what: str) -> Callable[[ClusterFaults, Random], None]:
-    def effect(target: ClusterFaults, random: Random) -> None:
-        target.operate(what, random)
-
-    return effect
+    return lambda target, random: target.operate(what, random)
 
 
 EFFECTS: dict[str, Callable[[ClusterFaults, Random], None]] = {
@@ -258,32 +201,46 @@ EFFECTS: dict[str, Callable[[ClusterFaults, Random], None]] = {
     "deaf": _deaf,
     "cut": _cut,
     "cut-pair": _cut_pair,
-    "readdress": _readdress,
+    "readdress": lambda target, random: target.readdress(random),
     "isolate-leader": _isolate_leader,
-    "kill": _kill,
+    "kill": lambda target, random: target.kill(_server(target, random), _span(random, 0.05, 8.0)),
     "kill-leader": _kill_leader,
-    "roll": _roll,
+    "roll": lambda target, random: target.kill(target.next_server(), _span(random, 0.1, 2.0)),
     "flap": _flap,
     "client-massacre": _client_massacre,
-    "blink": _blink,
-    "power": _power,
+    # The next process starts before anybody has noticed, in the middle of an election maybe.
+    "blink": lambda target, random: target.kill(
+        _server(target, random), _span(random, 0.0001, 0.001)
+    ),
+    "power": lambda target, random: target.power_off(
+        _server(target, random), _span(random, 0.5, 8.0)
+    ),
     "torn": _torn,
     "power-all": _power_all,
-    "pause": _pause,
+    "pause": lambda target, random: target.pause(_server(target, random), _span(random, 0.1, 12.0)),
     "pause-leader": _pause_leader,
     "clock-rate": _clock_rate,
     "clock-jump": _clock_jump,
-    "clock-step": _clock_step,
+    # As far as a clock may be off before its server is not believed any more.
+    "clock-step": lambda target, random: target.clock_jump(
+        _server(target, random), random.choice((-4500, 4500))
+    ),
     "clock-wrong": _clock_wrong,
     "disk-slow": _disk("slow"),
     "disk-full": _disk("full"),
     "disk-broken": _disk("broken"),
-    "client-kill": _client_kill,
-    "client-dark": _client_dark,
+    "client-kill": lambda target, random: target.kill_client(
+        _client(target, random), silently=False
+    ),
+    "client-dark": lambda target, random: target.kill_client(
+        _client(target, random), silently=True
+    ),
     "client-cut": _client_cut,
     "client-slow": _client_slow,
-    "client-pause": _client_pause,
-    "worker-death": _worker_death,
+    "client-pause": lambda target, random: target.pause_client(
+        _client(target, random), _span(random, 0.5, 12.0)
+    ),
+    "worker-death": lambda target, random: target.kill_worker(random.random()),
     "slow-kill": _slow_kill,
     "end-lease": _operate("end-lease"),
     "revoke": _operate("revoke"),
@@ -294,9 +251,9 @@ EFFECTS: dict[str, Callable[[ClusterFaults, Random], None]] = {
     "old-copy": _forget("old-copy"),
     "lost-tail": _forget("lost-tail"),
     "rot": _forget("rot"),
-    "bit": _bit,
-    "clone": _clone,
-    "recover": _recover,
+    "bit": lambda target, random: target.flip(_server(target, random), random.random()),
+    "clone": lambda target, random: target.clone(_server(target, random)),
+    "recover": lambda target, random: target.recover(random),
     "rotate-ca": _operate("rotate-ca"),
     "retire-ca": _operate("retire-ca"),
     "drain-gpu": _operate("drain-gpu"),

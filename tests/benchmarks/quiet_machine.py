@@ -116,7 +116,8 @@ def start(lane: Lane, folder: Path, note: str) -> None:
     words = [sys.executable, *step.words]
     if lane.name not in ("swarm", "scale"):
         words += ["--csv", str(folder / f"{step.name}.csv"), "--note", note]
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    paths = [str(ROOT / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    path = os.pathsep.join(paths)
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
     # A child inherits the cores of the thread that starts it.
     os.sched_setaffinity(0, lane.cores)
