@@ -19,7 +19,6 @@ from gpupool.remoting.local.terminal import say
 from gpupool.remoting.program.request import Wanted, unknown_text
 
 if TYPE_CHECKING:
-    from gpupool.pool.model.state import Request
     from gpupool.remoting.protocol.messages import PolicyIs, PolicyVerdict
 
 LOST_LINES_MIN = 4
@@ -95,44 +94,15 @@ def history(credentials: str | None, as_json: bool) -> None:
 
 
 @command.command("check")
-@click.argument("file", type=click.Path(dir_okay=False, allow_dash=True), required=False)
-@click.option("--user", help="Explain what applies to this user (default with --request: you).")
-@click.option("--request", "request_text", help='Judge this request: "-n 2 -p 0.5".')
-@pool_options
+@click.argument("file", type=click.Path(dir_okay=False, allow_dash=True))
 @json_option
-def check(
-    credentials: str | None,
-    file: str | None,
-    user: str | None,
-    request_text: str | None,
-    as_json: bool,
-) -> int:
-    r"""Find mistakes in FILE, or explain how a policy treats a request.
-
-    \b
-      gpupool policy check new.toml
-      gpupool policy check --user ada --request "-n 2 -p 0.5"
-      gpupool policy check new.toml --user ada --request "-n 8"
-
-    Without FILE, the policy in force is used. The exit code is 0 when the request would be granted,
-    1 when it is denied, 75 when it would have to wait. "gpupool policy explain" takes the options
-    of "gpupool run" as they are.
-    """
-    packed = b""
-    if file is not None:
-        packed = _checked(_read(file), file)
-    elif user is None and request_text is None:
-        raise UsageError(
-            "there is nothing to check", hint="name a file, or give --user and --request"
-        )
-    if user is None and request_text is None:
-        if as_json:
-            print_json(problems=[])
-        else:
-            say(f"gpupool: {file} has no mistakes")
-        return ExitCode.DONE
-    request = _parse_request(request_text) if request_text is not None else None
-    return _explain(credentials, user, request, packed, as_json)
+def check(file: str, as_json: bool) -> None:
+    """Find mistakes in FILE; "gpupool policy explain" says how it treats a request."""
+    _checked(_read(file), file)
+    if as_json:
+        print_json(problems=[])
+    else:
+        say(f"gpupool: {file} has no mistakes")
 
 
 @command.command("explain")
@@ -156,8 +126,26 @@ def explain(
     code is 0 when the request would be granted, 1 when it is denied, 75 when it would have to wait.
     """
     packed = _checked(_read(file), file) if file is not None else b""
-    waits = wanted.wait_s != 0.0
-    return _explain(credentials, user, wanted.request("policy explain"), packed, as_json, waits)
+    request = wanted.request("policy explain")
+
+    async def ask() -> "tuple[PolicyVerdict, tuple[str, ...]]":
+        async with connected(credentials) as pool:
+            verdict = await pool.check_policy(user or "", request, packed)
+            return verdict, tuple(pool.unknown_servers(request.servers))
+
+    verdict, unknown = run_async(ask)
+    lines = verdict.lines
+    if unknown:
+        lines = (unknown_text(unknown), *lines)
+    if wanted.wait_s == 0.0 and verdict.kind == "busy":
+        lines = (*lines, "with --no-wait it is refused at once, and nothing is suspended for it")
+    if as_json:
+        print_json(kind=verdict.kind, lines=lines)
+    else:
+        for line in lines:
+            click.echo(line)
+    codes = {"": ExitCode.DONE, "busy": ExitCode.NOT_NOW}
+    return codes.get(verdict.kind, ExitCode.FAILED)
 
 
 @command.command("apply")
@@ -254,46 +242,6 @@ def _ask_to_lose(what: str) -> None:
 # --- inside ---------------------------------------------------------------------------------------
 
 
-def _explain(
-    credentials: str | None,
-    user: str | None,
-    request: "Request | None",
-    packed: bytes,
-    as_json: bool,
-    waits: bool = True,
-) -> int:
-    """Print what a policy says of a user, and of a request; return the exit code.
-
-    Args:
-        credentials: as given.
-        user: whose request it is; None: the caller's.
-        request: None for the user's terms alone.
-        packed: a policy's document; empty for the one in force.
-        as_json: print it for programs.
-        waits: nothing is suspended for a request that does not.
-    """
-
-    async def ask() -> "tuple[PolicyVerdict, tuple[str, ...]]":
-        async with connected(credentials) as pool:
-            names = request.servers if request is not None else ()
-            verdict = await pool.check_policy(user or "", request, packed)
-            return verdict, tuple(pool.unknown_servers(names))
-
-    verdict, unknown = run_async(ask)
-    lines = verdict.lines
-    if unknown:
-        lines = (unknown_text(unknown), *lines)
-    if not waits and verdict.kind == "busy":
-        lines = (*lines, "with --no-wait it is refused at once, and nothing is suspended for it")
-    if as_json:
-        print_json(kind=verdict.kind, lines=lines)
-    else:
-        for line in lines:
-            click.echo(line)
-    codes = {"": ExitCode.DONE, "busy": ExitCode.NOT_NOW}
-    return codes.get(verdict.kind, ExitCode.FAILED)
-
-
 async def _get(credentials: str | None, version: int) -> "PolicyIs":
     async with connected(credentials) as pool:
         return await pool.policy(version)
@@ -349,23 +297,6 @@ def _checked(text: str, name: str) -> bytes:
         raise UsageError(what, why=why, hint=hint) from error
     except UnpackError as error:
         raise UsageError(f"{name} is too large", why=str(error)) from error
-
-
-def _parse_request(text: str) -> "Request":
-    """Return the request that options of ``gpupool run`` describe."""
-    found: list[Wanted] = []
-
-    @click.command("request", add_help_option=False)
-    @request_options
-    def ask(wanted: Wanted) -> None:
-        found.append(wanted)
-
-    try:
-        # Under the name of the command whose options these are.
-        ask.main(shlex.split(text), prog_name="gpupool run", standalone_mode=False)
-    except ValueError as error:
-        raise UsageError("--request cannot be read", why=str(error)) from error
-    return found[0].request("policy check")
 
 
 def _open_editor(name: str) -> None:

@@ -179,7 +179,6 @@ def leases_body(snapshot: PoolSnapshot, *, held: bool = True) -> dict[str, objec
 
 
 @click.command()
-@click.option("--once", is_flag=True, help="Print one frame and exit.")
 @click.option(
     "--interval",
     type=DURATION,
@@ -199,7 +198,6 @@ def top(
     wide: bool,
     in_ascii: bool,
     as_json: bool,
-    once: bool,
     interval: float,
     readonly: bool,
     export_svg: str | None,
@@ -220,12 +218,7 @@ def top(
     if export_svg is not None:
         _export(credentials, export_svg, interval, glyphs)
         return None
-    if once and sys.stdout.isatty():
-        from gpupool.cli.tui.live_view import print_frame
-
-        print_frame(fetch_snapshot(credentials), glyphs, wide=wide)
-        return None
-    if once or not live:
+    if not live:
         _print_lists(fetch_snapshot(credentials), wide=wide, glyphs=glyphs, live=True)
         return None
     from gpupool.cli.tui.live_view import Options, watch

@@ -24,10 +24,8 @@ from gpupool.cli.tui.fetching import fill, fill_pool, keep_answers, ping
 from gpupool.cli.tui.keys import INTERVALS_S, Action, UiState, press
 from gpupool.cli.tui.live_state import LiveView
 from gpupool.cli.tui.panels import chosen_server
-from gpupool.cli.tui.screen import render
 from gpupool.cli.tui.terminal_keys import MOUSE_OFF, MOUSE_ON, decode_keys
 from gpupool.pool.errors import GpupoolError
-from gpupool.pool.read_model.pool_snapshot import PoolSnapshot
 from gpupool.remoting.client.pool_client import Pool
 from gpupool.remoting.local.exits import die_of
 from gpupool.remoting.local.logins import connected
@@ -235,12 +233,6 @@ async def _act(screen: LiveView, pool: Pool, action: Action) -> None:
 
 
 # --- one frame ------------------------------------------------------------------------------------
-
-
-def print_frame(snapshot: PoolSnapshot, glyphs: Glyphs, *, wide: bool) -> None:
-    """Print one frame on the terminal, as high as it needs to be."""
-    console = Console(highlight=False)
-    console.print(render(snapshot, UiState(wide=wide, readonly=True), *console.size, glyphs))
 
 
 def picture(

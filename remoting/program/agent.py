@@ -159,7 +159,7 @@ Check = Callable[[], Awaitable[str]]
 
 @dataclass(frozen=True, slots=True)
 class DevicesWanted:
-    """NVML's library, or ``gpupool smi``, asks for the devices of the lease."""
+    """NVML's library, or ``nvidia-smi``, asks for the devices of the lease."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +317,7 @@ class Agent:
             open_session: has a session opened on the servers of the lease; see ``ProgramLease``.
             open_timeout_s: how long that may take; infinite where it waits for free GPUs.
             held: set when the lease outlives programs, and ``gpupool run --lease`` asks.
-            describe: returns the devices of the lease, for NVML and ``gpupool smi``.
+            describe: returns the devices of the lease, for NVML and ``nvidia-smi``.
             check: asks the servers of the lease for a word, and returns why the lease is lost;
                 empty while it is held.
         """

@@ -1,4 +1,4 @@
-"""The GPUs of a lease or of the pool as ``gpupool smi`` and NVML show them."""
+"""The GPUs of a lease as ``nvidia-smi`` and NVML show them."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
@@ -9,8 +9,8 @@ from gpupool.remoting.client.lease_handle import LeaseHandle
 from gpupool.remoting.protocol import messages as m
 
 if TYPE_CHECKING:
-    from gpupool.pool.telemetry import GpuTelemetry, Telemetry
-    from gpupool.pool.view import GpuView, PoolView, ServerView
+    from gpupool.pool.telemetry import GpuTelemetry
+    from gpupool.pool.view import GpuView, ServerView
 
 ANSWER_S = 2.0
 
@@ -52,7 +52,7 @@ class Devices:
     cuda: str
 
     def fields(self) -> dict[str, object]:
-        """Return the answer to NVML's library and ``gpupool smi``, as JSON carries it."""
+        """Return the answer to NVML's library and ``nvidia-smi``, as JSON carries it."""
         devices = [asdict(device) for device in self.devices]
         return {"driver": self.driver, "cuda": self.cuda, "devices": devices}
 
@@ -85,19 +85,6 @@ def _versions(servers: "Iterable[ServerView]") -> tuple[str, str]:
         if server.driver_version:
             return server.driver_version, server.cuda_version
     return "", ""
-
-
-def pool_devices(view: "PoolView", telemetry: "Iterable[Telemetry]") -> Devices:
-    """Return every GPU of the pool; used is what NVML measures there."""
-    measured = {gpu.gpu: gpu for each in telemetry for gpu in each.gpus}
-    found: list[Device] = []
-    for server in view.servers:
-        for gpu in server.gpus:
-            reading = measured.get(gpu.id)
-            used = reading.memory_used if reading else 0
-            device = _device(gpu.index, server, gpu, reading, memory=gpu.memory_total, used=used)
-            found.append(device)
-    return Devices(tuple(found), *_versions(view.servers))
 
 
 async def lease_devices(hold: LeaseHandle) -> Devices:

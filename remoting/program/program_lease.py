@@ -52,7 +52,7 @@ class ProgramLease(ABC):
 
     @abstractmethod
     async def describe(self) -> dict[str, object]:
-        """Return its devices, for NVML and ``gpupool smi``.
+        """Return its devices, for NVML and ``nvidia-smi``.
 
         Raises:
             GpupoolError: when no server or holder answers.

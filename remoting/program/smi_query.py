@@ -117,8 +117,7 @@ def chosen(devices: Devices, wanted: str) -> Devices:
     keys = ("index", "uuid", "bus_id")
     for name in names:
         if not any(name in (str(d[key]).lower() for key in keys) for d in devices):
-            # Outside of a lease, several servers have a GPU of the same number.
-            found = ", ".join(dict.fromkeys(str(d["index"]) for d in devices)) or "none"
+            found = ", ".join(str(d["index"]) for d in devices) or "none"
             raise UsageError(f"there is no device {name}", hint=f"devices here: {found}")
     return [d for d in devices if any(str(d[key]).lower() in names for key in keys)]
 
@@ -127,7 +126,7 @@ def query(devices: Devices, driver: str, fields: str, form: str) -> list[str]:
     """Return the lines of a query.
 
     Args:
-        devices: as ``gpupool smi --json`` has them.
+        devices: as the agent has told them.
         driver: the version of the servers' driver.
         fields: their names, with commas between them.
         form: "csv", and "noheader", "nounits", with commas between them.

@@ -54,7 +54,7 @@ WORDS = {
     "move": "1 --to 0", "health history": "", "health silence": "xid --reason why",
     "health unsilence": "xid", "policy apply": "FILE",
     "policy explain": "", "backup": "OUT", "ca retire": "--yes", "ca rotate": "--yes",
-    "login": "TOKEN", "smi": "", "usage forget": "ada --yes", "leave": "a --yes",
+    "login": "TOKEN", "usage forget": "ada --yes", "leave": "a --yes",
     "drain": "a --reason why",
 }  # fmt: skip
 """The words of commands that take others than ``words_for`` gives."""

@@ -12,7 +12,6 @@ from xml.etree import ElementTree
 import pytest
 from tests.cli.test_smi_query import DEVICES
 
-from gpupool.cli.commands import smi
 from gpupool.cli.commands.monitoring import nvidia_smi, smi_report
 from gpupool.remoting.program import smi_query
 
@@ -27,7 +26,7 @@ def agent(monkeypatch: pytest.MonkeyPatch) -> None:
         fields: dict[str, object] = {"driver": "580.159.04", "cuda": "13.0"}
         return fields | {"devices": DEVICES, "processes": [os.getpid()]}
 
-    monkeypatch.setattr(smi, "ask_agent", answer)
+    monkeypatch.setattr(nvidia_smi, "ask_agent", answer)
 
 
 def say(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:

@@ -64,7 +64,6 @@ def test_an_error_is_what_why_and_what_next() -> None:
         (["drain", "a", "--reason", " "], "needs a reason"),
         (["run", "--server", ",", "true"], "--server names no server"),
         (["policy", "check", "/"], "invalid value for 'FILE': File '/' is a directory"),
-        (["policy", "check", "--request", "-n x"], '"gpupool run --help" shows what can be'),
     ],
 )
 def test_wrong_usage_is_2_and_one_sentence(

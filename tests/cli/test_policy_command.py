@@ -192,21 +192,19 @@ def some_wait(view: dict[str, Any]) -> bool:
 
 
 @pytest.mark.slow
-def test_check_explains_the_verdict(pool: OnePool, tmp_path: Path) -> None:
+def test_explain_says_the_verdict(pool: OnePool, tmp_path: Path) -> None:
     put(pool, LIMITS)
-    done = pool.run("policy", "check", "--request", "-n 2", env=pool.ada)
+    done = pool.run("policy", "explain", "-n", "2", env=pool.ada)
     assert done.returncode == ExitCode.FAILED
     assert "ada is in class students" in done.stdout
     assert "a lease lasts 1h at most (policy v" in done.stdout
     assert "denied: ada may hold 1 GPU" in done.stdout
-    assert pool.run("policy", "check", "--request", "-n 2", "--user", "root").returncode == 0
+    assert pool.run("policy", "explain", "-n", "2", "--user", "root").returncode == 0
     draft = tmp_path / "draft.toml"
     draft.write_text("[user.ada]\nmax_gpus = 2\n")
-    done = pool.run("policy", "check", str(draft), "--user", "ada", "--request", "-n 2")
+    done = pool.run("policy", "explain", str(draft), "--user", "ada", "-n", "2")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "allowed: it would be granted now" in done.stdout
-    wrong = pool.run("policy", "check", "--request", "-n 0")
-    assert wrong.returncode == ExitCode.USAGE
 
 
 GIVING_WAY = """\
@@ -232,15 +230,6 @@ def test_explain_names_the_leases_that_would_be_suspended(pool: OnePool, tmp_pat
         assert re.search(r": [0-9.]+ GiB, priority 0, runs for \d+s, never suspended$", told), told
         assert re.search(f"^lease {small} of ada would not: .* moved with it", done.stdout, re.M)
         assert re.search(f"^lease {middle} of ada would not: .* moved with it", done.stdout, re.M)
-        # check takes the same request as text, and says the same.
-        lines = [
-            json.loads(pool.run("policy", *words, "--json").stdout)
-            for words in (
-                ("explain", "-n", "2", "-p", "0.7"),
-                ("check", "--request", "-n 2 -p 0.7"),
-            )
-        ]
-        assert without_times(lines[0]) == without_times(lines[1])
         for options, line in (
             (("--no-wait",), "with --no-wait it is refused at once, and nothing is suspended"),
             (("--user", "ada"), "no lease gives way to it: none has a priority below 0"),

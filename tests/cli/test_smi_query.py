@@ -1,9 +1,7 @@
 """nvidia-smi's options that programs use, in the words that they parse."""
 
 import pytest
-from click.testing import CliRunner
 
-from gpupool.cli.commands import smi
 from gpupool.pool.errors import UsageError
 from gpupool.remoting.program.smi_query import chosen, listed, query
 
@@ -81,14 +79,3 @@ def test_wrong_words_say_what_there_is() -> None:
         query(DEVICES, "", "name", "noheader")
     with pytest.raises(UsageError, match="no device 2"):
         chosen(DEVICES, "2")
-
-
-def test_the_format_may_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def answer(_path: str) -> dict[str, object]:
-        return {"driver": "580.1", "cuda": "13.0", "devices": DEVICES}
-
-    monkeypatch.setattr(smi, "ask_agent", answer)
-    monkeypatch.setenv("GPUPOOL_AGENT", "/run/x")
-    made = CliRunner().invoke(smi.command, ["--query-gpu", "index", "-i", "1"])
-    assert made.output == "index\n1\n", made.exception
-    assert CliRunner().invoke(smi.command, ["-L"]).output.count("NVIDIA H200") == 2

@@ -123,13 +123,6 @@ def test_readonly_ascii_without_colours(live_pool: Any, terminal: Any) -> None:
     assert "\x1b[31m" not in terminal.text
 
 
-def test_once_prints_one_frame(live_pool: Any, terminal: Any) -> None:
-    terminal.spawn([*TOP, "--once"], env=live_pool.env | {"TERM": "xterm-256color"})
-    assert terminal.wait() == 0
-    assert "1 Servers (3)" in terminal.plain
-    assert ENTER_SCREEN not in terminal.text
-
-
 @pytest.mark.long
 def test_details_tree_and_usage(live_pool: Any, terminal: Any) -> None:
     opened(live_pool, terminal)

@@ -118,9 +118,7 @@ def main() -> int:
                 lines, good = report(program, native, remote)
                 print("\n".join(lines), flush=True)
                 failed += not good
-            smi = pool.run(
-                [sys.executable, "-m", "gpupool.cli.main", "smi"], *ACROSS, limit=20, name="smi"
-            )
+            smi = pool.run(["nvidia-smi"], *ACROSS, limit=20, name="smi")
             print(smi.output)
             if not wanted or "torch_across" in wanted:
                 hold = [sys.executable, str(HERE / "cuda_programs" / "torch_across.py"), "hold"]

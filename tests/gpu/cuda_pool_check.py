@@ -25,7 +25,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "src")]
 
 from cuda_door_check import agrees, compile_program  # noqa: E402
-from leasing import GPUPOOL, Outcome, RealPool, run  # noqa: E402
+from leasing import Outcome, RealPool, run  # noqa: E402
 
 from gpupool.remoting.driver_api import build  # noqa: E402
 
@@ -224,8 +224,8 @@ def main() -> int:
                     failures += not good
                 if not far:
                     failures += failures_of(pool, folder)
-                    print(pool.command("smi").stdout)
-                    print(pool.run([*GPUPOOL, "smi"], "-p", "0.5", limit=20, name="smi").output)
+                    print(pool.command("gpus").stdout)
+                    print(pool.run(["nvidia-smi"], "-p", "0.5", limit=20, name="smi").output)
             finally:
                 pool.stop()
                 if failures:

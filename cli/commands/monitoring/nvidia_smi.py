@@ -1,19 +1,25 @@
 """What programs of a lease call as ``nvidia-smi`` (``remoting/program/tools/nvidia-smi``).
 
-Its forms, words and exit codes are nvidia-smi's (driver 580), because scripts read them; ``gpupool
-smi`` is for people, and shows a pool as well.
+Its forms, words and exit codes are nvidia-smi's (driver 580), because scripts read them.
 """
 
+import json
 import os
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
 from typing import cast
 
-from gpupool.pool.errors import GpupoolError, UsageError
+from gpupool.pool.errors import GpupoolError, UnreachableError, UsageError
+from gpupool.pool.values import size_text
 
 INVALID, NO_PERMISSION, NO_DEVICE, NO_DRIVER, UNKNOWN = 2, 4, 6, 9, 255
+ANSWER_S = 5.0
+LINE_LENGTH_MAX = 64 * 1024
+WIDTHS = (4, 24, 14, 17, 6, 6, 7)
+TITLES = ("GPU", "Name", "Server", "Memory", "Util", "Temp", "Power")
 COMMANDS = ("dmon", "pmon", "topo", "nvlink", "mig")
 SEE_HELP = "Please run 'nvidia-smi -h'"
 FILTERS = {
@@ -146,7 +152,6 @@ class Answer:
             raise Refusal(INVALID, wrong if "--format" in str(error) else f"{error}.\n") from None
 
     def _simple(self) -> list[str]:
-        from gpupool.cli.commands.smi import smi_lines
         from gpupool.remoting.program import smi_query
 
         options = self._options
@@ -176,6 +181,61 @@ class Answer:
         return smi_lines(fields, os.environ.get("GPUPOOL_LEASE", ""))
 
 
+def ask_agent(path: str) -> dict[str, object]:
+    """Return what ``gpupool run`` says of the lease in which this process runs.
+
+    Raises:
+        GpupoolError: when it does not answer, or cannot.
+    """
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.settimeout(ANSWER_S)
+            sock.connect(path)
+            sock.sendall(b'{"op":"nvml"}\n')
+            line = sock.makefile("rb").readline(LINE_LENGTH_MAX)
+        fields = cast("dict[str, object]", json.loads(line))
+    except (OSError, ValueError) as error:
+        raise UnreachableError("gpupool run does not answer", why=str(error)) from error
+    if not fields.pop("ok", False):
+        raise GpupoolError(str(fields.get("what")), why=str(fields.get("why", "")))
+    return fields
+
+
+def smi_lines(fields: dict[str, object], lease: str) -> list[str]:
+    """Return a table in nvidia-smi's shape."""
+    rule = "+" + "+".join("-" * (width + 2) for width in WIDTHS) + "+"
+    versions = [f"Driver Version: {fields['driver']}"] if fields["driver"] else []
+    versions += [f"CUDA Version: {fields['cuda']}"] if fields["cuda"] else []
+    head = "   ".join(["gpupool smi", f"lease {lease}", *versions])
+    lines = ["+" + "-" * (len(rule) - 2) + "+", f"| {head:{len(rule) - 4}} |", rule]
+    lines += [_row(TITLES), rule.replace("-", "=")]
+    devices = cast("list[dict[str, object]]", fields["devices"])
+    lines += [_row(_cells(device)) for device in devices]
+    return [*lines, rule]
+
+
+def _row(cells: tuple[str, ...]) -> str:
+    texts = [f" {c[:w]:{w}} " for c, w in zip(cells, WIDTHS, strict=True)]
+    return "|" + "|".join(texts) + "|"
+
+
+def _cells(device: dict[str, object]) -> tuple[str, ...]:
+    def reading(key: str, scale: float, unit: str) -> str:
+        value = device[key]
+        return f"{value * scale:.0f}{unit}" if isinstance(value, int | float) else "-"
+
+    used, memory = cast("int", device["used"]), cast("int", device["memory"])
+    return (
+        str(device["index"]),
+        str(device["name"]),
+        str(device["server"]),
+        f"{size_text(used)} / {size_text(memory)}",
+        reading("utilization", 100, "%"),
+        reading("temperature_c", 1, "C"),
+        reading("power_w", 1, "W"),
+    )
+
+
 def main(words: list[str]) -> int:
     """Run, and return the exit code."""
     try:
@@ -192,8 +252,6 @@ def main(words: list[str]) -> int:
 
 
 def _run(words: list[str]) -> int:
-    from gpupool.cli.commands.smi import ask_agent
-
     command, options = parse(words)
     pause, left, first = pause_of(command, options), _number(options.get("--count", ""), 0), True
     name = options.get("--filename")
