@@ -88,19 +88,16 @@ def config(ctx: click.Context, as_json: bool) -> None:
 
 
 @click.command()
-@click.option("--keep", is_flag=True, help="Leave the pool running, and say how to use it.")
-@click.option("--web", is_flag=True, help="Show the pool in the browser afterwards, until Ctrl-C.")
-@click.option("--no-color", is_flag=True, help="Plain text.")
 @verbose_option
-def demo(keep: bool, web: bool, no_color: bool) -> int:
+def demo() -> int:
     """See it all work on this machine, without any GPU, in half a minute.
 
     Three servers with emulated GPUs start on loopback, with everything they write in a temporary
     folder. A program runs on two half GPUs, the leading server is killed, and the same program
-    runs again. At the end everything is removed.
+    runs again. At the end everything is removed; "gpupool up" starts such a pool to play with.
     """
     from gpupool.cli.lib.demonstration import Demonstration
     from gpupool.remoting.daemon.join_options import need_numpy
 
     need_numpy()
-    return Demonstration(keep=keep, web=web, color=not no_color).run()
+    return Demonstration().run()

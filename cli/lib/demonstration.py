@@ -27,26 +27,13 @@ START_S = 20.0
 STEP_S = 60.0
 EMULATE = "2:8G"
 FOLDER_PREFIX = "gpupool-demo-"
-FAULTS = """\
-[[at]]
-temperature = 48
-power = 210
-
-[[at]]
-gpu = 1
-temperature = 86
-per_second = { "throttled.hw_thermal" = 0.6, pcie_replays = 2 }
-"""
-"""So that pages about health have a GPU that is too hot, and grants go on."""
 
 
 class Demonstration:
     """Runs the steps of the demonstration, and prints each."""
 
-    def __init__(self, *, keep: bool, color: bool, web: bool = False) -> None:
-        self._keep = keep
-        self._web = web
-        self._color = color and sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    def __init__(self) -> None:
+        self._color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
         self._folder, self._held = make_folder(Path(tempfile.gettempdir()), FOLDER_PREFIX)
         self._folder.chmod(0o711)  # workers have users of their own, and pass through here
         self._step = 0
@@ -56,33 +43,25 @@ class Demonstration:
     def run(self) -> int:
         """Run the whole story; return the exit code."""
         started = time.monotonic()
-        kept = False
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, _end)
         try:
             self._tell_story()
-            kept = self._keep
             took = time.monotonic() - started
             self._say(f"\nThat was all, in {took:.0f} s. On real machines it is the same commands;")
-            self._say("leave out --emulate, and the GPUs are real. To play with a pool like it:")
+            self._say("leave out --emulate, and the GPUs are real. To play with a pool like it,")
+            self._say("and to look at it in the browser:")
             self._show(f"{program()} up")
+            self._show(f"{program()} web")
             self._say("On a machine with GPUs, this creates a pool of them:")
             self._show(f"{program()} join")
-            if self._web:
-                self._show_in_browser()
-            if kept:
-                self._say_how_to_go_on()
-            elif not self._web:
-                self._say("To look at such a pool in the browser:")
-                self._show(f"{program()} demo --web")
             return 0
         finally:
-            if not kept:
-                # A second one would leave the servers' files: this takes a few seconds at most.
-                for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                    signal.signal(number, signal.SIG_IGN)
-                self._clean_up()
+            # A second one would leave the servers' files: this takes a few seconds at most.
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN)
+            self._clean_up()
 
     def _tell_story(self) -> None:
         self._head("Start a pool: three servers, each with two emulated GPUs of 8 GiB")
@@ -90,7 +69,7 @@ class Demonstration:
         self._show(f"gpupool join --emulate {EMULATE}")
         self._say("It makes a token, which lets further servers in. It is read from stdin:")
         self._show(f"echo gpupool-... | gpupool join --emulate {EMULATE} --token -")
-        arguments = ["--emulate", EMULATE, *self.faults()]
+        arguments = ["--emulate", EMULATE]
         self._pool.start(SERVERS, arguments, lambda login: run_async(partial(_view_of, login)))
         run_async(self._wait_for_votes)
         self._say("Creating a pool logs its user in. The pool now:")
@@ -129,42 +108,6 @@ class Demonstration:
     def _style(self, text: str, *, bold: bool = False, fg: str | None = None) -> str:
         return click.style(text, bold=bold, fg=fg) if self._color else text
 
-    def _say_how_to_go_on(self) -> None:
-        self._say("\nThe pool goes on. In another terminal:")
-        self._show(f"export GPUPOOL_CREDENTIALS={self._env['GPUPOOL_CREDENTIALS']}")
-        self._show(f"{program()} top")
-        self._show(f"{program()} web")
-        pids = " ".join(str(each.pid) for each in self._pool.living())
-        self._say("and at the end:")
-        self._show(f"kill {pids}; rm -r {self._folder}")
-
-    def _show_in_browser(self) -> None:
-        """Show the pool in the browser until Ctrl-C; a program runs on it again and again."""
-        again = f"while :; do python {shlex.quote(str(self._program()))}; sleep 1; done"
-        self._say("\nThe same program runs on half a GPU again and again now, in the background:")
-        self._show(f"gpupool run -p 0.5 -- sh -c {shlex.quote(again)}")
-        self._say("The demo made a GPU of each overheat: see their pages and that of health.")
-        self._say("To use the pool in another terminal:")
-        self._show(f"export GPUPOOL_CREDENTIALS={self._env['GPUPOOL_CREDENTIALS']}")
-        self._say("The pool goes on until Ctrl-C, in the browser:")
-        self._show("gpupool web")
-        sys.stdout.flush()
-        running = subprocess.Popen(
-            self._argv("run", "-q", "-p", "0.5", "--", "sh", "-c", again),
-            env=self._env,
-            cwd=self._folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            subprocess.run(self._argv("web"), env=self._env, cwd=self._folder, check=False)
-        except KeyboardInterrupt:
-            pass
-        finally:
-            running.terminate()
-            running.wait()
-
     # --- processes -----------------------------------------------------------------------------
 
     def _environment(self) -> dict[str, str]:
@@ -181,14 +124,6 @@ class Demonstration:
 
     def _argv(self, *arguments: str) -> list[str]:
         return [sys.executable, "-m", "gpupool.cli.main", *arguments]
-
-    def faults(self) -> list[str]:
-        """Return options that give the servers' GPUs readings and errors, for the page."""
-        if not self._web:
-            return []
-        path = self._folder / "faults.toml"
-        path.write_text(FAULTS, encoding="utf-8")
-        return ["--emulate-faults", str(path)]
 
     def _run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -214,7 +149,7 @@ class Demonstration:
             raise GpupoolError(
                 "the demonstration failed",
                 why=f"gpupool {arguments[0]} ended with {done.returncode}",
-                hint=f"the servers' logs are in {self._folder}; --keep leaves them there",
+                hint='"gpupool up" starts the same servers, and keeps their logs',
             )
 
     async def _wait_for_votes(self) -> None:

@@ -65,35 +65,30 @@ def aged(folder: Path) -> None:
 def test_the_folder_of_a_killed_demonstration_is_removed_by_the_next_one(
     left_by: Callable[[str], Path],
 ) -> None:
-    left = left_by(f"{SHOWS}; Demonstration(keep=False, color=False); {KILLED}")
+    left = left_by(f"{SHOWS}; Demonstration(); {KILLED}")
     assert left.name.startswith(demonstration.FOLDER_PREFIX)
-    shown = Demonstration(keep=False, color=False)
+    shown = Demonstration()
     assert not left.exists()
     shown._clean_up()  # pyright: ignore[reportPrivateUsage]
     assert list(left.parent.iterdir()) == []
 
 
 @pytest.mark.long
-def test_a_pool_of_a_demonstration_that_goes_on_keeps_its_folder(
-    left_by: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+def test_servers_that_a_killed_demonstration_left_keep_its_folder(
+    left_by: Callable[[str], Path],
 ) -> None:
-    kept = Demonstration(keep=True, color=False)
+    kept = Demonstration()
     try:
         kept._pool.start(  # pyright: ignore[reportPrivateUsage]
             1, ["--emulate", "1:1G"], lambda login: gpupool.Pool(credentials=login).status()
         )
-        # As when the command has ended.
+        # As when the command was killed.
         folder = kept._folder  # pyright: ignore[reportPrivateUsage]
         os.close(kept._held)  # pyright: ignore[reportPrivateUsage]
         kept._held = os.open(os.devnull, os.O_RDONLY)  # pyright: ignore[reportPrivateUsage]
         aged(folder)
-        other = Demonstration(keep=False, color=False)
+        other = Demonstration()
         assert folder.exists()
-        kept._say_how_to_go_on()  # pyright: ignore[reportPrivateUsage]
-        lines = capsys.readouterr().out.splitlines()
-        assert [line.split()[-1] for line in lines if line.endswith((" top", " web"))] == [
-            *("top", "web"),
-        ]
         shutil.rmtree(other._folder)  # pyright: ignore[reportPrivateUsage]
         os.close(other._held)  # pyright: ignore[reportPrivateUsage]
     finally:

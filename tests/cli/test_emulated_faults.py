@@ -15,9 +15,6 @@ from typing import Any
 import pytest
 from tests.cli.conftest import DEADLINE_S, LivePool
 
-from gpupool.cli.lib.demonstration import Demonstration
-from gpupool.remoting.devices.fault_script import ScriptedNvml, parse_script
-
 SCRIPT = """
 [[at]]
 temperature = 55
@@ -107,13 +104,3 @@ def test_a_lost_gpu_is_seen_everywhere(lone: LivePool) -> None:
 
     [fault] = until(lone, kept)
     assert (fault["status"], fault["ended"]) == ("fail", None), "it goes on"
-
-
-def test_the_demonstration_in_the_browser_has_a_hot_gpu() -> None:
-    with_page = Demonstration(keep=False, color=False, web=True)
-    [option, path] = with_page.faults()
-    script = parse_script(Path(path).read_text())
-    shutil.rmtree(Path(path).parent)
-    nvml = ScriptedNvml(script, ["GPU-a", "GPU-b"], monotonic=iter([0.0] + [60.0] * 9).__next__)
-    assert option == "--emulate-faults"
-    assert [nvml.sample(each).temperature_c for each in ("GPU-a", "GPU-b")] == [48, 86]
