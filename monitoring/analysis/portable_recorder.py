@@ -67,12 +67,12 @@ class Gpu(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """One reading of a GPU: thousandths of busy time, bytes, and both of each process."""
+    """One reading of a GPU: thousandths of busy time, bytes, and those of each process."""
 
     uuid: str
     busy: int | None
     memory: int
-    processes: dict[int, tuple[int, int | None]]
+    processes: dict[int, int]
 
 
 class Owner(NamedTuple):
@@ -198,15 +198,15 @@ class Store:
         busy = (0, 0) if reading.busy is None else (reading.busy, 1)
         values = (t, gpu, self.every_s, *busy, reading.memory)
         self.db.execute("INSERT OR IGNORE INTO gpu_sample VALUES (?, ?, ?, ?, ?, ?)", values)
-        trees: dict[str, tuple[Owner, int, int, int]] = {}
-        for pid, (memory, sm) in list(reading.processes.items())[:PROCESS_COUNT_MAX]:
+        trees: dict[str, tuple[Owner, int]] = {}
+        for pid, memory in list(reading.processes.items())[:PROCESS_COUNT_MAX]:
             who = owner(pid)
-            first, held, shares, count = trees.get(who.tree, (who, 0, 0, 0))
-            count = 1 if sm is not None else count
-            trees[who.tree] = (first, held + memory, shares + (sm or 0), count)
-        for tree, (who, held, shares, count) in trees.items():
+            first, held = trees.get(who.tree, (who, 0))
+            trees[who.tree] = (first, held + memory)
+        for tree, (who, held) in trees.items():
             user, program = self._id("user", who.user), self._id("program", who.program)
-            row = (t, gpu, tree, self.every_s, user, program, held, shares, count)
+            # The last two are of a process's own share of the GPU, which no report reads any more.
+            row = (t, gpu, tree, self.every_s, user, program, held, 0, 0)
             self.db.execute("INSERT OR IGNORE INTO process_sample VALUES (?,?,?,?,?,?,?,?,?)", row)
 
     def _id(self, table: str, name: str) -> int:
@@ -243,13 +243,6 @@ class _Process(ctypes.Structure):
     )
 
 
-class _Share(ctypes.Structure):
-    _fields_ = (
-        *(("pid", ctypes.c_uint), ("time_us", ctypes.c_ulonglong)),
-        *((name, ctypes.c_uint) for name in ("sm", "memory", "encoder", "decoder")),
-    )
-
-
 class NvmlMissingError(Exception):
     """There is no driver, no GPU, or no answer."""
 
@@ -268,7 +261,6 @@ class CtypesNvml:
         if self._lib.nvmlInit_v2():
             raise NvmlMissingError("the driver is not loaded")
         self._handles: dict[str, ctypes.c_void_p] = {}
-        self._seen_us: dict[str, int] = {}
 
     def gpus(self) -> list[Gpu]:
         """Return the GPUs."""
@@ -298,9 +290,8 @@ class CtypesNvml:
             return None
         rates = (ctypes.c_uint * 2)()
         known = not self._lib.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(rates))
-        shares = self._shares(uuid, handle)
         processes = {
-            each.pid: (int(each.memory), None if shares is None else shares.get(each.pid, 0))
+            each.pid: int(each.memory)
             for each in self._processes(handle)
             if each.memory < 1 << 62  # all bits are set where it is not known
         }
@@ -330,22 +321,6 @@ class CtypesNvml:
         except AttributeError:
             function = self._lib.nvmlDeviceGetComputeRunningProcesses_v2
         return [] if function(handle, ctypes.byref(count), rows) else list(rows[: count.value])
-
-    def _shares(self, uuid: str, handle: ctypes.c_void_p) -> dict[int, int] | None:
-        """Return thousandths of the SMs' time by process, the mean of the samples since before."""
-        count = ctypes.c_uint(PROCESS_COUNT_MAX)
-        rows = (_Share * PROCESS_COUNT_MAX)()
-        since = ctypes.c_ulonglong(self._seen_us.get(uuid, 0))
-        status = self._lib.nvmlDeviceGetProcessUtilization(handle, rows, ctypes.byref(count), since)
-        if status == 6:  # no sample since then
-            return {}
-        if status:
-            return None
-        found: dict[int, list[int]] = {}
-        for row in rows[: count.value]:
-            self._seen_us[uuid] = max(self._seen_us.get(uuid, 0), int(row.time_us))
-            found.setdefault(int(row.pid), []).append(int(row.sm) * 10)
-        return {pid: sum(each) // len(each) for pid, each in found.items()}
 
 
 # --- the program ----------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -33,7 +32,7 @@ ADA = Owner("100.5", "ada", "python")
 
 
 def reading(memory: int = 20 * GIB, busy: int | None = 500) -> Reading:
-    return Reading("GPU-0", busy, memory, {100: (memory, busy)})
+    return Reading("GPU-0", busy, memory, {100: memory})
 
 
 def begun(path: Path) -> Store:
@@ -83,7 +82,7 @@ def test_a_recording_of_a_day_is_small(tmp_path: Path) -> None:
     for t in range(0, 3600, 10):
         # Two processes on every other GPU and three on the rest: twenty.
         rows = [
-            Reading(u, 500, GIB, {10 * n + p: (GIB, 100) for p in range(2 + n % 2)})
+            Reading(u, 500, GIB, {10 * n + p: GIB for p in range(2 + n % 2)})
             for n, u in enumerate(uuids)
         ]
         store.add(BEGIN + t, rows, lambda pid: Owner(f"{pid}.123456", f"u{pid}", "python"))
@@ -178,12 +177,6 @@ def test_the_script_records_by_nvml(tmp_path: Path, library: Path) -> None:
     assert (by_gpu["GPU-second"].busy, by_gpu["GPU-second"].memory) == (None, 10 * GIB)
     [job] = trace.jobs
     assert job.gpus == 2
-    with sqlite3.connect(tmp_path / "use.db") as db:
-        shares = list(db.execute("SELECT sm_sum, sm_count FROM process_sample ORDER BY t, gpu"))
-    db.close()
-    assert shares[0] == (350, 1)  # the mean of two samples
-    assert shares[1] == (0, 0)  # not known
-    assert shares[2] == (0, 1)  # nothing since then
 
 
 def test_the_script_says_why_it_cannot_record(tmp_path: Path, library: Path) -> None:
