@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpupool.cli.lib.completion_names import SERVER_NAME
 from gpupool.cli.lib.connect import operate, run_async
 from gpupool.cli.lib.options import Parsed, pool_options
 from gpupool.cli.lib.output import stdout_console
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("server", type=SERVER_NAME)
+@click.argument("server")
 @click.option("--gpu", help="Drain this GPU alone, by number or id; see gpupool gpus.")
 @click.option("--reason", required=True, help="Why; everybody who looks at the pool sees it.")
 @click.option(
@@ -67,7 +66,7 @@ def drain(credentials: str | None, server: str, gpu: str | None, reason: str, mo
 
 
 @click.command()
-@click.argument("server", type=SERVER_NAME)
+@click.argument("server")
 @click.option("--gpu", help="Undrain this GPU alone, by number or id; see gpupool gpus.")
 @pool_options
 def undrain(credentials: str | None, server: str, gpu: str | None) -> None:
@@ -192,7 +191,7 @@ async def _follow(given: str | None, order: "m.Order", lease: LeaseId, wanted: s
 
 
 @click.command()
-@click.argument("server", type=SERVER_NAME)
+@click.argument("server")
 @click.argument("changes", nargs=-1, metavar="[NAME=VALUE|NAME-]...")
 @pool_options
 def label(credentials: str | None, server: str, changes: tuple[str, ...]) -> None:
@@ -250,7 +249,7 @@ def _parse_changes(changes: tuple[str, ...]) -> tuple[dict[str, str], tuple[str,
 
 
 @click.command()
-@click.argument("server", type=SERVER_NAME, required=False)
+@click.argument("server", required=False)
 @click.option(
     "--state-dir",
     type=click.Path(file_okay=False),

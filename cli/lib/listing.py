@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from gpupool.cli.lib.columns import NOT_KNOWN, Column, Glyphs, cells_of, chosen_columns
-from gpupool.cli.lib.completion_names import remember_servers
 from gpupool.cli.lib.connect import run_async
 from gpupool.cli.lib.options import json_option, pool_options
 from gpupool.cli.lib.output import stdout_console
@@ -45,9 +44,7 @@ def fetch_snapshot(credentials: str | None) -> PoolSnapshot:
             silent = frozenset(each.id for each in view.servers) - telemetry.keys()
             return PoolSnapshot(view, telemetry=telemetry, silent=silent)
 
-    snapshot = run_async(ask)
-    remember_servers(server.name for server in snapshot.view.servers)
-    return snapshot
+    return run_async(ask)
 
 
 async def reach_all(pool: "Pool", servers: set[ServerId]) -> None:

@@ -8,7 +8,6 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-from gpupool.cli.lib.completion_names import SERVER_NAME
 from gpupool.cli.lib.output import Invocation
 from gpupool.pool.errors import UsageError
 from gpupool.pool.model.state import Filter, Placement
@@ -262,7 +261,7 @@ OPTIONS = (
         metavar="'KEY OP VALUE'",
         help="Only GPUs like this, such as 'gpu.memory >= 40GiB'; repeatable, all must hold.",
     ),
-    click.option("--server", type=SERVER_NAME, multiple=True, help="Only this server; repeatable."),
+    click.option("--server", metavar="SERVER", multiple=True, help="Only this server; repeatable."),
     click.option(
         "--across", is_flag=True, help="GPUs of several servers, when no single one has enough."
     ),

@@ -179,18 +179,6 @@ def test_completion_scripts(shell: str, capsys: pytest.CaptureFixture[str]) -> N
     assert "_GPUPOOL_COMPLETE" in capsys.readouterr().out
 
 
-def test_server_names_complete_from_the_cache(
-    tmp_path: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from gpupool.cli.lib.completion_names import SERVER_NAME, remember_servers, remembered_servers
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert remembered_servers() == []
-    remember_servers(["gpu-b", "gpu-a", "node"])
-    items = SERVER_NAME.shell_complete(None, None, "gpu")  # pyright: ignore[reportArgumentType]
-    assert [item.value for item in items] == ["gpu-a", "gpu-b"]
-
-
 def test_groups_of_errors_become_the_one_that_matters() -> None:
     ours, bug = NotNowError("busy"), ValueError("a bug")
     nested = BaseExceptionGroup("", [ExceptionGroup("", [ours]), KeyboardInterrupt()])
