@@ -10,7 +10,6 @@ from typing import Any, cast
 
 from gpupool.pool.errors import UsageError
 
-FORMATS = ("text", "json")
 MINUTE_S = 60.0
 DURATION = re.compile(r"(?<![\w.])[\d.]+ (s|ms|min|h)\b")
 
@@ -174,7 +173,7 @@ def set_up(kind: str, *, verbose: int, log_file: str | None = None) -> logging.L
     """Send our logs to stderr, and return the logger of the command line.
 
     Args:
-        kind: one of ``FORMATS``.
+        kind: "text" or "json".
         verbose: 0 for what an administrator wants to know, 1 and more for every detail.
         log_file: gets the same, appended.
     """
