@@ -61,7 +61,6 @@ from gpupool.remoting.host.worker_handle import (
 from gpupool.remoting.host.worker_keeper import CUDA_DOOR, DOORS
 from gpupool.remoting.protocol import keeper_messages, worker_messages
 
-
 START_TIMEOUT_S = 60.0
 """Importing CuPy from a cold disk takes tens of seconds."""
 
