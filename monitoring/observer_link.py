@@ -48,7 +48,7 @@ from gpupool.pool.record_query import (
     ServerTest,
 )
 from gpupool.pool.telemetry import Telemetry
-from gpupool.remoting.transport.open_calls import OpenCalls
+from gpupool.remoting.transport.message_stream import OpenCalls
 from gpupool.remoting.transport.watching import keep_watching, told
 
 ANSWER_TIMEOUT_S = 1.5

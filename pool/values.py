@@ -102,6 +102,10 @@ def parse_label(text: str) -> tuple[str, str]:
     return name, value
 
 
+IDLE_TIMEOUT_MIN_S = 2.0
+"""Workers report once a second, so a shorter timeout could not be told from use."""
+
+
 def parse_duration(text: str) -> float:
     """Return seconds from ``30``, ``90s``, ``10m``, ``1h30m``, ``365d``, ``1y``."""
     if re.fullmatch(r"\d+(\.\d+)?", text):

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpupool.cli.lib.connect import operate, run_async
 from gpupool.cli.lib.options import Parsed, pool_options
-from gpupool.cli.lib.output import stdout_console
+from gpupool.cli.lib.output import operate, run_async, stdout_console
 from gpupool.pool.errors import LeaseLostError, NotNowError, UnknownNameError, UsageError
 from gpupool.pool.model.ids import LeaseId, lease_name
 from gpupool.pool.values import parse_label, parse_lease, size_text

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import click
 
-from gpupool.cli.lib.connect import run_async
 from gpupool.cli.lib.options import pool_options
+from gpupool.cli.lib.output import run_async
 from gpupool.pool.errors import UsageError
 from gpupool.remoting.local.files import state_dir
 from gpupool.remoting.local.logins import connected

@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpupool.cli.lib.connect import operate, run_async
 from gpupool.cli.lib.options import json_option, pool_options
-from gpupool.cli.lib.output import print_json
+from gpupool.cli.lib.output import operate, print_json, run_async
 from gpupool.pool.errors import ExitCode, GpupoolError, UsageError
 from gpupool.pool.view import NO_KEY, ONE_KEY, visible
 from gpupool.remoting.local.logins import connected

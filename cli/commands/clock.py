@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpupool.cli.lib.connect import operate, run_async
 from gpupool.cli.lib.options import json_option, pool_options
-from gpupool.cli.lib.output import print_json, print_lines
+from gpupool.cli.lib.output import operate, print_json, print_lines, run_async
 from gpupool.pool.errors import ExitCode, GpupoolError, UsageError
 from gpupool.pool.values import duration_text
 from gpupool.remoting.local.logins import connected

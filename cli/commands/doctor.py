@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpupool.cli.lib.connect import run_async
 from gpupool.cli.lib.options import json_option, pool_options
-from gpupool.cli.lib.output import invocation, print_json
+from gpupool.cli.lib.output import invocation, print_json, run_async
 from gpupool.pool.errors import ExitCode, GpupoolError
 from gpupool.pool.values import duration_text
 from gpupool.pool.view import ALARM, MISSING_HINT, visible

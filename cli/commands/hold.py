@@ -5,15 +5,14 @@ from functools import partial
 
 import click
 
-from gpupool.cli.lib.connect import run_async
 from gpupool.cli.lib.options import DURATION, Parsed, json_option, pool_options, request_options
-from gpupool.cli.lib.output import invocation, print_json
+from gpupool.cli.lib.output import invocation, print_json, run_async
 from gpupool.pool.errors import DeniedError, GpupoolError, LeaseLostError, UsageError
 from gpupool.pool.model.ids import LeaseId, lease_name
 from gpupool.pool.values import parse_lease
 from gpupool.remoting.local.logins import connected
 from gpupool.remoting.local.terminal import say
-from gpupool.remoting.program.request import Wanted
+from gpupool.remoting.program.lease_source import Wanted
 
 
 @click.command()
@@ -39,7 +38,7 @@ def alloc(
     """
     if time_s is not None and time_s < 1:
         raise UsageError("--time is at least 1s", hint="without it, the lease lasts until released")
-    from gpupool.cli.lib.connect import run_async
+    from gpupool.cli.lib.output import run_async
     from gpupool.remoting.program.holder_startup import start_holder
     from gpupool.remoting.program.program_run import ends_text
 

@@ -336,7 +336,7 @@ def _web_options(
 
 
 def _run(options: "JoinOptions", log_format: str, warning: str) -> None:
-    from gpupool.cli.lib.connect import run_async
+    from gpupool.cli.lib.output import run_async
     from gpupool.remoting.daemon.compose import serve
     from gpupool.remoting.daemon.separate import separate
     from gpupool.remoting.local.logs import set_up

@@ -14,7 +14,7 @@ from gpupool.cli.lib.options import pool_options, request_options
 from gpupool.pool.errors import GpupoolError, UsageError
 from gpupool.pool.values import duration_text, size_text
 from gpupool.remoting.local.terminal import say
-from gpupool.remoting.program.request import Wanted
+from gpupool.remoting.program.lease_source import Wanted
 
 MARKER = "gpupool"
 """The key in a kernel's metadata by which gpupool knows the kernels that it may replace."""

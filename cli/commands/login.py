@@ -5,8 +5,8 @@ import sys
 import click
 
 from gpupool import __version__
-from gpupool.cli.lib.connect import run_async
 from gpupool.cli.lib.options import ADDRESS, pool_options
+from gpupool.cli.lib.output import run_async
 from gpupool.pool.errors import UsageError
 from gpupool.remoting.local.logins import client_name, credentials_file, stored_credentials
 from gpupool.remoting.local.terminal import say

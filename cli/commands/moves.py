@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpupool.cli.lib.connect import run_async
 from gpupool.cli.lib.options import Parsed, pool_options
+from gpupool.cli.lib.output import run_async
 from gpupool.pool.errors import (
     GpupoolError,
     LeaseLostError,

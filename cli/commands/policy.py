@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpupool.cli.lib.connect import run_async
 from gpupool.cli.lib.options import json_option, pool_options, request_options
-from gpupool.cli.lib.output import print_json
+from gpupool.cli.lib.output import print_json, run_async
 from gpupool.pool.errors import ConflictError, ExitCode, GpupoolError, UsageError
 from gpupool.remoting.local.logins import connected
 from gpupool.remoting.local.terminal import say
-from gpupool.remoting.program.request import Wanted, unknown_text
+from gpupool.remoting.program.lease_source import Wanted, unknown_text
 
 if TYPE_CHECKING:
     from gpupool.remoting.protocol.messages import PolicyIs, PolicyVerdict
@@ -57,7 +56,7 @@ def command() -> None:
 @json_option
 def show(credentials: str | None, version: int | None, as_json: bool) -> None:
     """Print the policy in force, as it was written."""
-    from gpupool.remoting.protocol.shown_text import clean_lines
+    from gpupool.remoting.protocol.messages.declaration import clean_lines
 
     policy = run_async(lambda: _get(credentials, version or 0))
     text = _unpack(policy)

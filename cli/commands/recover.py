@@ -134,7 +134,7 @@ def _examined(state: "StateDir", pool: "PoolState", survivor: "Survivor", *, los
 
 def _require_loss(case: _Case) -> None:
     """Refuse while so many voters answer that the pool may live, or come to life."""
-    from gpupool.cli.lib.connect import run_async
+    from gpupool.cli.lib.output import run_async
 
     voters = [s for s in case.others if s.id in case.survivor.voters]
     answering = run_async(lambda: _answering(voters))

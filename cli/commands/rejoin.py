@@ -75,7 +75,7 @@ def command(
 def _rejoin(
     state: "StateDir", token: str, advertise: Address | None, name: str | None, *, force: bool
 ) -> None:
-    from gpupool.cli.lib.connect import run_async
+    from gpupool.cli.lib.output import run_async
     from gpupool.remoting.daemon.enter_pool import rejoin_pool
 
     old = state.identity

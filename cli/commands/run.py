@@ -25,7 +25,7 @@ from gpupool.pool.errors import GpupoolError, UsageError
 from gpupool.pool.model.ids import LeaseId, lease_name
 from gpupool.pool.values import parse_lease
 from gpupool.remoting.program.door_choice import dropin_dir
-from gpupool.remoting.program.request import Wanted
+from gpupool.remoting.program.lease_source import Wanted
 
 MARK = "(gpu $GPUPOOL_LEASE) "
 
@@ -102,7 +102,7 @@ def run(
     signals reach it, and its exit code is passed on. 75: no GPU was free, and --no-wait or --wait
     applied; 125: gpupool failed; 126: PROGRAM cannot be executed; 127: it was not found.
     """
-    from gpupool.cli.lib.connect import run_async
+    from gpupool.cli.lib.output import run_async
     from gpupool.remoting.program.program_run import RunOptions, dry_run_of, run_program
 
     options = RunOptions(
@@ -151,7 +151,7 @@ def shell(wanted: Wanted, credentials: str | None, door: str, quiet: bool) -> in
     Every program that is started in it uses them; they share the memory. The prompt shows the
     lease, and so does $GPUPOOL_LEASE.
     """
-    from gpupool.cli.lib.connect import run_async
+    from gpupool.cli.lib.output import run_async
     from gpupool.remoting.program.program_run import RunOptions, run_program
 
     if os.environ.get("GPUPOOL_AGENT") and os.environ.get("GPUPOOL_LEASE"):

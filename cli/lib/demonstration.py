@@ -16,7 +16,7 @@ import click
 import trio
 
 from gpupool.cli.lib.background_pool import BackgroundPool
-from gpupool.cli.lib.connect import run_async
+from gpupool.cli.lib.output import run_async
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.view import PoolView
 from gpupool.remoting.local.files import make_folder, program

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from gpupool.cli.lib.columns import NOT_KNOWN, Column, Glyphs, cells_of, chosen_columns
-from gpupool.cli.lib.connect import run_async
 from gpupool.cli.lib.options import json_option, pool_options
-from gpupool.cli.lib.output import stdout_console
+from gpupool.cli.lib.output import run_async, stdout_console
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.read_model.pool_snapshot import PoolSnapshot
 from gpupool.remoting.local.logins import connected

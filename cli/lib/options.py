@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, ClassVar, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import click
 from click.core import ParameterSource
@@ -12,6 +12,7 @@ from gpupool.cli.lib.output import Invocation
 from gpupool.pool.errors import UsageError
 from gpupool.pool.model.state import Filter, Placement
 from gpupool.pool.values import (
+    IDLE_TIMEOUT_MIN_S,
     parse_count,
     parse_duration,
     parse_emulation,
@@ -24,8 +25,10 @@ from gpupool.pool.values import (
     parse_share,
     parse_size,
 )
-from gpupool.remoting.program.request import Wanted
 from gpupool.remoting.protocol.addresses import Address, parse_address, parse_listen
+
+if TYPE_CHECKING:
+    from gpupool.remoting.program.lease_source import Wanted
 
 T = TypeVar("T")
 
@@ -323,9 +326,9 @@ def _wanted(
     idle_timeout: float | None,
     preemptible: bool,
     share: float | None,
-) -> Wanted:
-    from gpupool.pool.policy.lease_ends import IDLE_TIMEOUT_MIN_S
+) -> "Wanted":
     from gpupool.pool.scheduling.filters import check_filters
+    from gpupool.remoting.program.lease_source import Wanted
 
     if idle_timeout is not None and idle_timeout < IDLE_TIMEOUT_MIN_S:
         raise UsageError(f"an idle timeout is at least {IDLE_TIMEOUT_MIN_S:g} s")

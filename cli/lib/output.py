@@ -1,19 +1,24 @@
-"""Output: errors in three lines, JSON with its schema number, plain lines on stderr."""
+"""The run of a command under trio, and its output.
+
+One error of a group counts, in three lines; JSON has a schema number, and plain lines go to stderr.
+"""
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from gpupool.pool.errors import GpupoolError
+from gpupool.pool.errors import GpupoolError, first_error
 from gpupool.pool.model.plain import to_plain
-from gpupool.remoting.local.terminal import say
+from gpupool.remoting.local.terminal import QUIET, say
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from gpupool.remoting.protocol.messages import Order
 
 SCHEMA = 1
 """Of everything that ``--json`` prints; it changes by additions only."""
@@ -81,3 +86,37 @@ def stdout_console() -> "Console":
 
     width = None if sys.stdout.isatty() else 10_000
     return Console(width=width, highlight=False, soft_wrap=not sys.stdout.isatty())
+
+
+T = TypeVar("T")
+
+
+def run_async(main: Callable[[], Awaitable[T]]) -> T:
+    """Run ``main`` under trio; a group of errors becomes the one that the user can act on."""
+    import trio
+
+    context = click.get_current_context(silent=True)
+    QUIET.set(context is not None and bool(context.params.get("quiet")))
+    if invocation().verbose >= 2 or invocation().log_file:
+        from gpupool.remoting.local.logs import set_up_client
+
+        set_up_client(verbose=invocation().verbose, log_file=invocation().log_file)
+    try:
+        return trio.run(main)
+    except BaseExceptionGroup as group:
+        error = first_error(group)
+        if isinstance(error, GpupoolError | KeyboardInterrupt | SystemExit):
+            raise error from group
+        raise
+
+
+def operate(given: str | None, order: "Order", before: str = "") -> None:
+    """Give an order to the pool, and print the result, with what the caller has to say before."""
+    from gpupool.remoting.local.logins import connected, said_if_slow
+
+    async def give() -> str:
+        async with connected(given) as pool:
+            with said_if_slow("the order waits for the pool"):
+                return await pool.operate(order)
+
+    say(f"gpupool: {before}{run_async(give)}")

@@ -19,7 +19,7 @@ from rich.live import Live
 from rich.text import Text
 
 from gpupool.cli.lib.columns import Glyphs
-from gpupool.cli.lib.connect import run_async
+from gpupool.cli.lib.output import run_async
 from gpupool.cli.tui.fetching import fill, fill_pool, keep_answers, ping
 from gpupool.cli.tui.keys import INTERVALS_S, Action, UiState, press
 from gpupool.cli.tui.live_state import LiveView

@@ -21,7 +21,7 @@ from gpupool.monitoring.http.http_frames import TokenAnswered, TokenAsked, Token
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.network_turns import NetworkTurns
 from gpupool.remoting.protocol.token_text import TEXT_LENGTH_MAX, parse_token
-from gpupool.remoting.transport.open_calls import OpenCalls
+from gpupool.remoting.transport.message_stream import OpenCalls
 
 KEPT_S = 1.0
 """For which any word is kept."""

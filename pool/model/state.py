@@ -23,8 +23,7 @@ from gpupool.pool.model.ids import (
     ServerId,
     TokenId,
 )
-from gpupool.pool.model.memo import Memo
-from gpupool.pool.model.persistent_map import PersistentMap
+from gpupool.pool.model.persistent_map import Memo, PersistentMap
 from gpupool.pool.model.policy import DataEncryption, Policy, PolicyVersion, Usage
 from gpupool.pool.model.relocation import Relocation
 from gpupool.pool.model.silences import Silence

@@ -6,7 +6,7 @@ give way to it, or because a window opens that allows it.
 
 from collections.abc import Callable, Iterable
 
-from gpupool.pool.model.memo import Memo
+from gpupool.pool.model.persistent_map import Memo
 from gpupool.pool.model.policy import UNIT, Usage, Zone
 from gpupool.pool.model.results import RefusalKind, Result, refuse
 from gpupool.pool.model.state import Gpu, PoolState, Request, Server

@@ -27,9 +27,6 @@ from gpupool.pool.model.state import Lease, PartStatus, PoolState, with_changes
 from gpupool.pool.policy.admission import Admission, duration_text
 from gpupool.pool.policy.rulebook import rulebook
 
-IDLE_TIMEOUT_MIN_S = 2.0
-"""Workers report once a second, so a shorter timeout could not be told from use."""
-
 NOTICE_MAX_S = 60.0
 NOTICE_SHARE = 0.1
 """Of the timeout: how long before the end the notice comes, if that is less than a minute."""

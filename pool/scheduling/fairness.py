@@ -30,8 +30,7 @@ from typing import NamedTuple
 
 from gpupool.pool.model.formats import ALL_STARVED_SINCE
 from gpupool.pool.model.ids import RequestId, ServerId
-from gpupool.pool.model.memo import Memo
-from gpupool.pool.model.persistent_map import PersistentMap
+from gpupool.pool.model.persistent_map import Memo, PersistentMap
 from gpupool.pool.model.policy import Usage
 from gpupool.pool.model.state import (
     Gpu,

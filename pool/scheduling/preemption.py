@@ -19,7 +19,7 @@ from itertools import combinations, islice
 
 from gpupool.pool.model.formats import ALL_STARVED_SINCE
 from gpupool.pool.model.ids import GpuId, LeaseId, RequestId, ServerId
-from gpupool.pool.model.memo import Memo
+from gpupool.pool.model.persistent_map import Memo
 from gpupool.pool.model.policy import MILLI
 from gpupool.pool.model.state import Lease, PartStatus, PoolState, Request, Server, Waiting
 from gpupool.pool.model.suspension import SuspendLease, SuspensionState

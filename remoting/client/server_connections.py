@@ -24,8 +24,7 @@ from gpupool.remoting.protocol.framing import FrameTooLargeError
 from gpupool.remoting.transport.client_tls import client_context
 from gpupool.remoting.transport.dial import DIAL_TIMEOUT_S, Dial, Greeting, connect, worst
 from gpupool.remoting.transport.failures import GONE, explain
-from gpupool.remoting.transport.message_stream import MessageStream
-from gpupool.remoting.transport.open_calls import OpenCalls
+from gpupool.remoting.transport.message_stream import MessageStream, OpenCalls
 
 WIDTH_FIRST = 32
 """Servers that a client connects to before it needs more."""

@@ -14,8 +14,8 @@ from gpupool.pool.values import free_text
 from gpupool.pool.view import PoolView
 from gpupool.remoting.local.logins import connected
 from gpupool.remoting.program.door_choice import DoorChoice
-from gpupool.remoting.program.request import Wanted, unknown_text
-from gpupool.remoting.program.waiting_line import REPEAT_S
+from gpupool.remoting.program.lease_source import Wanted, unknown_text
+from gpupool.remoting.program.program_run import REPEAT_S
 
 if TYPE_CHECKING:
     from gpupool.remoting.protocol.messages import PolicyVerdict

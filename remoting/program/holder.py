@@ -28,10 +28,8 @@ from gpupool.remoting.program.agent import Agent, HolderActions
 from gpupool.remoting.program.dry_run import NEVER, follow_start
 from gpupool.remoting.program.held_leases import HeldRecord, RecordFile, holder_dir
 from gpupool.remoting.program.json_lines import LineReader, line_of, object_of, words_of
-from gpupool.remoting.program.lease_source import RELEASE_S, GrantedLease
-from gpupool.remoting.program.program_run import lease_text
-from gpupool.remoting.program.request import unknown_text
-from gpupool.remoting.program.waiting_line import ESTIMATE_AFTER_S
+from gpupool.remoting.program.lease_source import RELEASE_S, GrantedLease, unknown_text
+from gpupool.remoting.program.program_run import ESTIMATE_AFTER_S, lease_text
 from gpupool.remoting.protocol.framing import load
 
 FILES_CHECK_INTERVAL_S = 2.0

@@ -15,8 +15,8 @@ from gpupool.remoting.local.terminal import say
 from gpupool.remoting.program.child_process import caught_signals
 from gpupool.remoting.program.held_leases import HeldRecord, parse_record
 from gpupool.remoting.program.json_lines import LineReader, error_of, line_of, object_of
-from gpupool.remoting.program.request import Wanted
-from gpupool.remoting.program.waiting_line import WaitingLine
+from gpupool.remoting.program.lease_source import Wanted
+from gpupool.remoting.program.program_run import WaitingLine
 from gpupool.remoting.protocol.framing import dump
 
 LINE_LENGTH_MAX = 1 << 20

@@ -1,23 +1,68 @@
-"""The sources of a program's lease: taken for it, held already, or taken at its first use."""
+"""The sources of a program's lease: requested for it, held before, or requested at first use."""
 
-from collections.abc import Awaitable, Callable
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import trio
 
 from gpupool.pool.errors import DeniedError, GpupoolError, LeaseLostError, first_error
+from gpupool.pool.model.ids import RequestId
+from gpupool.pool.model.state import Filter, Placement, Request
 from gpupool.remoting.client.lease_handle import LeaseHandle
 from gpupool.remoting.client.moving_lease import Bring
 from gpupool.remoting.client.pool_client import Pool
 from gpupool.remoting.client.session_answer import SessionAnswer
-from gpupool.remoting.local.logins import Patience, connected, stored_credentials
+from gpupool.remoting.local.logins import Patience, client_name, connected, stored_credentials
 from gpupool.remoting.program.held_leases import HeldRecord, LocalLease, find_held
 from gpupool.remoting.program.lease_devices import Devices, lease_devices
 from gpupool.remoting.program.program_lease import ProgramLease, SessionRequest
 
 if TYPE_CHECKING:
     from gpupool.pool.view import PoolView
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The GPUs that a command line asks for, and the longest wait for them."""
+
+    count: int = 1
+    fraction: float = 1.0  # of each GPU; 0 when ``memory`` is given
+    memory: int = 0  # bytes on each GPU; 0 when ``fraction`` is given
+    servers: tuple[str, ...] = ()
+    filters: tuple[Filter, ...] = ()
+    across: bool = False
+    placement: Placement = Placement.PACK
+    wait_s: float | None = None  # None: for as long as it takes
+    idle_timeout_s: float = 0.0  # give it up when unused for so long; 0: no wish
+    preemptible: bool = False  # it may be suspended for requests of higher priority
+    share: float = 0.0  # of each GPU's time when others want theirs; 0: as of its memory
+
+    def request(self, program: str) -> Request:
+        """Return a new request for this, on behalf of ``program``."""
+        return Request(
+            id=RequestId(secrets.token_bytes(16)),
+            count=self.count,
+            fraction=self.fraction,
+            memory=self.memory,
+            servers=self.servers,
+            across=self.across,
+            filters=self.filters,
+            placement=self.placement,
+            client=client_name(),
+            program=program,
+            idle_timeout_s=self.idle_timeout_s,
+            preemptible=self.preemptible,
+            share=self.share,
+        )
+
+
+def unknown_text(names: Sequence[str]) -> str:
+    """Return what to say of servers that were asked for and do not exist."""
+    return f"the pool has no server named {', '.join(names)}"
+
 
 RELEASE_S = 2.0
 """Longest wait for the release to be confirmed; closing the connection ends the lease as well."""

@@ -22,7 +22,7 @@ from gpupool.remoting.local.logins import login_file
 from gpupool.remoting.program.held_leases import HeldRecord
 from gpupool.remoting.program.holder_startup import ENDED, granted, holder_spec
 from gpupool.remoting.program.json_lines import object_of
-from gpupool.remoting.program.request import Wanted
+from gpupool.remoting.program.lease_source import Wanted
 
 CLOSE_S = 5.0
 

@@ -10,9 +10,9 @@ from gpupool.pool.errors import AuthenticationError, DeniedError, NoQuorumError,
 from gpupool.pool.model.ids import Milliseconds, TokenId
 from gpupool.pool.model.sizes import SHARE_MIN
 from gpupool.pool.model.state import Request, Token, TokenKind
-from gpupool.pool.policy.lease_ends import IDLE_TIMEOUT_MIN_S
 from gpupool.pool.scheduling.filters import well_formed
 from gpupool.pool.transitions.leases import VIEWER_LOOKS
+from gpupool.pool.values import IDLE_TIMEOUT_MIN_S
 from gpupool.pool.view import visible
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.token_text import hash_secret, parse_token

@@ -24,7 +24,7 @@ PARENT = textwrap.dedent(
     """
     import os, sys, trio
     from gpupool.remoting.program import child_process as child
-    from gpupool.cli.lib.connect import run_async
+    from gpupool.cli.lib.output import run_async
     from gpupool.remoting.local.exits import die_of
     from gpupool.pool.errors import GpupoolError
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gpupool.cli.lib.connect import run_async
+from gpupool.cli.lib.output import run_async
 from gpupool.pool.history_query import HistoryQuery, Storage
 from gpupool.remoting.client.history_answers import HistoryAnswer
 from gpupool.remoting.local.logins import connected

@@ -17,7 +17,7 @@ from gpupool.pool.model.ids import GpuId, LeaseId, ServerId
 from gpupool.pool.model.plain import to_plain
 from gpupool.pool.model.state import Partition, TokenKind
 from gpupool.remoting.local.logs import JsonFormatter, TextFormatter
-from gpupool.remoting.program.waiting_line import waiting_text
+from gpupool.remoting.program.program_run import waiting_text
 
 
 def test_an_error_is_what_why_and_what_next() -> None:

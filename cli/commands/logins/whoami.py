@@ -4,9 +4,8 @@ from datetime import UTC, datetime
 
 import click
 
-from gpupool.cli.lib.connect import run_async
 from gpupool.cli.lib.options import json_option, pool_options
-from gpupool.cli.lib.output import print_json
+from gpupool.cli.lib.output import print_json, run_async
 from gpupool.pool.values import duration_text
 from gpupool.remoting.local.logins import connected, credentials_file
 

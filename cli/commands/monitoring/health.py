@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from gpupool.cli.commands.monitoring.health_history import history
-from gpupool.cli.lib.connect import operate, run_async
 from gpupool.cli.lib.listing import fetch_snapshot, reach_all
 from gpupool.cli.lib.options import DURATION, json_option, pool_options
-from gpupool.cli.lib.output import invocation, print_json
+from gpupool.cli.lib.output import invocation, operate, print_json, run_async
 from gpupool.pool.errors import ExitCode, GpupoolError, UnknownNameError, UsageError
 from gpupool.pool.model.silences import silence_scope
 from gpupool.pool.telemetry import Health

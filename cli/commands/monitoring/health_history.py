@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from gpupool import __version__
-from gpupool.cli.lib.connect import run_async
 from gpupool.cli.lib.options import json_option, pool_options
-from gpupool.cli.lib.output import print_json
+from gpupool.cli.lib.output import print_json, run_async
 from gpupool.cli.lib.time_spans import check_span, span_options
 from gpupool.pool.errors import ExitCode, UnknownNameError, UsageError
 from gpupool.pool.history_query import HistoryQuery

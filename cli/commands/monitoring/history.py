@@ -11,9 +11,8 @@ import click
 from click.core import ParameterSource
 
 from gpupool import __version__
-from gpupool.cli.lib.connect import run_async
 from gpupool.cli.lib.options import json_option, pool_options
-from gpupool.cli.lib.output import print_json
+from gpupool.cli.lib.output import print_json, run_async
 from gpupool.cli.lib.terminal_chart import Frame, chart
 from gpupool.cli.lib.time_spans import check_span, span_options
 from gpupool.pool.errors import ExitCode, UnknownNameError, UsageError

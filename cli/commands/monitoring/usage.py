@@ -10,9 +10,8 @@ import click
 from click.core import ParameterSource
 
 from gpupool import __version__
-from gpupool.cli.lib.connect import operate, run_async
 from gpupool.cli.lib.options import NAME_TYPE, Parsed, json_option, pool_options
-from gpupool.cli.lib.output import print_json
+from gpupool.cli.lib.output import operate, print_json, run_async
 from gpupool.cli.lib.time_spans import check_span, span_options
 from gpupool.monitoring.usage_asking import FoundUsage, ask_usage
 from gpupool.pool.errors import ExitCode, StorageError, UnknownNameError, UsageError

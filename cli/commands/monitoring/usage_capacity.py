@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpupool import __version__
-from gpupool.cli.lib.connect import run_async
-from gpupool.cli.lib.output import print_json
+from gpupool.cli.lib.output import print_json, run_async
 from gpupool.pool.errors import ExitCode, UsageError
 from gpupool.pool.history_query import HistoryQuery
 from gpupool.pool.model.ids import Milliseconds

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import click
 
-from gpupool.cli.lib.connect import run_async
 from gpupool.cli.lib.options import pool_options
+from gpupool.cli.lib.output import run_async
 from gpupool.pool.errors import UnreachableError, UsageError
 from gpupool.remoting.local.files import lent_folder
 from gpupool.remoting.local.logins import connected

@@ -7,19 +7,75 @@ All of the declaration of a message stands at its class (``message_family``)::
 
 The server's check of rights and the auditors' table of rights follow it. A frame's body is the CBOR
 array ``[call number, fields]``.
+
+A server's texts reach terminals by many ways: tables, errors, notices, logs. So the client cleans
+them where it decodes a message: nothing in them commands a terminal. Bytes are data, and stay as
+they are.
 """
 
 import importlib
+import re
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.pool.model.codec import decode, encode
+from gpupool.pool.model.ids import Plain
 from gpupool.remoting.protocol import message_family
 from gpupool.remoting.protocol.framing import ANSWER_SIZE_MAX, dump, frame_bytes, load
 from gpupool.remoting.protocol.message_family import Asks, Family, read
-from gpupool.remoting.protocol.shown_text import clean_line, clean_lines, clean_plain
+
+Clean = Callable[[str], str]
+
+# Controls of ASCII and ISO 6429, what ends a line, and what turns the direction of writing round.
+_DIRECTIONS = "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
+_NO_LINES = re.compile(f"[\x00-\x1f\x7f-\x9f{_DIRECTIONS}]")
+_LINES = re.compile(f"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f{_DIRECTIONS}]|\r(?!\n)")
+
+
+def clean_line(text: str) -> str:
+    """Return a text that has one line, as it may be shown."""
+    return text if text.isprintable() else _NO_LINES.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def clean_lines(text: str) -> str:
+    """Return a text that may have several lines and tabs, as it may be shown."""
+    return text if text.isprintable() else _LINES.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def clean_plain(value: Plain, clean: Clean) -> Plain:
+    """Return plain values with each text cleaned; lists and maps are changed in place.
+
+    A view of 1,000 servers has 50,000 texts and comes once a second, so texts are looked at in
+    their lists and maps, without a call for each.
+
+    Raises:
+        RemoteProtocolError: for a key that is no printable text: no field has such a name.
+    """
+    if type(value) is str:
+        return clean(value)
+    if type(value) is list:
+        items = cast("list[Plain]", value)
+        for at, item in enumerate(items):
+            if type(item) is str:
+                if not item.isprintable():
+                    items[at] = clean(item)
+            elif type(item) is list or type(item) is dict:
+                clean_plain(item, clean)
+    elif type(value) is dict:
+        fields = cast("dict[str, Plain]", value)
+        for name, item in fields.items():
+            if not name.isprintable():
+                raise RemoteProtocolError("malformed message", why="a field with a strange name")
+            if type(item) is str:
+                if not item.isprintable():
+                    fields[name] = clean(item)
+            elif type(item) is list or type(item) is dict:
+                clean_plain(item, clean)
+    return value
+
 
 CALL_NUMBER_MAX = 2**32 - 1
 

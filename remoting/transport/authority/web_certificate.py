@@ -21,7 +21,7 @@ from gpupool.pool.errors import GpupoolError, UsageError
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import PoolState
 from gpupool.remoting.transport.authority.ca_key import CaKey
-from gpupool.remoting.transport.open_calls import OpenCalls
+from gpupool.remoting.transport.message_stream import OpenCalls
 from gpupool.remoting.transport.peer_link import Kind, Take
 from gpupool.remoting.transport.pki import create_key_and_csr, validity_of
 

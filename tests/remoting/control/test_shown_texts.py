@@ -12,7 +12,7 @@ from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.connection import Connection, End, Phase
 from gpupool.remoting.protocol.framing import dump, frame_bytes
-from gpupool.remoting.protocol.shown_text import clean_line, clean_lines
+from gpupool.remoting.protocol.messages.declaration import clean_line, clean_lines
 
 FROM_SERVERS = [*m.all_of(m.Answer).values(), *m.all_of(m.Push).values()]
 GREETINGS = (m.Welcome, m.CaCertificate)
