@@ -39,7 +39,7 @@ def backup(
     --file" reads a copy of usage.db.
     """
     if (file is None) == (history is None):
-        raise UsageError("what is to be backed up?", hint="give FILE, or --history DIR")
+        raise UsageError("a backup needs FILE or --history DIR", hint="give one of them")
     if history is not None:
         _copy_history(Path(folder) if folder else state_dir(), Path(history))
         return

@@ -190,7 +190,7 @@ async def arrived(pool: "Pool", before: "LeaseView") -> str:
                 raise NotNowError(
                     f"lease {name} was not moved, and stays suspended",
                     why=found.not_suspended,
-                    hint='"gpupool gpus" shows which GPUs have room now; then move it again',
+                    hint='"gpupool gpus" lists GPUs with room; then move it again',
                 )
             raise NotNowError(
                 f"lease {name} was not moved, and is suspended now {found.reason}",
@@ -203,7 +203,7 @@ async def arrived(pool: "Pool", before: "LeaseView") -> str:
                 raise NotNowError(
                     f"lease {name} was not moved, and runs on with {where}",
                     why=_why_not(view, found, before),
-                    hint='"gpupool gpus" shows which GPUs have room now; then move it again',
+                    hint='"gpupool gpus" lists GPUs with room; then move it again',
                 )
         began = began or found.state in ("moving", "suspending", "resuming")
         await trio.sleep(POLL_S)

@@ -123,7 +123,7 @@ def size(
     if not trace.jobs:
         raise TraceError(
             f"{trace.source} has readings of GPUs, but no jobs",
-            why="what is asked for, and when, is not known from readings alone",
+            why="readings alone do not tell the requests of jobs, and their times",
             hint="record with gpupool analyze record, or import the scheduler's accounting as well",
         )
     if mode is Mode.ATTACHED and not trace.samples:

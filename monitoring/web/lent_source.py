@@ -55,7 +55,7 @@ class LentSource(PoolSource):
                 with trio.move_on_after(UNSEEN_S) as waited:
                     await self.first()
                 if waited.cancelled_caught:
-                    raise UnreachableError("no server says what it knows of the pool")
+                    raise UnreachableError("no server answers with a view of the pool")
                 self._pool = pool
                 self._changed.set()
                 with self._wanted:

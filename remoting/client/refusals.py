@@ -52,7 +52,7 @@ class Refusals:
             return NeverFitsError(
                 f"no server could ever give {wanted(request)}",
                 why=self.of_asks[0].why,
-                hint='ask for what there is: "gpupool gpus" shows it',
+                hint='"gpupool gpus" lists the GPUs of the pool: ask for those',
             )
         if RefusalKind.DENIED in kinds:
             why = next(r.why for r in self.of_asks if r.kind == RefusalKind.DENIED)
@@ -67,7 +67,7 @@ class Refusals:
         ):
             texts = [r.why for r in self.of_asks if r.kind == RefusalKind.NO_QUORUM]
             why = self.of_claim or texts[0]
-            hint = '"gpupool status" shows which servers are missing'
+            hint = '"gpupool status" lists the missing servers'
             return NoQuorumError("the pool cannot grant anything now", why=why, hint=hint)
         short = self._why_offers_fail(request)
         if not self.of_asks and not self.of_claim and not short:

@@ -335,7 +335,7 @@ def open_state_dir(path: Path) -> StateDir:
         raise StorageError(
             f"the state directory {path} is in use",
             why="another gpupool join runs with it",
-            hint="give every server a --state-dir of its own",
+            hint="give every server a separate --state-dir",
         ) from error
     except OSError as error:
         os.close(lock)

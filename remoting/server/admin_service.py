@@ -282,8 +282,8 @@ class AdminService:
             raise GpupoolError(
                 "this server cannot admit others",
                 why="it does not hold the CA's key",
-                hint='"gpupool ca status" shows who has it: join at one of these; if no server has '
-                'it, "gpupool ca rotate" and then "gpupool ca retire" make another one',
+                hint='"gpupool ca status" lists the servers that have it: join at one; if no '
+                'server has it, "gpupool ca rotate" and then "gpupool ca retire" make another one',
             )
         server_id = message.server
         if len(server_id) != SERVER_ID_LENGTH or not set(server_id) <= set("0123456789abcdef"):

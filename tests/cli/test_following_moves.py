@@ -59,7 +59,7 @@ async def test_where_it_goes_on(autojump_clock: Clock) -> None:
 
 async def test_why_it_was_not_moved_where_it_is_and_what_to_do(autojump_clock: Clock) -> None:
     what = "lease 7f3a was not moved, and runs on with GPU 0 of server-a"
-    hint = '"gpupool gpus" shows which GPUs have room now; then move it again'
+    hint = '"gpupool gpus" lists GPUs with room; then move it again'
     taken = replace(LEASE, not_suspended="GPU 1 of server-a is taken by now")
     said = await failure(NotNowError, LEAVING, taken)
     assert said == (what, "GPU 1 of server-a is taken by now", hint)

@@ -89,7 +89,7 @@ def command(
             with trio.move_on_after(FIRST_S) as waited:
                 await source.first()
             if waited.cancelled_caught:
-                raise UnreachableError("no server says what it knows of the pool")
+                raise UnreachableError("no server answers with a view of the pool")
             gate = LocalGate(source, taken)
             app = make_app(gate, readonly=readonly)
             await nursery.start(serve_page, app, listener)
