@@ -114,6 +114,7 @@ class RaftNode:
         """
         self.server_id = server_id
         self.settings = settings or ConsensusSettings()
+        self.storage = storage
         self._machine = machine
         self._removed = False
         self._resolved: list[tuple[Callable[[Outcome], None], Outcome]] = []
@@ -383,11 +384,6 @@ class RaftNode:
         """The Raft core, for checkers that look inside."""
         return self._core
 
-    @property
-    def storage(self) -> Storage:
-        """The storage, for checkers that look inside."""
-        return self._context.storage
-
     def peers(self) -> tuple[ServerId, ...]:
         """Return the servers to stay connected to.
 
@@ -397,8 +393,9 @@ class RaftNode:
         """
         everyone = self._core.votes or self._puller.is_lost
         peers = self._contacts.to_connect(everyone=everyone)
-        more = self._promises.to_tell()
-        more += [each for each in (self._puller.source,) if each and each not in peers]
+        more, source = self._promises.to_tell(), self._puller.source
+        if source and source not in peers:
+            more.append(source)
         anew = self._puller.anew | self._promises.anew
         return tuple(sorted({*peers, *more} - anew)) if more or anew else peers
 

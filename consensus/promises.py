@@ -312,8 +312,10 @@ class Promises:
             _log.warning("this server has back what its disk had lost, and votes again")
             for peer in sorted(self._context.frames.connected()):
                 self._greet(peer)
-        self._note_told()
-        self._end_probation()
+        if self._told_at:
+            self._note_told()
+        if self._unheard or self._unproven:
+            self._end_probation()
         now = self._context.now
         if now < self._saved_at + (SAVE_URGENT_S if self._urgent else SAVE_EVERY_S):
             return

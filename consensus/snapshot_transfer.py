@@ -133,14 +133,15 @@ class SnapshotTransfer:
         """
         context, settings = self._context, self._context.settings
         entries = context.core.applied_index - self._index
-        if entries <= 0:
-            return False
-        turn = self._turn()
-        written = context.storage.journal.bytes_since_rewrite - self._log_mark
-        if written >= settings.snapshot_log_bytes * (1 + turn / 2):
-            return True
         every = settings.snapshot_entries
         soonest = self._index + (every + 1) // 2
+        written = context.storage.journal.bytes_since_rewrite - self._log_mark
+        is_early = context.core.applied_index < soonest and written < settings.snapshot_log_bytes
+        if entries <= 0 or is_early:
+            return False
+        turn = self._turn()
+        if written >= settings.snapshot_log_bytes * (1 + turn / 2):
+            return True
         return context.core.applied_index >= soonest + (int(turn * every) + 1 - soonest) % every
 
     def _turn(self) -> float:

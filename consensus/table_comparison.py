@@ -21,7 +21,6 @@ A peer of an older build drops the message, since its kind is unknown there.
 
 import hashlib
 import logging
-from collections import Counter
 
 from gpupool.consensus.core.library import NEVER
 from gpupool.consensus.node_context import NodeContext
@@ -97,7 +96,7 @@ class TableComparison:
         self._same: dict[ServerId, int] = {}  # after which entry a whole table was the majority's
         self._leaving: DivergedError | None = None
         self._leave_at = NEVER
-        self._changed = False
+        self._changed: set[tuple[int, int]] = set()  # of ``_hashes``, since the last judgement
         self._hashing: tuple[int, Hashing] | None = None  # after which entry
         self._piece_at = NEVER
         self._mark = 0
@@ -161,10 +160,11 @@ class TableComparison:
             raise self._leaving
         if self._context.now >= self._piece_at:
             self._hash_piece()
-        if self._changed:
-            self._changed = False
-            for (shape, index), hashes in self._hashes.items():
-                self._judge(shape, index, hashes)
+        while self._changed:
+            shape, index = key = min(self._changed)
+            self._changed.remove(key)
+            if key in self._hashes:
+                self._judge(shape, index, self._hashes[key])
 
     def _complete(self, index: int) -> None:
         digest = self._hash.digest()
@@ -201,7 +201,7 @@ class TableComparison:
         if len(digest) != HASH_BYTES or too_old or index > known:
             return
         self._hashes.setdefault((shape, index), {})[server] = digest
-        self._changed = True
+        self._changed.add((shape, index))
         for old in sorted(each for each in self._hashes if each[0] == shape)[:-RUNS_KEPT]:
             del self._hashes[old]
 
@@ -210,9 +210,10 @@ class TableComparison:
         voters = [voter for voter in context.core.voters if voter in hashes]
         if not voters:
             return
-        digest, count = Counter(hashes[voter] for voter in voters).most_common(1)[0]
+        digests = [hashes[voter] for voter in voters]
+        digest = max(digests, key=digests.count)
         others = {server for server, its in hashes.items() if its != digest}
-        if count > len(context.core.voters) // 2:
+        if digests.count(digest) > len(context.core.voters) // 2:
             if shape != _RESULTS:
                 self._are_same(index, hashes.keys() - others)
             others = {server for server in others if self._same.get(server, 0) < index}

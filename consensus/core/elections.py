@@ -29,13 +29,9 @@ class Elections(LibraryCore):
         self._voters_of_term: set[ServerId] = set()
         self._election_won = False
         self._hand_over = False
-        self._leader_heard_at = -NEVER
-        self._asked_count = 0  # without success, since a leader was heard of
-
-    @property
-    def leader_heard_at(self) -> float:
+        self.leader_heard_at = -NEVER
         """The instant of the last word of a leader."""
-        return self._leader_heard_at
+        self._asked_count = 0  # without success, since a leader was heard of
 
     def _election_is_due(self) -> bool:
         return self._SyncObj__raftElectionDeadline < self._active.now and bool(
@@ -69,7 +65,7 @@ class Elections(LibraryCore):
             self.elections += 1
             self._voters_of_term = {self.server_id}
             return
-        now, heard_at = self._active.now, self._leader_heard_at
+        now, heard_at = self._active.now, self.leader_heard_at
         _log.info(
             "asks for votes in term %d: no word of a leader %s; it was %.2f s late before",
             self.term + 1,
@@ -159,7 +155,7 @@ class Elections(LibraryCore):
         term_before = self.term
         self.library_receives(node, message)
         if self.term > term_before:
-            self._lateness.ended_in_newer_term(self._leader_heard_at)
+            self._lateness.ended_in_newer_term(self.leader_heard_at)
             self._forget_leader()
 
     def _on_response_vote(self, node: Peer, message: Message) -> None:
@@ -192,7 +188,7 @@ class Elections(LibraryCore):
         """Follow nobody yet in a newer term of which another server told."""
         self._SyncObj__setCurrentTerm(term, None)
         self._SyncObj__setState(FOLLOWER)
-        self._lateness.ended_in_newer_term(self._leader_heard_at)
+        self._lateness.ended_in_newer_term(self.leader_heard_at)
         self._forget_leader()
 
     def _may_vote_for(self, node: Peer, message: Message) -> bool:
@@ -210,7 +206,7 @@ class Elections(LibraryCore):
     def _leader_is_fresh(self) -> bool:
         if self.state == LEADER:
             return True
-        silence = self._active.now - self._leader_heard_at
+        silence = self._active.now - self.leader_heard_at
         patience_s = self._settings.election_min_s + self._slack_s()
         return self._SyncObj__raftLeader is not None and silence < patience_s
 

@@ -11,6 +11,7 @@ It says how time, chance and pickle are kept in check.
 """
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, Protocol, cast
 from zlib import crc32
 
@@ -123,6 +124,11 @@ class _Links(Transport):
         return True
 
 
+def _read(name: str) -> Any:
+    """Return a property that reads ``name``, which may have dots: each turn asks for dozens."""
+    return property(attrgetter(name))
+
+
 class LibraryCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
     """One server's Raft state. Stepped by ``RaftNode`` only; no I/O, no clock, no chance.
 
@@ -176,7 +182,8 @@ class LibraryCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
         self._sorted_others: tuple[object, list[Peer]] = (None, [])
         self.server_id = server_id
         self._log = RaftLog(journal, base)
-        self._synced_index = journal.last_index
+        self.synced_index = journal.last_index
+        """The index up to which the log is on this server's disk."""
         self.configurations = self._log.configurations
         with self.stepping(now):
             _SyncObj.__init__(
@@ -193,25 +200,20 @@ class LibraryCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
 
     # --- reading -----------------------------------------------------------------------------
 
-    @property
-    def voters(self) -> tuple[ServerId, ...]:
-        """The voters in force: those of the latest configuration in the log."""
-        return self.configurations.current.voters
+    voters: tuple[ServerId, ...] = _read("configurations.current.voters")
+    """The voters in force: those of the latest configuration in the log."""
+    term: int = _read("_SyncObj__raftCurrentTerm")
+    state: int = _read("_SyncObj__raftState")
+    """FOLLOWER, CANDIDATE or LEADER."""
+    commit_index: int = _read("_SyncObj__raftCommitIndex")
+    """The index up to which the log is committed, as far as this server knows."""
+    applied_index: int = _read("_SyncObj__raftLastApplied")
+    """The index up to which the log is applied here."""
 
     @property
     def votes(self) -> bool:
         """True when this server is a voter."""
         return self.server_id in self.configurations.current.voters
-
-    @property
-    def term(self) -> int:
-        """The current term."""
-        return self._SyncObj__raftCurrentTerm
-
-    @property
-    def state(self) -> int:
-        """FOLLOWER, CANDIDATE or LEADER."""
-        return self._SyncObj__raftState
 
     @property
     def leader(self) -> ServerId | None:
@@ -220,31 +222,12 @@ class LibraryCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
         return None if node is None else node.name
 
     @property
-    def commit_index(self) -> int:
-        """The index up to which the log is committed, as far as this server knows."""
-        return self._SyncObj__raftCommitIndex
-
-    @property
-    def applied_index(self) -> int:
-        """The index up to which the log is applied here."""
-        return self._SyncObj__raftLastApplied
-
-    @property
     def connected(self) -> tuple[ServerId, ...]:
         """The peers with a connection, sorted."""
         nodes = self._SyncObj__connectedNodes
         if len(nodes) != len(self._connected) or not nodes.issuperset(self._connected):
             self._connected = tuple(sorted(nodes, key=_peer_id))
         return tuple([node.name for node in self._connected])
-
-    @property
-    def synced_index(self) -> int:
-        """The index up to which the log is on this server's disk."""
-        return self._synced_index
-
-    def is_connected(self, peer: ServerId) -> bool:
-        """Tell whether there is a connection with ``peer``."""
-        return self._peer(peer) in self._SyncObj__connectedNodes
 
     @property
     def settled(self) -> bool:
@@ -298,7 +281,7 @@ class LibraryCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
 
     def synced(self) -> None:
         """Take notice that the whole journal is on this server's disk."""
-        self._synced_index = self._journal.last_index
+        self.synced_index = self._journal.last_index
 
     def _durable_on_majority(self) -> int:
         """Return the index up to which a majority of the voters has the log on its disks.
@@ -307,7 +290,7 @@ class LibraryCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
         once they are synced, so that a single voter acts on nothing that a power loss undoes.
         """
         indices = [self._SyncObj__raftMatchIndex[peer] for peer in self._SyncObj__otherNodes]
-        indices.append(self._synced_index)
+        indices.append(self.synced_index)
         indices.sort(reverse=True)
         return indices[len(indices) // 2]
 

@@ -23,7 +23,7 @@ What is always true of them.
 - Every answer carries the term in which it was given, and counts in that term only (finding S4).
 - ``matchIndex`` only grows during a leadership, unless its voter is found to have lost entries;
   ``nextIndex`` is greater than it.
-- A follower takes the commit index no further than ``_matched_index``: up to there, in this term,
+- A follower takes the commit index no further than ``matched_index``: up to there, in this term,
   this leader is known to have the same log.
 - An answer proves that a follower followed after the message was sent that it answers, and no
   later; ``Progress`` knows which one that is. A table is as old as ``freshness.py`` says.
@@ -72,7 +72,8 @@ class Replication(Elections):
         self._leader_clock_offset_s = 0.0
         self._leader_clock = LeaderClock()
         self._table_age = TableAge()
-        self._matched_index = 0
+        self.matched_index = 0
+        """The index up to which this follower's log is known to be the leader's."""
         self._led_by: tuple[Peer, int] | None = None  # even while it is not heard of
         self._latest_sent: _SentEntries | None = None
         self.alarm = ""
@@ -92,7 +93,7 @@ class Replication(Elections):
         if (match := stored.match) is None:
             self._acknowledge(node, next_index=stored.hint, rejected=message["prevLogIdx"])
             return
-        self._matched_index = max(self._matched_index, match)
+        self.matched_index = max(self.matched_index, match)
         self._acknowledge(node, next_index=match + 1, success=True)
         self.commit_to(min(message["commit_index"], match))
 
@@ -102,7 +103,7 @@ class Replication(Elections):
             previous_index, previous_term, entries, commit_index=self.commit_index
         )
         if stored.match is not None and entries:
-            self._synced_index = min(self._synced_index, previous_index)
+            self.synced_index = min(self.synced_index, previous_index)
         if stored.reconfigured:
             self._reconfigure()
         return stored
@@ -116,7 +117,7 @@ class Replication(Elections):
     def _on_commit(self, node: Peer, message: Message) -> None:
         # No further than this leader, in this term, is known to have the same log as we.
         if message["term"] == self.term and node is self._SyncObj__raftLeader:
-            self.commit_to(min(message["commit_index"], self._matched_index))
+            self.commit_to(min(message["commit_index"], self.matched_index))
 
     def _on_heartbeat(self, node: Peer, message: Message) -> None:
         if self.follow(node.name, message):
@@ -138,20 +139,20 @@ class Replication(Elections):
         if term > known_term:
             self._SyncObj__setCurrentTerm(term, None)
         if leader is not node or self.state != FOLLOWER or term > known_term:
-            self._matched_index = 0
+            self.matched_index = 0
         if self._led_by == (node, term):
-            silence_s = self._active.now - self._leader_heard_at
+            silence_s = self._active.now - self.leader_heard_at
             self._lateness.note(silence_s - self._settings.heartbeat_s, self._active.now)
         self._led_by = (node, term)
         self._SyncObj__setState(FOLLOWER)
         if term > known_term:
-            self._lateness.ended_in_newer_term(self._leader_heard_at)
+            self._lateness.ended_in_newer_term(self.leader_heard_at)
         self._SyncObj__raftLeader = node
         self._election_won = False
         self._asked_count = 0
         if not self._hand_over:
             self._postpone_election()
-        now = self._leader_heard_at = self._active.now
+        now = self.leader_heard_at = self._active.now
         if "clock_ms" in message:
             clock_s = message["clock_ms"] / 1000
             self._leader_clock_offset_s = clock_s - now
@@ -192,7 +193,7 @@ class Replication(Elections):
             self._SyncObj__raftLeader = self._peer(leader)
             # Hearsay is no fresher than what the voter itself has heard.
             now, age_s = self._active.now, message["majority_age_ms"] / 1000
-            self._leader_heard_at = now - age_s
+            self.leader_heard_at = now - age_s
             self._leader_clock_offset_s = message["clock_ms"] / 1000 - now
             self._table_age.said(message["commit_index"], now - delay_s - age_s)
 
@@ -233,7 +234,7 @@ class Replication(Elections):
             self._table_age.known(as_of)
             age_s = self._active.now - as_of
             _log.info("leads no more in term %d: a majority answered %.2f s ago", self.term, age_s)
-            self._leader_heard_at = as_of
+            self.leader_heard_at = as_of
         super()._SyncObj__setState(newState)  # pyright: ignore[reportUnknownMemberType]
 
     def majority_age_ms(self) -> int:
@@ -242,7 +243,7 @@ class Replication(Elections):
 
     def acknowledge_snapshot(self, sender: ServerId, index: int) -> None:
         """Tell the leader that everything up to ``index`` is here."""
-        self._matched_index = max(self._matched_index, index)
+        self.matched_index = max(self.matched_index, index)
         self._acknowledge(self._peer(sender), next_index=index + 1, success=True)
 
     def _acknowledge(
@@ -335,11 +336,6 @@ class Replication(Elections):
             return False
         answered_at = self._SyncObj__lastResponseTime.get(node, -NEVER)
         return self._active.now - answered_at < self._settings.leader_fallback_s
-
-    @property
-    def matched_index(self) -> int:
-        """The index up to which this follower's log is known to be the leader's."""
-        return self._matched_index
 
     def forget_match(self, peer: ServerId) -> None:
         """Count no more on what a voter acknowledged: its disk has lost some of it."""
@@ -440,7 +436,7 @@ class Replication(Elections):
                 term, index = message["log_term"], 0
             case _:
                 return False
-        return self._journal.synced_vote == (term, self.server_id) and index <= self._synced_index
+        return self._journal.synced_vote == (term, self.server_id) and index <= self.synced_index
 
     def _authority(self) -> Message:
         return {

@@ -80,7 +80,7 @@ def own_log_counts_unsynced(patch: pytest.MonkeyPatch) -> None:
     def ignore(_self: RaftCore, _index: int) -> None:
         return
 
-    patch.setattr(RaftCore, "_synced_index", property(synced_index, ignore), raising=False)
+    patch.setattr(RaftCore, "synced_index", property(synced_index, ignore), raising=False)
 
 
 def everything_leaves_early(patch: pytest.MonkeyPatch) -> None:
