@@ -22,10 +22,6 @@ class Bound:
     least: int = 0
     trims: bool = False  # what is sent is brought within it, and not refused
 
-    def holds(self, value: Any) -> bool:
-        """Return whether a value of the right type is within it."""
-        return self.least <= (value if isinstance(value, int | float) else len(value)) <= self.most
-
     def trimmed(self, value: Any) -> Any:
         """Return the nearest number, or the beginning of a text, that is within it."""
         if isinstance(value, int | float):

@@ -115,7 +115,7 @@ def _encoder(kind: Any) -> Encoder:
 
         return encode_dataclass
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return lambda value: value.value
+        return attrgetter("_value_")
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
         return _bounded(_encoder(args[0]), args[1], sends=True)
@@ -184,9 +184,11 @@ def map_types(kind: Any) -> tuple[Callable[[Any], Any], Any, Any] | None:
 
 
 def _bounded(inner: Callable[[Any], Any], bound: Bound, *, sends: bool) -> Callable[[Any], Any]:
+    least, most, is_plain = bound.least, bound.most, inner is _identity
+
     def within(value: Any) -> Any:
-        found = inner(value)
-        if bound.holds(found):
+        found = value if is_plain else inner(value)
+        if least <= (found if isinstance(found, int | float) else len(found)) <= most:
             return found
         if not sends:
             raise CodecError("beyond its bound")
