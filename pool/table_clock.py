@@ -22,12 +22,12 @@ What is never true: that ``now_ms`` is before the table's time; that a minority 
 moves the table's time ahead by more than ``BOUND_S``.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from gpupool.pool.model.commands import NAMES, SetClock
-from gpupool.pool.model.ids import Milliseconds, Plain, ServerId
+from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.model.state import PoolState
 from gpupool.pool.ports import Clock
 
@@ -91,7 +91,7 @@ class ClockReading:
     """A server that is not among them was not heard lately."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Run:
     """A time that runs with the monotonic clock."""
 
@@ -166,8 +166,9 @@ class TableClock:
 
     def now_ms(self) -> int:
         """Return the pool's time; never before the table's."""
-        known = self._table().now
-        _, pool_ms = self._follow()
+        state = self._table()
+        _, pool_ms = self._follow(state)
+        known = state.now
         if pool_ms >= known:
             self._slewed = None
             return pool_ms
@@ -179,17 +180,16 @@ class TableClock:
 
     def reading(self) -> ClockReading:
         """Return what is known of the time, of this server's clock and of all others."""
-        source, pool_ms = self._follow()
-        state, wall_ms = self._table(), self.clock.wall_ms()
+        state, wall_ms, now = self._table(), self.clock.wall_ms(), self.clock.monotonic()
+        source, pool_ms = self._follow(state)
         clocks = {self._self: KnownClock((wall_ms - pool_ms) / 1000, 0.0)}
         for server in state.servers:
-            sample = self.sample(server)
-            if server == self._self or sample is None:
-                continue
-            if (peer_ms := self._peer_ms(server)) is not None:
+            sample = self._fresh(server, now) if server != self._self else None
+            if sample is not None:
+                peer_ms = sample.zero_ms + int(now * 1000)
                 clocks[server] = KnownClock((peer_ms - pool_ms) / 1000, sample.error_s)
         ahead_s = max(0.0, (state.now - pool_ms) / 1000)
-        held_s = self.clock.monotonic() - self._held_since if source is Source.HELD else 0.0
+        held_s = now - self._held_since if source is Source.HELD else 0.0
         return ClockReading(source, pool_ms, wall_ms, ahead_s, held_s, clocks)
 
     def target_ms(self) -> int | None:
@@ -197,11 +197,12 @@ class TableClock:
 
         None when the clocks that are known are no majority that agrees.
         """
-        return agreed_time(self._walls(), len(self._voter_ids()))
+        return agreed_time(self._walls(voters := self._voter_ids(self._table())), len(voters))
 
     def clocks_missing(self) -> int:
         """Return how many of the voters' clocks are not known and needed for a majority."""
-        return max(0, len(self._voter_ids()) // 2 + 1 - len(self._walls()))
+        voters = self._voter_ids(self._table())
+        return max(0, len(voters) // 2 + 1 - len(self._walls(voters)))
 
     # --- at the leader ---------------------------------------------------------------------------
 
@@ -224,52 +225,55 @@ class TableClock:
 
     def _limit_ms(self, at: int) -> int:
         """Return the latest stamp that may be appended now; ``at`` itself if that is early."""
-        if at <= self._table().now:
+        state = self._table()
+        if at <= state.now:
             return at
-        source, pool_ms = self._follow()
+        source, pool_ms = self._follow(state)
         # Without a majority's word a stamp that is a little ahead would be the next one's base.
         slack_ms = 0 if source is Source.HELD else int(BOUND_S * 1000)
         return max(pool_ms + slack_ms, self.now_ms())
 
     # --- inside ----------------------------------------------------------------------------------
 
-    def _follow(self) -> tuple[Source, int]:
+    def _follow(self, state: PoolState) -> tuple[Source, int]:
         """Return the source of the time and the time that it gives, and go on from there."""
-        state, now = self._table(), self.clock.monotonic()
+        now = self.clock.monotonic()
         if not state.now:
             self._held = None
             return Source.OWN, self.clock.wall_ms()
         if state.era != self._era:
             self._era, self._held, self._slewed = state.era, None, None
-        held = self._held
-        if held is None or state.now > held.now(now):
-            held = self._held = _Run(state.now, now)
-        voters = self._voter_ids()
+        held_ms = self._held.now(now) if self._held is not None else 0
+        if state.now > held_ms:
+            held_ms, self._held = state.now, _Run(state.now, now)
+        voters = self._voter_ids(state)
         if not voters:
-            return Source.HELD, held.now(now)
-        found = majority_time(self._walls(), len(voters))
+            return Source.HELD, held_ms
+        found = majority_time(self._walls(voters), len(voters))
         sole = len(voters) == 1
-        if found is None or (sole and found > held.now(now) + SOLE_AHEAD_MAX_S * 1000):
-            return Source.HELD, held.now(now)
+        if found is None or (sole and found > held_ms + SOLE_AHEAD_MAX_S * 1000):
+            return Source.HELD, held_ms
         self._held, self._held_since = _Run(max(found, state.now), now), now
         return Source.VOTERS, found
 
-    def _walls(self) -> list[int]:
-        known = (
-            self.clock.wall_ms() if voter == self._self else self._peer_ms(voter)
-            for voter in self._voter_ids()
-        )
-        return [wall for wall in known if wall is not None]
+    def _walls(self, voters: Iterable[ServerId]) -> list[int]:
+        """Return what the wall clocks of voters show now that are known."""
+        now, walls = self.clock.monotonic(), list[int]()
+        for voter in voters:
+            if voter == self._self:
+                walls.append(self.clock.wall_ms())
+            elif (sample := self._fresh(voter, now)) is not None:
+                walls.append(sample.zero_ms + int(now * 1000))
+        return walls
 
-    def _peer_ms(self, peer: ServerId) -> Milliseconds | None:
-        """Return what the wall clock of a peer shows now, when it was measured lately."""
-        sample, now = self.sample(peer), self.clock.monotonic()
+    def _fresh(self, peer: ServerId, now: float) -> ClockSample | None:
+        """Return the latest measurement of a peer's wall clock, when it says enough."""
+        sample = self.sample(peer)
         if sample is None or now - sample.at > FRESH_S or sample.error_s > ERROR_MAX_S:
             return None
-        return Milliseconds(sample.zero_ms + int(now * 1000))
+        return sample
 
-    def _voter_ids(self) -> tuple[ServerId, ...]:
-        servers = self._table().servers
-        if servers is not self._voters_of:
-            self._voters_of, self._voters = servers, self._table().voters()
+    def _voter_ids(self, state: PoolState) -> tuple[ServerId, ...]:
+        if state.servers is not self._voters_of:
+            self._voters_of, self._voters = state.servers, state.voters()
         return self._voters
