@@ -287,9 +287,9 @@ class ServerProcess(Process):
             replicated_log.submit(
                 lambda _now: replicated_log.node.reconcile_voters(voters, stopgaps=witnesses)
             )
-        if known:
             assert self.links is not None
             self.links.drop_outdated()
+        if known:
             self.ca.follow()
         self._poll()
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from gpupool.pool.model.ids import Plain
 from gpupool.pool.model.state import PoolState
+from gpupool.pool.model.table_hash import TableHash
 
 STEP_COUNT_MAX = 512
 """Steps remembered; a server that is further behind than that computes its own."""
@@ -29,8 +30,7 @@ class SharedTables:
 
     def __init__(self) -> None:
         self._steps: dict[int, _Step] = {}
-        self.plain: tuple[PoolState, Plain] | None = None
-        """The latest table of which a snapshot was taken, with it."""
+        self._hash: tuple[PoolState, list[bytes | None]] | None = None
 
     def step(self, before: PoolState, index: int, command: Plain) -> _Step | None:
         """Return what ``command`` at ``index`` makes of ``before``, if that is to be shared."""
@@ -53,6 +53,16 @@ class SharedTables:
             return after
         known.confirmed = True
         return known.after
+
+    def hashing(self, state: PoolState) -> TableHash:
+        """Return what hashes a table; the latest one is hashed once for all that have it."""
+        made = TableHash(state)
+        if self._hash is None or self._hash[0] is not state:
+            self._hash = (state, pieces := [made.step()])
+            while pieces[-1] is None:
+                pieces.append(made.step())
+        made.step = iter(self._hash[1]).__next__
+        return made
 
     def restored(self, state: PoolState) -> PoolState:
         """Return the table that a server took from a snapshot, shared when there is one."""

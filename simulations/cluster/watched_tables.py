@@ -5,11 +5,11 @@ Steps that several servers compute are shared: see ``shared_tables``.
 
 from dataclasses import replace
 
-from gpupool.pool.model.codec import encode
 from gpupool.pool.model.formats import VERSION
 from gpupool.pool.model.ids import Plain
 from gpupool.pool.model.pieces import Field
 from gpupool.pool.model.state import Act, PoolState, with_changes
+from gpupool.pool.model.table_hash import TableHash
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.simulations.cluster.run_context import Environment
 
@@ -83,12 +83,9 @@ class WatchedMachine(PoolMachine):
         finally:
             self.state = state
 
-    def snapshot(self) -> Plain:
-        """Return the table as plain values: made once for all servers that have the same."""
-        tables = self._environment.tables
-        if tables.plain is None or tables.plain[0] is not self.state:
-            tables.plain = (self.state, encode(self._right(self.state)))
-        return tables.plain[1]
+    def hashing(self) -> TableHash:
+        """Return what hashes the table of this moment, with all servers that have it."""
+        return self._environment.tables.hashing(self.state)
 
     def adopt(self, state: PoolState) -> None:
         """Take a snapshot's table, and let the checkers compare."""
