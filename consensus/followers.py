@@ -278,8 +278,10 @@ class PullResponder:
 
     def due_at(self) -> float:
         """Return the instant at which an answer is held back no longer."""
-        wait_s = self._context.settings.pull_wait_s
-        return min((pull.since + wait_s for pull in self._pulls.values()), default=NEVER)
+        if not self._pulls:
+            return NEVER
+        since = min([pull.since for pull in self._pulls.values()])
+        return since + self._context.settings.pull_wait_s
 
     def caught_up(self) -> set[ServerId]:
         """Return the connected followers that have nearly the whole log."""

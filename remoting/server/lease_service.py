@@ -191,7 +191,7 @@ class LeaseService:
     @property
     def starting(self) -> Mapping[LeaseId, int]:
         """Return how many workers of each lease are being started: they count as alive."""
-        return Counter(each.lease for each in self._starting.values())
+        return Counter([each.lease for each in self._starting.values()]) if self._starting else {}
 
     # --- events ----------------------------------------------------------------------------------
 

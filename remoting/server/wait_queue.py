@@ -131,6 +131,8 @@ class WaitQueue:
 
         ``state_now`` returns the table as of now; it is called only when an entry may fit.
         """
+        if not self._entries:
+            return []
         self._forget_served(state, now)
         server = state.servers.get(self_id)
         # Most changes of the table concern other servers, and there are many of both.

@@ -99,6 +99,7 @@ class CaKey:
         self._save = save
         self._save_next = save_next
         self._signers: dict[bytes, AuthoritySigner] = {}
+        self._trusted: tuple[bytes, tuple[bytes, ...]] = b"", ()
         for key in keys_of(authority.key_pem) if authority is not None else ():
             self.adopt(key)
         if authority is not None and not self._signers:
@@ -108,7 +109,9 @@ class CaKey:
     def trusted(self) -> tuple[bytes, ...]:
         """Return the certificates of the CAs that this server trusts, the one that signs last."""
         ca_pem = self._contexts.identity.ca_pem
-        return certificates_of(ca_pem) or (ca_pem,)
+        if self._trusted[0] is not ca_pem:
+            self._trusted = ca_pem, certificates_of(ca_pem) or (ca_pem,)
+        return self._trusted[1]
 
     @property
     def signer(self) -> AuthoritySigner | None:
@@ -123,7 +126,7 @@ class CaKey:
     @property
     def is_whole(self) -> bool:
         """Return whether this server has the key of every CA that is trusted."""
-        return all(each in self._signers for each in self.trusted)
+        return self._signers.keys() >= set(self.trusted)
 
     def authorities(self) -> tuple[Authority, ...]:
         """Return every CA whose key this server has."""
