@@ -145,8 +145,8 @@ class RaftDriver:
         self._is_alone = True  # the newest of them had no other beside it
         self._sync_place = SyncPlace()
         self._measures = measures or Measures()
-        self._work = WorkThread(self._put, lambda w, now: self._node.work_done(w, now), after_work)
-        self._node = RaftNode(
+        self._work = WorkThread(self._put, lambda w, now: self.node.work_done(w, now), after_work)
+        self.node = RaftNode(
             server_id,
             storage=storage,
             machine=machine,
@@ -182,7 +182,7 @@ class RaftDriver:
         began = self._clock.monotonic()
         submitted = Submitted(self.decided, callback, began, began + timeout_s + GRACE_S)
         self._submitted[submitted] = None
-        self._node.propose(command, timeout_s, submitted.resolve, began)
+        self.node.propose(command, timeout_s, submitted.resolve, began)
         was_alone, self._is_alone = self._is_alone, len(self._submitted) == 1
         if not (was_alone and self._is_alone and self._step_at_once(keep=True)):
             self._wake.set()
@@ -222,25 +222,25 @@ class RaftDriver:
 
     def health(self) -> RaftHealth:
         """Return what this server knows of the state of consensus; never blocks."""
-        return self._room.shown(self._node.health(self._clock.monotonic()))
+        return self._room.shown(self.node.health(self._clock.monotonic()))
 
     def majority_age_s(self) -> float:
         """Return the ``majority_age_s`` of ``health``, which asks nothing else."""
-        return self._room.age_s(self._node.majority_age_s(self._clock.monotonic()))
+        return self._room.age_s(self.node.majority_age_s(self._clock.monotonic()))
 
     def role(self) -> Role:
         """Return the ``role`` of ``health``, which asks nothing else."""
-        return self._node.role
+        return self.node.role
 
     # --- PeerEvents --------------------------------------------------------------------------
 
     def connected(self, peer: ServerId) -> None:
         """Say that a connection with ``peer`` is up."""
-        self._put(partial(self._node.connected, peer))
+        self._put(partial(self.node.connected, peer))
 
     def disconnected(self, peer: ServerId) -> None:
         """Say that the connection with ``peer`` is gone."""
-        self._put(partial(self._node.disconnected, peer))
+        self._put(partial(self.node.disconnected, peer))
 
     def received(self, peer: ServerId, frame: bytes, *, more: bool = False) -> None:
         """Take one frame, and step if it has come alone; when too much waits already, hang up.
@@ -252,7 +252,7 @@ class RaftDriver:
             self._links.hang_up(peer)
             return
         self._inbox_bytes += len(frame)
-        self._inbox.append(partial(self._node.receive, peer, frame))
+        self._inbox.append(partial(self.node.receive, peer, frame))
         if more or not self._step_at_once():
             self._wake.set()
 
@@ -263,7 +263,7 @@ class RaftDriver:
 
         ``removed`` says that this one does not any more, for good.
         """
-        self._node.set_servers(servers, removed=removed)
+        self.node.set_servers(servers, removed=removed)
         self._wake.set()
 
     def reconcile_voters(
@@ -275,22 +275,17 @@ class RaftDriver:
         is not among ``desired`` hands over first. One of ``stopgaps`` leads only while no other
         voter can. Call it on every server with the same lists.
         """
-        self._node.reconcile_voters(desired, stopgaps=stopgaps)
+        self.node.reconcile_voters(desired, stopgaps=stopgaps)
         self._wake.set()
 
     async def hand_over(self, *, timeout_s: float) -> bool:
         """Let another voter lead, before stopping on purpose; True once this one does not."""
         with trio.move_on_after(timeout_s):
-            while self._node.leads:
-                self._node.hand_over(self._clock.monotonic())
+            while self.node.leads:
+                self.node.hand_over(self._clock.monotonic())
                 self._wake.set()
                 await trio.sleep(HAND_OVER_POLL_S)
-        return not self._node.leads
-
-    @property
-    def node(self) -> RaftNode:
-        """The node inside, for tests and diagnosis."""
-        return self._node
+        return not self.node.leads
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Drive the node until cancelled.
@@ -325,7 +320,7 @@ class RaftDriver:
 
     async def _wait(self) -> None:
         """Wait until a step is due."""
-        due = self._node.next_step_at()
+        due = self.node.next_step_at()
         wait_s = due - self._clock.monotonic()
         if wait_s <= 0 or self._inbox:
             await trio.lowlevel.checkpoint()
@@ -345,7 +340,7 @@ class RaftDriver:
         self._waits_until = None  # what this step causes goes the usual way
         try:
             self._begin_step()
-            if self._node.storage.sync_is_long:
+            if self.node.storage.sync_is_long:
                 self._is_half_done = True
                 return False
             self._sync_inline()
@@ -357,7 +352,7 @@ class RaftDriver:
             self._failure = error
             return False
         self._waits_until = until
-        return not self._inbox and not self._outcomes and self._node.next_step_at() >= until
+        return not self._inbox and not self._outcomes and self.node.next_step_at() >= until
 
     async def _step(self) -> None:
         """Handle all that arrived, sync once, and let frames and results out, in this order."""
@@ -375,13 +370,13 @@ class RaftDriver:
         for _ in range(len(self._inbox)):
             self._inbox.popleft()(now)
         self._inbox_bytes = 0
-        self._node.step(now)
-        self._send(self._node.early())  # The followers' disks work beside the leader's.
+        self.node.step(now)
+        self._send(self.node.early())  # The followers' disks work beside the leader's.
 
     def _end_step(self, *, keep: bool = False) -> None:
         """Let out what the sync has made true; with ``keep`` the loop hands out the outcomes."""
-        ready = self._node.ready()
-        if (peers := self._node.peers()) != self._peers:
+        ready = self.node.ready()
+        if (peers := self.node.peers()) != self._peers:
             self._peers = peers
             self._links.set_peers(peers)
         self._outcomes += ready.resolved
@@ -410,20 +405,20 @@ class RaftDriver:
 
     async def _sync(self) -> None:
         """Sync on this thread or on another, as ``SyncPlace`` says."""
-        if self._node.storage.sync_is_long:
+        if self.node.storage.sync_is_long:
             await self._sync_on_thread()
             return
         if self._sync_place.is_inline:
             self._sync_inline()
             return
-        began, writes = self._clock.monotonic(), self._node.storage.journal.dirty
+        began, writes = self._clock.monotonic(), self.node.storage.journal.dirty
         took_s = await self._sync_on_thread()
         if writes:
             self._measures.observe("raft_fsync_duration_seconds", took_s)
         self._sync_place.synced_beside(took_s, self._clock.monotonic() - began)
 
     def _sync_inline(self) -> None:
-        writes, took_s = self._node.storage.journal.dirty, self._timed_sync()
+        writes, took_s = self.node.storage.journal.dirty, self._timed_sync()
         if writes:
             self._measures.observe("raft_fsync_duration_seconds", took_s)
         self._sync_place.synced_inline(took_s)
@@ -431,7 +426,7 @@ class RaftDriver:
     def _timed_sync(self) -> float:
         """Sync on the thread that calls; return for how long a real disk kept it."""
         began = time.perf_counter()
-        self._node.sync()
+        self.node.sync()
         return time.perf_counter() - began
 
     async def _sync_on_thread(self) -> float:
@@ -459,7 +454,7 @@ class RaftDriver:
         if self._stopped:
             callback(STOPPED)
             return
-        self._node.barrier(timeout_s, callback, self._clock.monotonic())
+        self.node.barrier(timeout_s, callback, self._clock.monotonic())
         self._wake.set()
 
     async def _attempt(

@@ -123,7 +123,7 @@ class RaftNode:
             machine.restore(snapshot.state)
         boot = storage.journal.begin()
         self._frames = PeerFrames(boot)
-        self._core = RaftCore(
+        self.core = RaftCore(
             server_id,
             journal=storage.journal,
             base=Configuration(snapshot.index, snapshot.voters) if snapshot else _NO_VOTERS,
@@ -138,7 +138,7 @@ class RaftNode:
             server_id=server_id,
             settings=self.settings,
             storage=storage,
-            core=self._core,
+            core=self.core,
             frames=self._frames,
             now=now,
         )
@@ -151,7 +151,7 @@ class RaftNode:
         self._voter_changes = VoterChanges(context, self._responder, self._promises.unfit)
         self._comparison = TableComparison(context, machine)
         self._proposals = ProposalQueue(
-            self._core,
+            self.core,
             storage.journal,
             send=self.send,
             is_connected=self._frames.__contains__,
@@ -190,8 +190,8 @@ class RaftNode:
         self._promises.connected(peer)
         self._hearsay.connected(peer)
         self._contacts.heard(peer)
-        with self._core.stepping(self._context.now):
-            self._core.connected_to(peer)
+        with self.core.stepping(self._context.now):
+            self.core.connected_to(peer)
         self._puller.connected()
 
     def disconnected(self, peer: ServerId, now: float) -> None:
@@ -200,8 +200,8 @@ class RaftNode:
         self._frames.disconnect(peer)
         self._promises.disconnected(peer)
         self._drop_transfers(peer)
-        with self._core.stepping(self._context.now):
-            self._core.disconnected_from(peer)
+        with self.core.stepping(self._context.now):
+            self.core.disconnected_from(peer)
         self._puller.disconnected(peer)
 
     def receive(self, peer: ServerId, frame: bytes, now: float) -> None:
@@ -222,7 +222,7 @@ class RaftNode:
             _log.warning("a frame from %s was dropped: %s", peer, error)
 
     def _take(self, peer: ServerId, message: Message) -> None:
-        with self._core.stepping(self._context.now):
+        with self.core.stepping(self._context.now):
             if message["type"] in _ABOUT_PROMISES:
                 self._handlers[message["type"]](peer, message)
                 return
@@ -235,7 +235,7 @@ class RaftNode:
             else:
                 if message["type"] == "next_node_idx" and message["success"]:
                     self._snapshots.not_needed_by(peer)
-                self._core.receive(peer, message)
+                self.core.receive(peer, message)
             self._promises.took(peer, message)
 
     def propose(
@@ -269,14 +269,6 @@ class RaftNode:
         for peer in self._contacts.forget_strangers():
             self._responder.forget(peer)
 
-    def set_voters(
-        self, voters: Sequence[ServerId], callback: Callable[[Outcome], None], now: float
-    ) -> None:
-        """Change the voters by one, if this is the leader and nothing stands against it."""
-        self._context.advance(now)
-        with self._core.stepping(self._context.now):
-            self._core.set_voters(voters, lambda outcome: self._resolve(callback, outcome))
-
     def reconcile_voters(
         self, desired: Sequence[ServerId] | None, *, stopgaps: Collection[ServerId] = ()
     ) -> None:
@@ -289,16 +281,16 @@ class RaftNode:
         Proposals are refused until it does, or for ``election_max_s`` at most.
         """
         self._context.advance(now)
-        return self._voter_changes.begin_hand_over(self._core.voters)
+        return self._voter_changes.begin_hand_over(self.core.voters)
 
     def work_done(self, work: Work, now: float) -> None:
         """Take the result of long work whose steps have all run."""
         self._context.advance(now)
-        applied_index = self._core.applied_index
-        with self._core.stepping(self._context.now):
+        applied_index = self.core.applied_index
+        with self.core.stepping(self._context.now):
             work.finish()
-        if self._core.applied_index != applied_index:
-            self._comparison.begin(self._core.applied_index)  # It was a snapshot's installation.
+        if self.core.applied_index != applied_index:
+            self._comparison.begin(self.core.applied_index)  # It was a snapshot's installation.
 
     # --- what the driver does ----------------------------------------------------------------
 
@@ -310,7 +302,7 @@ class RaftNode:
             DivergedError: when its table is not that of a majority. It must stop.
         """
         self._context.advance(now)
-        core = self._core
+        core = self.core
         with core.stepping(self._context.now):
             self._proposals.expire(self._context.now)
             core.tick()
@@ -331,7 +323,7 @@ class RaftNode:
         """Return the frames that may leave before the sync; none when there is nothing to sync."""
         if not self.storage.journal.dirty:
             return []
-        return self._frames.take_early(self._core.may_leave_early)
+        return self._frames.take_early(self.core.may_leave_early)
 
     def sync(self) -> None:
         """Make everything durable that was noted so far, with at most one sync of the disk.
@@ -343,7 +335,7 @@ class RaftNode:
             StorageError: when that fails. The node must not be used any more.
         """
         self.storage.sync()
-        self._core.synced()
+        self.core.synced()
         self._promises.synced()
 
     def ready(self) -> Ready:
@@ -355,7 +347,7 @@ class RaftNode:
 
     def next_step_at(self) -> float:
         """Return the instant at which ``step`` is due if nothing happens before."""
-        core = self._core
+        core = self.core
         if self._proposals.waiting or self._resolved or self._frames.waiting:
             return self._context.now
         if core.applied_index < core.commit_index:
@@ -377,12 +369,7 @@ class RaftNode:
     @property
     def leads(self) -> bool:
         """True while this server takes itself for the leader."""
-        return self._core.state == LEADER
-
-    @property
-    def core(self) -> RaftCore:
-        """The Raft core, for checkers that look inside."""
-        return self._core
+        return self.core.state == LEADER
 
     def peers(self) -> tuple[ServerId, ...]:
         """Return the servers to stay connected to.
@@ -391,7 +378,7 @@ class RaftNode:
         that gets no answer from voters, or knows of none, to all that it was told of. A connection
         that is to be made anew ends first.
         """
-        everyone = self._core.votes or self._puller.is_lost
+        everyone = self.core.votes or self._puller.is_lost
         peers = self._contacts.to_connect(everyone=everyone)
         more, source = self._promises.to_tell(), self._puller.source
         if source and source not in peers:
@@ -402,7 +389,7 @@ class RaftNode:
     def health(self, now: float) -> RaftHealth:
         """Return what this server knows of the state of consensus."""
         now = max(now, self._context.now)
-        core = self._core
+        core = self.core
         return RaftHealth(
             role=self.role,
             leader=core.leader,
@@ -422,7 +409,7 @@ class RaftNode:
 
     def _unfit(self) -> dict[ServerId, str]:
         """Return the voters that cannot be counted on, and why."""
-        found, core = self._promises.unfit(), self._core
+        found, core = self._promises.unfit(), self.core
         if core.settled:
             far = core.commit_index - self.settings.learner_lag_max
             for voter in core.voters:
@@ -434,16 +421,16 @@ class RaftNode:
         """Return for how long this server has not been in touch with a majority; see ``health``."""
         if self._comparison.is_leaving:
             return NEVER
-        return self._core.majority_age_s() + (max(now, self._context.now) - self._context.now)
+        return self.core.majority_age_s() + (max(now, self._context.now) - self._context.now)
 
     @property
     def role(self) -> Role:
         """The part that this server takes itself to have."""
-        if not self._core.votes:
+        if not self.core.votes:
             return Role.REMOVED if self._removed else Role.LEARNER
-        if self._core.state == LEADER:
+        if self.core.state == LEADER:
             return Role.LEADER
-        return Role.CANDIDATE if self._core.state == CANDIDATE else Role.FOLLOWER
+        return Role.CANDIDATE if self.core.state == CANDIDATE else Role.FOLLOWER
 
     # --- what the core needs (CoreHost) ------------------------------------------------------
 

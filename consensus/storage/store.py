@@ -66,35 +66,21 @@ class Storage:
             and self.snapshots.latest is None
         )
 
-    def install(self, snapshot: Snapshot) -> None:
-        """Make a leader's snapshot the start of this server's log.
+    def installed(self, snapshot: Snapshot, data: bytes) -> None:
+        """Make a leader's snapshot, whose file is written, the start of this server's log.
 
         Entries behind it stay if the log agrees with the snapshot; a log that does not reach it,
         or disagrees with it, has nothing that could have been committed behind it.
         """
-        self.snapshots.save(snapshot)
-        self._reconcile()
-
-    def installed(self, snapshot: Snapshot, data: bytes) -> None:
-        """Do what ``install`` does for a snapshot whose file is written."""
         self.snapshots.saved(snapshot, data)
         self._reconcile()
 
-    def take(
-        self, snapshot: Snapshot, *, drop_entries_min: int = 1, drop_bytes_min: int = 0
-    ) -> None:
-        """Save this server's own snapshot, and drop the entries that no snapshot needs.
+    def taken(self, *, drop_entries_min: int = 1, drop_bytes_min: int = 0) -> None:
+        """Let the next ``sync`` drop the entries that no snapshot needs.
 
         Writing the journal anew copies all that it keeps, while every commit waits. It is done
         once it drops so many entries, or once the file has grown by so many bytes.
         """
-        assert self.journal.term_at(snapshot.index) == snapshot.term, "only what is in the log"
-        self.snapshots.save(snapshot)
-        self.taken(drop_entries_min=drop_entries_min, drop_bytes_min=drop_bytes_min)
-        self.sync()
-
-    def taken(self, *, drop_entries_min: int = 1, drop_bytes_min: int = 0) -> None:
-        """Let the next ``sync`` drop the entries that no snapshot needs, as ``take`` does."""
         dropped = self.snapshots.oldest_index - self.journal.base_index
         worth_it = dropped >= drop_entries_min or self.journal.bytes_since_rewrite >= drop_bytes_min
         self._drops = dropped > 0 and worth_it

@@ -17,12 +17,28 @@ from gpupool.consensus.protocol.raft_messages import (
 )
 from gpupool.consensus.protocol.raft_settings import ConsensusSettings
 from gpupool.consensus.storage.journal import Entry, encode_entries
+from gpupool.consensus.storage.snapshot import Snapshot, encode_snapshot
 from gpupool.consensus.storage.store import MEMBERSHIP_TYPE, Storage
 from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.ports import Outcome
 from gpupool.simulations.kernel.simulated_disk import SimulatedDisk
 
 ME = ServerId("me")
+
+
+def take(storage: Storage, snapshot: Snapshot, **drop_min: int) -> None:
+    """Take a snapshot of a server's own table, as a node does in steps."""
+    assert storage.journal.term_at(snapshot.index) == snapshot.term, "only what is in the log"
+    storage.snapshots.save(snapshot)
+    storage.taken(**drop_min)
+    storage.sync()
+
+
+def install(storage: Storage, snapshot: Snapshot) -> None:
+    """Install a leader's snapshot, as a node does in steps."""
+    data = encode_snapshot(snapshot)
+    storage.snapshots.write(snapshot.index, data)
+    storage.installed(snapshot, data)
 
 
 class Lone:
@@ -58,6 +74,11 @@ class Lone:
         self.disk = disk
         self.outcomes: list[Outcome] = []
         self.restart()
+
+    def set_voters(self, voters: list[ServerId], told: Callable[[Outcome], None]) -> None:
+        """Change the voters, whatever is desired."""
+        with self.node.core.stepping(self.now):
+            self.node.core.set_voters(voters, told)
 
     def restart(self) -> None:
         """Start again from what the disk holds."""

@@ -4,7 +4,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from lone_node import Lone, entry
+from lone_node import Lone, entry, take
 
 from gpupool.consensus.peer_frames import PeerFrames
 from gpupool.consensus.protocol.raft_messages import (
@@ -118,8 +118,6 @@ def test_a_pull_is_answered_by_its_own_connection_or_not_at_all(end: str) -> Non
 
 def test_a_node_takes_the_time_from_whatever_is_reported() -> None:
     lone, told = Lone(), list[object]()
-    lone.node.set_voters([ME, B], told.append, 100.25)
-    assert lone.node.next_step_at() == 100.25
     lone.node.propose("x", 5.0, told.append, 100.5)
     assert lone.node.next_step_at() == 100.5
     lone.node.barrier(5.0, told.append, 100.75)
@@ -133,7 +131,7 @@ def test_a_voter_that_has_the_log_needs_no_snapshot_until_it_is_behind_again() -
     lone.acknowledge("c", lone.journal.last_index)
     storage, core = lone.node.storage, lone.node.core
     assert core.applied_index > 50
-    storage.take(Snapshot(50, 1, core.voters, ["x" * 1_200_000]))
+    take(storage, Snapshot(50, 1, core.voters, ["x" * 1_200_000]))
     lone.node._snapshots.send(B, leading=True)  # pyright: ignore[reportPrivateUsage]
     assert [m["offset"] for p, m in lone.tick() if m["type"] == "snapshot" and p == "b"] == [0]
     lone.acknowledge("b", lone.journal.last_index)

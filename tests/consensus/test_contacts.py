@@ -24,7 +24,7 @@ def test_a_leader_does_not_take_its_own_vote_away() -> None:
     lone.win("b")
     lone.acknowledge("b", lone.journal.last_index)
     told: list[Outcome] = []
-    lone.node.set_voters([B, C], told.append, lone.now)
+    lone.set_voters([B, C], told.append)
     lone.tick()
     assert told == [NotCommitted("the leader must hand over before it is removed")]
 

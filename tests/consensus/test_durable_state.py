@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lone_node import Lone, entry
+from lone_node import Lone, entry, install, take
 from raft_world import Register
 from tests.properties import examples
 
@@ -335,8 +335,8 @@ def with_two_snapshots(seed: int = 7) -> tuple[SimulatedDisk, Storage]:
     for index in range(2, 101):
         storage.journal.append(*entry(index, index, 3))
     storage.journal.sync()
-    storage.take(snapshot(40))
-    storage.take(snapshot(80))
+    take(storage, snapshot(40))
+    take(storage, snapshot(80))
     return disk, storage
 
 
@@ -369,11 +369,11 @@ def test_a_snapshot_without_a_journal_is_refused() -> None:
 
 def test_an_installed_snapshot_keeps_the_log_behind_it_if_it_fits() -> None:
     _, storage = with_two_snapshots()
-    storage.install(snapshot(90))
+    install(storage, snapshot(90))
     assert storage.journal.last_index == 100
-    storage.install(Snapshot(95, 4, (ME,), None))  # Another term there: the log disagrees.
+    install(storage, Snapshot(95, 4, (ME,), None))  # Another term there: the log disagrees.
     assert storage.journal.entries == [(b"\x01", 95, 4)]
-    storage.install(snapshot(200))
+    install(storage, snapshot(200))
     assert storage.journal.entries == [(b"\x01", 200, 3)]
 
 
@@ -387,9 +387,9 @@ def test_power_loss_in_any_step_with_snapshots(operation: int, action: str) -> N
         disk.power_fails_after = operation
         try:
             if action == "take":
-                storage.take(snapshot(95))
+                take(storage, snapshot(95))
             else:
-                storage.install(snapshot(150))
+                install(storage, snapshot(150))
         except PowerLostError:
             pass
         disk.lose_power()
@@ -441,8 +441,8 @@ def test_a_real_directory_does_what_the_fake_does(tmp_path: Path) -> None:
     for index in range(3, 50):
         storage.journal.append(*entry(index, index, 1))
     storage.journal.sync()
-    storage.take(snapshot_of(storage, 20))
-    storage.take(snapshot_of(storage, 40))
+    take(storage, snapshot_of(storage, 20))
+    take(storage, snapshot_of(storage, 40))
     with pytest.raises(StorageError, match="is in use"):
         open_storage(tmp_path)
     entries = list(storage.journal.entries)
@@ -484,7 +484,7 @@ def test_recovery_keeps_the_log_and_makes_the_survivor_the_only_voter(tmp_path: 
         storage.journal.append(*entry(index, index, 1))
     storage.journal.set_vote(7, "b")
     storage.journal.sync()
-    storage.take(Snapshot(20, 1, (ServerId("b"), ServerId("c"), ME), list(range(3, 21))))
+    take(storage, Snapshot(20, 1, (ServerId("b"), ServerId("c"), ME), list(range(3, 21))))
     storage.close()
     storage = open_storage(tmp_path)
     found = Register()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from bare_library import Bare, append, command, library
 from bare_library import time as bare_time
-from lone_node import Lone, entry
+from lone_node import Lone, entry, take
 from pysyncobj.tcp_connection import CONNECTION_STATE, TcpConnection
 from raft_world import Faults, World
 
@@ -212,7 +212,7 @@ def test_l5_ours_sends_one_piece_and_waits() -> None:
     lone.tick()
     for index in (100, 150):
         state: Plain = [b"x" * 1000 for _ in range(2000)]
-        storage.take(Snapshot(index, 1, lone.node.core.voters, state))
+        take(storage, Snapshot(index, 1, lone.node.core.voters, state))
     assert lone.journal.base_index == 100
     sent = lone.take(
         "c",

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from bare_library import LEADER as BARE_LEADER
 from bare_library import Bare, append, command, library
-from lone_node import Lone, entry
+from lone_node import Lone, entry, take
 from pysyncobj.journal import FileJournal
 from tests.simulations.mutations.broken_consensus import truncates_blindly
 
@@ -123,7 +123,7 @@ def disk_with_snapshots(seed: int) -> tuple[SimulatedDisk, Storage]:
     for item in our_entries(2, 100):
         storage.journal.append(*item)
     storage.journal.sync()
-    storage.take(Snapshot(40, 1, (ServerId("me"),), "forty"))
+    take(storage, Snapshot(40, 1, (ServerId("me"),), "forty"))
     return disk, storage
 
 
@@ -133,7 +133,7 @@ def test_s2_ours_survives_a_power_loss_in_any_step_of_compaction(operation: int)
         disk, storage = disk_with_snapshots(seed)
         disk.power_fails_after = operation
         with contextlib.suppress(PowerLostError):
-            storage.take(Snapshot(80, 1, (ServerId("me"),), "eighty"))
+            take(storage, Snapshot(80, 1, (ServerId("me"),), "eighty"))
         disk.lose_power()
         again = Storage(disk, create=False)
         assert again.snapshots.latest is not None
@@ -264,16 +264,16 @@ def test_s5_ours_changes_one_voter_at_a_time() -> None:
     lone = Lone()
     lone.win("b")
     refused: list[Any] = []
-    lone.node.set_voters([ServerId("me"), ServerId("b")], refused.append, lone.now)
+    lone.set_voters([ServerId("me"), ServerId("b")], refused.append)
     lone.tick()
     assert isinstance(refused[-1], NotCommitted), "its own no-op is not committed yet"
     lone.acknowledge("b", lone.journal.last_index)
     lone.tick()
-    lone.node.set_voters([ServerId("me")], refused.append, lone.now)
+    lone.set_voters([ServerId("me")], refused.append)
     lone.tick()
     assert refused[-1].reason == "voters change one at a time"
-    lone.node.set_voters([ServerId("me"), ServerId("c")], lambda _: None, lone.now)
-    lone.node.set_voters([ServerId("me")], refused.append, lone.now)
+    lone.set_voters([ServerId("me"), ServerId("c")], lambda _: None)
+    lone.set_voters([ServerId("me")], refused.append)
     lone.propose("forked?")
     lone.tick()
     lone.tick()

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lone_node import Lone, entry
+from lone_node import Lone, entry, take
 from raft_world import Faults, World
 
 from gpupool.consensus.core.library import LEADER
@@ -488,12 +488,12 @@ def test_a_snapshot_on_its_way_gives_way_to_one_that_can_be_continued() -> None:
         return [message["index"] for _, message in sent if message["type"] == "snapshot"]
 
     for index in (50, 100):
-        storage.take(Snapshot(index, 1, voters, "table"))
+        take(storage, Snapshot(index, 1, voters, "table"))
     assert offered() == [100]
-    storage.take(Snapshot(150, 1, voters, "table"))
+    take(storage, Snapshot(150, 1, voters, "table"))
     lone.now += 1.0
     assert offered() == [100], "it can be continued with entry 101"
-    storage.take(Snapshot(200, 1, voters, "table"))
+    take(storage, Snapshot(200, 1, voters, "table"))
     lone.now += 1.0
     assert storage.journal.base_index == 150
     assert offered() == [200]

@@ -3,7 +3,7 @@
 from random import Random
 
 import pytest
-from lone_node import Lone, entry
+from lone_node import Lone, entry, install
 
 from gpupool.consensus.core.progress import Mode, Progress
 from gpupool.consensus.core.raft_log import RaftLog, SafetyError, Stored
@@ -142,7 +142,7 @@ def test_a_snapshot_commits_nothing_that_is_behind_it(commit: int) -> None:
     lone = Lone(names, entries=[entry("x", index, 1) for index in range(3, 13)])
     core = lone.node.core
     core.commit_to(commit)
-    lone.node.storage.install(Snapshot(8, 1, names, []))
+    install(lone.node.storage, Snapshot(8, 1, names, []))
     core.installed(8, names)
     assert (core.commit_index, core.applied_index) == (8, 8)
     assert lone.journal.last_index == 12
@@ -160,7 +160,7 @@ def test_whose_place_in_the_log_a_snapshot_covers_is_told_so_and_nobody_else(cov
         lone.propose(number)
     lone.tick()
     assert lone.journal.last_index == before + 2
-    lone.node.storage.install(Snapshot(before + covered, term, names, []))
+    install(lone.node.storage, Snapshot(before + covered, term, names, []))
     lone.node.core.installed(before + covered, names)
     lone.tick()
     why = "a snapshot covers the command's place in the log"

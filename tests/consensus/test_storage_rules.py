@@ -8,7 +8,7 @@ import zlib
 from typing import Any
 
 import pytest
-from lone_node import entry
+from lone_node import entry, install, take
 
 from gpupool.consensus.protocol import cbor_pieces, closed_cbor
 from gpupool.consensus.storage.peer_memory import MEMORY, PeerMemory, Remembered, Start
@@ -156,7 +156,7 @@ def test_storage_that_has_anything_is_not_empty_and_starts_no_pool(what: str) ->
     elif what == "a term":
         storage.journal.set_vote(1, None)
     else:
-        storage.install(Snapshot(1, 0, (ME,), "a table"))
+        install(storage, Snapshot(1, 0, (ME,), "a table"))
         assert (storage.journal.last_index, storage.journal.term) == (1, 0)
     assert not storage.empty
     with pytest.raises(StorageError, match="empty storage"):
@@ -176,7 +176,7 @@ def test_a_snapshot_takes_no_vote_away_but_that_of_an_earlier_term(
     term: int, vote: str | None
 ) -> None:
     storage = logged(3, term=term)
-    storage.install(snapshot(20, term=5))
+    install(storage, snapshot(20, term=5))
     for each in (storage, again(storage)):
         assert (each.journal.term, each.journal.vote) == (max(term, 5), vote)
         assert (each.journal.base_index, each.journal.last_index) == (20, 20)
@@ -185,9 +185,9 @@ def test_a_snapshot_takes_no_vote_away_but_that_of_an_earlier_term(
 
 def test_a_snapshot_that_fits_the_log_keeps_what_is_behind_it() -> None:
     storage = logged(30)
-    storage.install(snapshot(20))
+    install(storage, snapshot(20))
     assert (storage.journal.base_index, storage.journal.last_index) == (1, 30)
-    storage.install(snapshot(25, term=2))
+    install(storage, snapshot(25, term=2))
     assert (storage.journal.base_index, storage.journal.last_index) == (25, 25)
 
 
@@ -231,7 +231,7 @@ def test_the_journal_is_written_anew_for_enough_entries_or_enough_bytes(
     """From its base at 10 to the older snapshot at 20 there are ten entries."""
     storage = logged(40)
     for index in (10, 20):
-        storage.take(snapshot(index))
+        take(storage, snapshot(index))
     assert storage.journal.base_index == 10
     storage.snapshots.save(snapshot(30))
     storage.journal.append(*entry("new", 41, 1))
@@ -244,24 +244,24 @@ def test_the_journal_is_written_anew_for_enough_entries_or_enough_bytes(
 
 def test_taking_a_snapshot_drops_a_single_entry_unless_it_is_told_otherwise() -> None:
     storage = logged(40)
-    storage.take(snapshot(2), drop_bytes_min=NEVER)
-    storage.take(snapshot(10), drop_bytes_min=NEVER)
+    take(storage, snapshot(2), drop_bytes_min=NEVER)
+    take(storage, snapshot(10), drop_bytes_min=NEVER)
     assert storage.journal.base_index == 2
-    storage.take(snapshot(20), drop_entries_min=9, drop_bytes_min=NEVER)
+    take(storage, snapshot(20), drop_entries_min=9, drop_bytes_min=NEVER)
     assert storage.journal.base_index == 2
-    storage.take(snapshot(30), drop_entries_min=18, drop_bytes_min=NEVER)
+    take(storage, snapshot(30), drop_entries_min=18, drop_bytes_min=NEVER)
     assert storage.journal.base_index == 20
     assert storage.journal.last_index == 40
 
 
-@pytest.mark.parametrize("take", [True, False])
-def test_without_a_bound_of_bytes_a_file_that_has_not_grown_is_written_anew(take: bool) -> None:
+@pytest.mark.parametrize("takes", [True, False])
+def test_without_a_bound_of_bytes_a_file_that_has_not_grown_is_written_anew(takes: bool) -> None:
     storage = logged(40)
     storage.snapshots.save(snapshot(10))
     storage = again(storage)
     assert storage.journal.bytes_since_rewrite == 0
-    if take:
-        storage.take(snapshot(20), drop_entries_min=99)
+    if takes:
+        take(storage, snapshot(20), drop_entries_min=99)
         assert storage.journal.base_index == 10
     else:
         storage.snapshots.save(snapshot(20))

@@ -143,7 +143,9 @@ def keep(name: str, folder: Path, servers: tuple[str, ...]) -> None:
             last = Snapshot(
                 survivor.last_index, survivor.last_term, survivor.voters, machine.snapshot()
             )
-            storage.take(last)
+            storage.snapshots.save(last)
+            storage.taken()
+            storage.sync()
             storage.close()
             shutil.copytree(folder / "copy", folder / "a-with-snapshot")
         else:
