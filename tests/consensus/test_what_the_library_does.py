@@ -1,7 +1,14 @@
 """What is left to the library: rounds, applying what is committed; and what is kept from it."""
 
+import ast
 import importlib.util
+import logging
+import sys
+from collections import defaultdict
+from dataclasses import replace
 from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -15,6 +22,8 @@ from gpupool.consensus.protocol.raft_settings import APPLIED_AT_ONCE_MAX, APPLYI
 from gpupool.consensus.storage.store import MEMBERSHIP_TYPE
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.ports import Outcome
+from gpupool.simulations.kernel.swarm_options import swarm
+from gpupool.simulations.tools.runner import run
 
 
 class Watch:
@@ -307,3 +316,43 @@ def test_an_answer_to_an_old_sign_of_life_does_not_slow_a_follower_down() -> Non
     alone.reject("b", -1, 0)
     assert alone.core.is_followed_by(ServerId("b"))
     assert alone.core.match_index(ServerId("b")) == 2
+
+
+# --- what of it runs -------------------------------------------------------------------------
+
+IN_ROUNDS = """
+_onTick __applyLogEntries __connectedToAnyone __generateRaftTimeout __getCurrentLogTerm
+__getEntries __onBecomeLeader __onLeaderChanged __onMessageReceived __setCurrentTerm __setState
+"""
+WHEN_MADE = """
+__init__ __onSetCodeVersion conf encryptor hasQuorum otherNodes raftCommitIndex raftCurrentTerm
+raftLastApplied readonlyNodes selfNode
+"""
+
+
+def test_the_library_runs_what_adr_0005_says_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A pool under faults: it elects, loses leaders, changes voters, installs snapshots."""
+    path = str(library_copy.LIBRARY.__file__)
+    ran: defaultdict[str, set[int]] = defaultdict(set)
+
+    def trace(frame: FrameType, event: str, _argument: object) -> Any:
+        if frame.f_code.co_filename != path:
+            return None
+        name = frame.f_code.co_name
+        ran[name].update([frame.f_lineno] if event == "line" else [])
+        return trace
+
+    monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        assert run(replace(swarm(10), fault_s=4.0, heal_s=2.0)).failure is None
+    finally:
+        sys.settrace(before)
+    nodes = ast.walk(ast.parse(Path(path).read_text("utf-8")))
+    begins = {node.lineno for node in nodes if isinstance(node, ast.stmt)}
+    methods = {name: lines & begins for name, lines in ran.items() if name.isidentifier()}
+    assert methods.keys() - {"iteritems"} == {*IN_ROUNDS.split(), *WHEN_MADE.split()}
+    assert 100 < sum(len(methods[name]) for name in IN_ROUNDS.split()) <= 136
