@@ -348,12 +348,7 @@ class RaftNode:
     def next_step_at(self) -> float:
         """Return the instant at which ``step`` is due if nothing happens before."""
         core = self.core
-        if self._proposals.waiting or self._resolved or self._frames.waiting:
-            return self._context.now
-        if core.applied_index < core.commit_index:
-            return self._context.now
-        alone = core.state == LEADER and core.voters == (self.server_id,)
-        if alone and core.commit_index < self.storage.journal.last_index:
+        if self._has_work():
             return self._context.now
         due = min(
             core.next_step_at(),
@@ -363,6 +358,13 @@ class RaftNode:
             self._comparison.due_at(),
         )
         return min(due, self._puller.due_at()) + _JUST_AFTER_S
+
+    def _has_work(self) -> bool:
+        """Return whether something waits for a step, and for no instant."""
+        core = self.core
+        last = self.storage.journal.last_index if core.leads_alone else core.commit_index
+        waits = self._proposals.waiting or self._resolved or self._frames.waiting
+        return bool(waits) or core.applied_index < last
 
     # --- reading -----------------------------------------------------------------------------
 
@@ -421,7 +423,9 @@ class RaftNode:
         """Return for how long this server has not been in touch with a majority; see ``health``."""
         if self._comparison.is_leaving:
             return NEVER
-        return self.core.majority_age_s() + (max(now, self._context.now) - self._context.now)
+        rests = self.core.leads_alone and not self._has_work()
+        since = now if rests else min(self._context.now, now)
+        return self.core.majority_age_s() + now - since
 
     @property
     def role(self) -> Role:

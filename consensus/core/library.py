@@ -275,7 +275,8 @@ class LibraryCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
         What it tells others and serves meanwhile is as old as its table is.
         """
         now = self._active.now
-        self._lateness.note(now - self._SyncObj__newAppendEntriesTime, now)
+        if self._SyncObj__otherNodes:  # the only voter rests meanwhile
+            self._lateness.note(now - self._SyncObj__newAppendEntriesTime, now)
         fallback_s = self._settings.leader_fallback_s + self._slack_s()
         self._SyncObj__conf.leaderFallbackTimeout = fallback_s
 

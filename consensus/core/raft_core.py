@@ -103,10 +103,17 @@ class RaftCore(Replication):
         )
         self._reset_progress()
 
+    @property
+    def leads_alone(self) -> bool:
+        """True while this server is the only voter and leads: it owes nobody a heartbeat."""
+        return self.state == LEADER and not self._SyncObj__otherNodes
+
     def next_step_at(self) -> float:
         """Return the instant at which a step is due if nothing arrives before."""
         if self.state == LEADER:
-            return self._SyncObj__newAppendEntriesTime
+            if self._SyncObj__otherNodes:
+                return self._SyncObj__newAppendEntriesTime
+            return self._SyncObj__startTime + self._SyncObj__numOneSecondDumps
         alone = not (self._SyncObj__connectedNodes or len(self.voters) == 1)
         if not self.votes or self.abstains or alone:
             return NEVER

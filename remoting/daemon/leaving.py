@@ -88,7 +88,7 @@ class Leaving:
         me = self._identity.server
         # Removal is for good and peers are authenticated, so the word of one is enough: a server
         # that was away cannot read the table any more.
-        await _until(lambda: me in self._machine.state.removed or bool(links.removed_by))
+        await _until(lambda: me in self._machine.state.removed or bool(links.removed_by), 0.5)
         what = f"{self._identity.name} was removed from pool {self._identity.pool}"
         storage.forget(what)
         raise GpupoolError(
@@ -117,7 +117,7 @@ class Leaving:
             await replicated_log.hand_over(timeout_s=HAND_OVER_S)
 
 
-async def _until(done: Callable[[], bool]) -> None:
+async def _until(done: Callable[[], bool], every_s: float = WORKER_POLL_S) -> None:
     """Wait until the table and the workers, which share no event, look as they should."""
     while not done():  # noqa: ASYNC110
-        await trio.sleep(WORKER_POLL_S)
+        await trio.sleep(every_s)

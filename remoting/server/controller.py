@@ -53,7 +53,7 @@ change. "-" means that the event cannot come in that state, or changes nothing.
 Who calls whom: the driver calls the controller. The controller greets, checks the rights that a
 call's class declares, and hands the call to the one service that handles its class. Services get a
 ``ServiceContext`` and never each other: they read the table, answer, and propose by it. After each
-change, and at ``sync_interval_s``, the controller calls the reconciler, which compares the table
+change, and after ``sync_interval_s``, the controller calls the reconciler, which compares the table
 with the host and proposes what is missing.
 
 What is never true:
@@ -67,6 +67,8 @@ What is never true:
 * Anything but its end is said or done for a client by a table in which its token is revoked:
   each input looks at the tokens first, because the table may have changed before ``applied``.
 """
+
+from operator import is_not
 
 from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError, NotNowError
 from gpupool.pool.model.ids import ServerId
@@ -125,6 +127,7 @@ class Controller:
     _seen: PoolState | None = None
     _reconcile_at = float("-inf")
     _followed: tuple[object, ...] = (None, None, None, b"")
+    _reconciled: tuple[object, ...] = (None,) * 7
     _tokens: object = None
 
     def __init__(
@@ -356,7 +359,13 @@ class Controller:
                 client = self._clients.get(connection)
                 if client is not None:
                     self._follow_client(client, members)
-        self._reconcile()
+        # Most changes in a large pool concern others, and the next pass by time is enough for them.
+        own = state.leases.at(self.context.me.id), state.servers.get(self.context.me.id)
+        rules = state.policy, state.authorities, state.tokens, state.revoking
+        before, self._reconciled = self._reconciled, (*own, state.leases.relocating(), *rules)
+        leads = self.context.consensus.role() is Role.LEADER
+        if leads or any(map(is_not, before, self._reconciled)):
+            self._reconcile()
         self._leases.push_capacity(self.context.clock.monotonic())
 
     def _follow_tokens(self) -> None:
@@ -399,12 +408,13 @@ class Controller:
 
     def _reconcile(self) -> None:
         context, now = self.context, self.context.clock.monotonic()
-        self._reconcile_at = now + context.settings.sync_interval_s
         attachments = self._leases.attachments
         attachments.forget_ended()
         health = context.consensus.health() if context.consensus.role() is Role.LEADER else None
         lost = self._relocations.without_undecided(attachments.lost)
         self._reconciler.reconcile(health, attachments.connections, lost, self._leases.starting)
+        settings, waits = context.settings, self._reconciler.under_way
+        self._reconcile_at = now + (settings.sync_interval_s if waits else settings.rest_interval_s)
         self._leases.push_notices()
         self._leases.push_suspensions()
         self._relocations.follow(attachments.connections, self._leases.starting)

@@ -22,6 +22,7 @@ from gpupool.pool.model.formats import ADDRESSES_SINCE
 from gpupool.pool.model.ids import Incarnation, LeaseId
 from gpupool.pool.model.state import Gpu, PartStatus, PoolState, Server, ServerStatus, with_changes
 from gpupool.pool.policy.lease_ends import idle_notice, idle_plan
+from gpupool.pool.policy.rulebook import rulebook
 from gpupool.pool.policy.weights import lease_weights
 from gpupool.pool.ports import RaftHealth, Role
 from gpupool.pool.reconcile import plan_host, plan_leader, plan_suspensions
@@ -70,7 +71,7 @@ class Reconciler:
         self._software = context.me.software
         self._host = context.host
         self._clock = context.clock
-        self._under_way: set[tuple[str, object]] = set()
+        self.under_way: set[tuple[str, object]] = set()
         self._unattached: dict[LeaseId, float] = {}
         self._used_since: dict[LeaseId, float] = {}
         self._nearly_since: dict[LeaseId, float] = {}
@@ -139,6 +140,8 @@ class Reconciler:
 
     def _follow_weights(self, state: PoolState) -> None:
         """Tell the host the weights of its leases' classes, when the policy's have changed."""
+        if not rulebook(state.policy).has_weights and not self._weights:
+            return
         weights = lease_weights(state, self._self, self._context.now_ms())
         if weights != self._weights:
             self._host.weigh(weights)
@@ -295,13 +298,13 @@ class Reconciler:
     def _once(self, command: Command, *, due_ms: int = 0) -> None:
         """Propose ``command`` unless the same is under way; the time may make it due."""
         key = (type(command).__name__, _subject(command))
-        if key in self._under_way:
+        if key in self.under_way:
             return
-        self._under_way.add(key)
+        self.under_way.add(key)
 
         def decided(decision: Decision) -> None:
             # If it was refused or lost, the next pass proposes it again.
-            self._under_way.discard(key)
+            self.under_way.discard(key)
             result = decision.result
             if result is not None and goes_on(self._context.state, command, result):
                 self._once(command)

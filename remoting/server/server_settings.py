@@ -16,8 +16,9 @@ class ControllerSettings:
     #: A client that knows of a lease waits so long until this server knows of it too.
     lease_wait_s: float = 2.0
 
-    #: The interval of the reconciler; a change of the table does not wait for it.
+    #: The interval of the reconciler; a change that concerns this server does not wait for it.
     sync_interval_s: float = 0.25
+    rest_interval_s: float = 0.5  # while nothing that it proposed is under way
 
     #: A view with more rows is made beside the loop: so many take 4 ms, and GPUs count as rows.
     view_rows_at_once: int = 512

@@ -468,3 +468,19 @@ async def test_syncs_that_wrote_something_are_measured_wherever_they_run(inline:
     assert not alone.storage.journal.dirty
     await alone.inside._sync()
     assert alone.counted(SYNCS) == before + 1
+
+
+async def test_a_leader_that_is_the_only_voter_takes_a_step_a_second_and_is_in_touch_all_the_time(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = Alone()
+    async with alone.running():
+        await alone.driver.propose("x", timeout_s=1.0)
+        await trio.sleep(1.5)  # it seals its journal
+        steps = counted_calls(alone.driver.node, "step", monkeypatch)
+        await trio.sleep(59.9)
+        assert len(steps) == 60
+        assert alone.driver.health().majority_age_s == 0.0
+        began = trio.current_time()
+        assert isinstance(await alone.driver.propose("y", timeout_s=1.0), Committed)
+        assert trio.current_time() == began
