@@ -59,17 +59,31 @@ What is never true: that two steps overlap; that an outcome is handed out before
 it rests on; that ``propose`` waits longer than its time and ``GRACE_S``, or ``submit`` longer than
 its time and twice that; that the inbox holds more than ``INBOX_BYTES_MAX`` of frames; that
 anything is proposed after ``run``.
+
+**The place of a sync** is the event loop's thread, or another. A quick disk (0.1 ms) would lose more by the change of threads than by the wait; a slow one would
+keep the loop waiting. The change costs little on an idle machine. On a busy one the result of a
+thread waits for the interpreter, for a processor and for the loop's next turn. A sync of 0.3 ms
+then took up to 240 ms, and commits and heartbeats waited with it.
+
+So both are measured, the sync itself and the change of threads::
+
+    the sync takes, smoothed                          it is done
+    less than ``INLINE_MAX_S``                        on the loop's thread
+    less than a quarter of what the change takes      on the loop's thread, below ``BUSY_MAX_S``
+    longer                                            on another thread
+
+The change can be measured only when there is one, so its figure fades with each sync without one.
 """
 
 import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import trio
 
-from gpupool.consensus.attempts import Callback, SharedBarrier, Submitted, Waiter
 from gpupool.consensus.disk_room import ROOM_POLL_S, DiskRoom
 from gpupool.consensus.node import RaftNode
 from gpupool.consensus.protocol.raft_settings import (
@@ -78,7 +92,6 @@ from gpupool.consensus.protocol.raft_settings import (
     ConsensusSettings,
 )
 from gpupool.consensus.storage.store import Storage
-from gpupool.consensus.sync_place import SyncPlace
 from gpupool.consensus.work_thread import WorkThread
 from gpupool.pool.errors import NoRoomError
 from gpupool.pool.measures import Measures
@@ -96,6 +109,80 @@ from gpupool.pool.ports import (
     StateMachine,
     Unknown,
 )
+
+INLINE_MAX_S = 0.002
+"""A tenth of the time that a step of the event loop may take."""
+
+BUSY_MAX_S = 0.02
+"""The same for a loop whose turns take far longer: the time that a step may take."""
+
+CHANGE_SHARE = 0.25
+SMOOTHING = 1 / 8
+FADING = 0.98
+
+
+class SyncPlace:
+    """Chooses where the next sync runs."""
+
+    def __init__(self) -> None:
+        """Begin on the loop's thread."""
+        self._sync_s = self._change_s = 0.0
+
+    @property
+    def is_inline(self) -> bool:
+        """True while the loop's own thread syncs."""
+        busy_s = min(CHANGE_SHARE * self._change_s, BUSY_MAX_S)
+        return self._sync_s < max(INLINE_MAX_S, busy_s)
+
+    def synced_inline(self, sync_s: float) -> None:
+        """Note a sync on the loop's thread."""
+        self._sync_s += SMOOTHING * (sync_s - self._sync_s)
+        self._change_s *= FADING
+
+    def synced_beside(self, sync_s: float, whole_s: float) -> None:
+        """Note a sync on another thread: how long it took there, and until the loop went on."""
+        self._sync_s += SMOOTHING * (sync_s - self._sync_s)
+        self._change_s += SMOOTHING * (max(whole_s - sync_s, 0.0) - self._change_s)
+
+
+Callback = Callable[[Outcome], None]
+
+
+@dataclass(eq=False, slots=True)
+class Submitted:
+    """One attempt that has no outcome yet; ``decided`` gets it."""
+
+    decided: Callable[["Submitted", Outcome], None]
+    callback: Callback
+    began: float
+    until: float
+
+    def resolve(self, outcome: Outcome) -> None:
+        """Hand the outcome on."""
+        self.decided(self, outcome)
+
+
+@dataclass(eq=False, slots=True)
+class Waiter:
+    """One outcome on its way to one task."""
+
+    event: trio.Event = field(default_factory=trio.Event)
+    outcome: Outcome | None = None
+
+    def resolve(self, outcome: Outcome) -> None:
+        """Wake the task."""
+        self.outcome = outcome
+        self.event.set()
+
+
+@dataclass(eq=False, slots=True)
+class SharedBarrier:
+    """One barrier entry and those who wait for it."""
+
+    leader_task: bool = False
+    passed: bool = False
+    done: trio.Event = field(default_factory=trio.Event)
+
 
 BARRIER_PAUSE_S = 0.05
 """Pause before another barrier: an election takes several times as long."""

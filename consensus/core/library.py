@@ -4,7 +4,7 @@ pysyncobj 0.3.17 as it ships loses acknowledged commits in several reproducible 
 code that any peer sends. This core uses its ``SyncObj`` with ``autoTick=False``: the state, the
 election timer, the counting of votes and of matches, the commit rule, the order in which entries
 are applied. Each overriding method says why it overrides, here and in the subclasses:
-``elections.py``, ``replication.py`` and ``raft_core.py``, which build on ``LibraryCore``.
+``raft_core.py``, which builds on ``LibraryCore``.
 
 ``library_copy.py`` loads the private copy of the library and checks that it is the audited version.
 It says how time, chance and pickle are kept in check.

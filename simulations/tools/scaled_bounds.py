@@ -8,7 +8,8 @@ from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 
 from gpupool.consensus import followers
-from gpupool.consensus.core import progress, replication
+from gpupool.consensus.core import progress
+from gpupool.consensus.core import raft_core as replication
 from gpupool.consensus.protocol import raft_settings
 from gpupool.consensus.storage import snapshot
 from gpupool.pool.transitions import batches, clock_setting

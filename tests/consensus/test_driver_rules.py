@@ -13,10 +13,9 @@ import trio.testing
 from raft_world import Register
 from trio.testing import MockClock
 
-from gpupool.consensus.driver import RaftDriver
+from gpupool.consensus.driver import RaftDriver, SyncPlace
 from gpupool.consensus.protocol.raft_settings import FRAME_BYTES_MAX, INBOX_BYTES_MAX
 from gpupool.consensus.storage.store import Storage, bootstrap
-from gpupool.consensus.sync_place import SyncPlace
 from gpupool.pool.measures import Measures
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.ports import Committed, NotCommitted, Outcome, Refusal, Role, Unknown

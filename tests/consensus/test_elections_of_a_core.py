@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from core_alone import SETTINGS, Alone, commands, of_kind
 
-from gpupool.consensus.core.elections import VOTE_LOST
 from gpupool.consensus.core.library import CANDIDATE, FOLLOWER, LEADER, NEVER
+from gpupool.consensus.core.raft_core import VOTE_LOST
 from gpupool.consensus.protocol.raft_settings import ConsensusSettings
 from gpupool.pool.model.ids import ServerId
 

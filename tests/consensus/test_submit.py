@@ -15,9 +15,8 @@ from lone_node import ME
 from raft_world import Register
 from tests.remoting.control.control_kit import VirtualClock
 
-from gpupool.consensus.driver import GRACE_S, RaftDriver
+from gpupool.consensus.driver import GRACE_S, RaftDriver, SyncPlace
 from gpupool.consensus.storage.store import bootstrap, open_storage
-from gpupool.consensus.sync_place import SyncPlace
 from gpupool.pool.errors import StorageError
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.ports import Committed, NotCommitted, Outcome, Refusal, Unknown

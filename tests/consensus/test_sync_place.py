@@ -1,6 +1,6 @@
 """Where the journal is synced, on idle and on busy machines, with quick and with slow disks."""
 
-from gpupool.consensus.sync_place import SyncPlace
+from gpupool.consensus.driver import SyncPlace
 
 
 def run(place: SyncPlace, count: int, *, sync_s: float, change_s: float) -> int:
