@@ -248,19 +248,19 @@ TITLES = ("LEASES", "GPU-HOURS", "GIB-HOURS", "MEAN WAIT", "LONGEST", "BUSY H", 
 WASTE_TITLES = ("GPU-HOURS", "WASTED", "IDLE", "BUSY H", "MEMORY", "SAMPLED")
 
 
-def table(report: Report) -> list[tuple[str, ...]]:
-    """Return the lines of a table, its titles first."""
-    lines: list[tuple[str, ...]] = [(report.by.upper(), *TITLES, *_cost_titles(report))]
-    for name, row in report.rows.items():
-        cells = (*_cells(row), *_seen(report.figures(name)), *_costs(report, name))
-        lines.append((name or NONE, *cells))
-    cells = (*_cells(report.whole), *_seen(report.all_figures()), *_costs(report, None))
-    lines.append(("all", *cells))
-    for name, other in report.others.items():
+def table(report: Report, titles: Sequence[str] = TITLES) -> list[tuple[str, ...]]:
+    """Return the lines of a table, its titles first; with ``WASTE_TITLES`` that of waste."""
+    costs = _cost_titles(report)
+    lines: list[tuple[str, ...]] = [(report.by.upper(), *titles, *costs)]
+    for key in (*report.rows, None):
+        cells = _cells(report, key)
+        name = "all" if key is None else key or NONE
+        lines.append((name, *(cells[title] for title in titles), *_costs(report, key)))
+    for name, other in report.others.items() if titles is TITLES else ():
         gpu_hours, gib_hours = _hours(other)
         cells = (NONE, f"{gpu_hours:.2f}", f"{gib_hours:.1f}", NONE, NONE, UNKNOWN, UNKNOWN, NONE)
-        cells += (NONE,) * len(_cost_titles(report))
-        lines.append((f"others of class {name}" if name else "others", *cells))
+        what = f"others of class {name}" if name else "others"
+        lines.append((what, *cells, *(NONE,) * len(costs)))
     return lines
 
 
@@ -289,30 +289,6 @@ def aligned(lines: Sequence[tuple[str, ...]]) -> list[str]:
     return found
 
 
-def waste_table(report: Report) -> list[tuple[str, ...]]:
-    """Return the lines of a table of what was held and not used, its titles first."""
-    lines: list[tuple[str, ...]] = [(report.by.upper(), *WASTE_TITLES)]
-    rows = [(name or NONE, row, report.figures(name)) for name, row in report.rows.items()]
-    lines[0] += _cost_titles(report)
-    keys = [*report.rows, None]
-    whole = ("all", report.whole, report.all_figures())
-    for key, (name, row, figures) in zip(keys, (*rows, whole), strict=True):
-        busy, idle, seen = _seen(figures)
-        wasted = UNKNOWN if figures.wasted_gpu_hours is None else f"{figures.wasted_gpu_hours:.2f}"
-        memory = _percent(figures.memory_share)
-        cells = (f"{row.gpu_hours:.2f}", wasted, idle, busy, memory, seen)
-        lines.append((name, *cells, *_costs(report, key)))
-    return lines
-
-
-def _seen(figures: Figures) -> tuple[str, str, str]:
-    """Return busy GPU-hours, the idle share, and how much was sampled, marked when too little."""
-    busy = UNKNOWN if figures.busy_gpu_hours is None else f"{figures.busy_gpu_hours:.2f}"
-    mark = "!" if figures.coverage is not None and figures.coverage < COVERAGE_LOW else ""
-    seen = NONE if figures.coverage is None else f"{100 * figures.coverage:.0f}%{mark}"
-    return busy, _percent(figures.idle_share), seen
-
-
 def _percent(share: float | None) -> str:
     return UNKNOWN if share is None else f"{100 * share:.0f}%"
 
@@ -321,15 +297,27 @@ def _hours(of_class: ClassSum) -> tuple[float, float]:
     return of_class.milli_gpu_ms / 1000 / HOUR_MS, of_class.gib_ms / HOUR_MS
 
 
-def _cells(row: Sum) -> tuple[str, ...]:
-    mean = seconds_text(row.wait_ms / row.leases) if row.leases else NONE
-    return (
-        str(row.leases),
-        f"{row.gpu_hours:.2f}",
-        f"{row.gib_hours:.1f}",
-        mean,
-        seconds_text(row.wait_max_ms) if row.leases else NONE,
-    )
+def _cells(report: Report, key: str | None) -> dict[str, str]:
+    """Return the cells of one row, or of all together, by their titles."""
+    row = report.whole if key is None else report.rows[key]
+    figures = report.all_figures() if key is None else report.figures(key)
+    mark = "!" if figures.coverage is not None and figures.coverage < COVERAGE_LOW else ""
+    return {
+        "LEASES": str(row.leases),
+        "GPU-HOURS": f"{row.gpu_hours:.2f}",
+        "GIB-HOURS": f"{row.gib_hours:.1f}",
+        "MEAN WAIT": seconds_text(row.wait_ms / row.leases) if row.leases else NONE,
+        "LONGEST": seconds_text(row.wait_max_ms) if row.leases else NONE,
+        "BUSY H": _hours_text(figures.busy_gpu_hours),
+        "IDLE": _percent(figures.idle_share),
+        "SAMPLED": NONE if figures.coverage is None else f"{100 * figures.coverage:.0f}%{mark}",
+        "WASTED": _hours_text(figures.wasted_gpu_hours),
+        "MEMORY": _percent(figures.memory_share),
+    }
+
+
+def _hours_text(hours: float | None) -> str:
+    return UNKNOWN if hours is None else f"{hours:.2f}"
 
 
 def seconds_text(ms: float) -> str:

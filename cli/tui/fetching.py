@@ -233,7 +233,7 @@ async def _lease(screen: LiveView, pool: Pool, name: str) -> None:
 
 
 async def _usage(screen: LiveView, pool: Pool) -> None:
-    from gpupool.monitoring.usage_report import aligned, table, waste_table
+    from gpupool.monitoring.usage_report import WASTE_TITLES, aligned, table
 
     view = screen.collector.watch.view
     if view is None:
@@ -245,7 +245,7 @@ async def _usage(screen: LiveView, pool: Pool) -> None:
         screen.answers.usage = (str(error),)
     else:
         assert found.report is not None  # no lease was asked for
-        wasted = aligned(waste_table(found.report.by_waste()))
+        wasted = aligned(table(found.report.by_waste(), WASTE_TITLES))
         lines = (*aligned(table(found.report)), "", "held while nothing ran:", *wasted)
         screen.answers.usage = (*lines, *_missing(found))
     screen.touch(awaited=True)

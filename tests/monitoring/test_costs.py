@@ -10,7 +10,7 @@ from tests.pool.policy_kit import parse
 
 from gpupool.monitoring.accounting import Range, sums
 from gpupool.monitoring.costs import Costs, Timeline, costs_of
-from gpupool.monitoring.usage_report import Report, as_csv, as_plain, table, waste_table
+from gpupool.monitoring.usage_report import WASTE_TITLES, Report, as_csv, as_plain, table
 from gpupool.pool.history_query import SampleSum
 from gpupool.pool.model.ids import GpuId, Milliseconds
 from gpupool.pool.model.policy import UNIT
@@ -114,7 +114,12 @@ def test_reports_have_money_where_it_is_asked_for() -> None:
     assert lines[1][-3:] == ("4.20", "1.05", "0.00")
     assert lines[2][-3:] == ("0.50", "unknown", "0.00")
     assert lines[-1][-3] == "4.70"
-    assert [line[-3] for line in waste_table(report())] == ["COST EUR", "4.20", "0.50", "4.70"]
+    assert [line[-3] for line in table(report(), WASTE_TITLES)] == [
+        "COST EUR",
+        "4.20",
+        "0.50",
+        "4.70",
+    ]
     rows = list(csv.reader(io.StringIO(as_csv(report()))))
     assert rows[0][-3:] == ["cost [EUR]", "wasted [EUR]", "without a price [GPU h]"]
     assert [float(rows[1][-3]), rows[2][-2]] == [pytest.approx(4.2), ""]

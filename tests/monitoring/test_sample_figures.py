@@ -8,12 +8,12 @@ from tests.monitoring.records import GIB, record
 from gpupool.monitoring.accounting import Range
 from gpupool.monitoring.history.sample_figures import NOTHING, figures_of, lease_lines, merged
 from gpupool.monitoring.usage_report import (
+    WASTE_TITLES,
     as_csv,
     as_plain,
     lease_report,
     make_report,
     table,
-    waste_table,
 )
 from gpupool.pool.history_query import SampleSum
 from gpupool.pool.model.state import LeaseRecord
@@ -80,7 +80,7 @@ def test_a_report_shows_them_and_says_what_is_unknown() -> None:
     assert rows["ada"][-3:] == ("0.12", "75%", "50%!")
     assert rows["bob"][-3:] == ("unknown", "unknown", "0%!")
     assert rows["all"][-3:] == ("0.12", "75%", "25%!")
-    assert waste_table(report.by_waste())[1] == (
+    assert table(report.by_waste(), WASTE_TITLES)[1] == (
         "ada", "1.00", "0.38", "75%", "0.12", "22%", "50%!"
     )  # fmt: skip
     plain = {row["key"]: row for row in as_plain(report)["rows"]}  # type: ignore[union-attr]

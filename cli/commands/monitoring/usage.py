@@ -162,7 +162,7 @@ async def _ask(credentials: str | None, query: RecordQuery, *, cost: bool) -> Fo
 def _show(
     report: "Report", found: FoundUsage, *, as_csv: bool, as_json: bool, wasted: bool
 ) -> None:
-    from gpupool.monitoring.usage_report import aligned, as_plain, table, waste_table
+    from gpupool.monitoring.usage_report import TITLES, WASTE_TITLES, aligned, as_plain, table
     from gpupool.monitoring.usage_report import as_csv as csv_of
 
     if as_json:
@@ -176,7 +176,7 @@ def _show(
     elif as_csv:
         click.echo(csv_of(report).encode(), nl=False)
     else:
-        for line in aligned(waste_table(report) if wasted else table(report)):
+        for line in aligned(table(report, WASTE_TITLES if wasted else TITLES)):
             click.echo(line)
 
 
