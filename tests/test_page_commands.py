@@ -149,7 +149,7 @@ SAY_MORE = (
     "pool/clock_view.py",
     "pool/refused_orders.py",
     "pool/transitions/servers.py",
-    "cli/commands/monitoring/usage_capacity.py",
+    "cli/commands/monitoring/usage.py",
     "pool/model/formats.py",
     "remoting/server/lease_service.py",
     "remoting/program/program_run.py",

@@ -15,9 +15,8 @@ from starlette.routing import Route
 
 from gpupool.monitoring.health.health_history import merged, unknown_before
 from gpupool.monitoring.web.gate import LocalGate, NoEntry
-from gpupool.monitoring.web.gpu_history import ask_gpu_history
 from gpupool.monitoring.web.health_words import LEVELS
-from gpupool.monitoring.web.history_series import ask_series, asked_span, lacking
+from gpupool.monitoring.web.history_series import ask_gpu_history, ask_series, asked_span, lacking
 from gpupool.monitoring.web.live_book import Book, Packed
 from gpupool.monitoring.web.live_documents import Memory, summary, work
 from gpupool.monitoring.web.pool_day import PoolDay

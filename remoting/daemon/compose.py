@@ -20,9 +20,11 @@ from pathlib import Path
 
 import trio
 
+from gpupool import __version__
 from gpupool.consensus.driver import RaftDriver
 from gpupool.consensus.garbage import Exemption
 from gpupool.consensus.storage.store import Storage, open_storage
+from gpupool.monitoring.health.alert_settings import find_settings
 from gpupool.monitoring.observer_link import ObserverLink
 from gpupool.pool.errors import GpupoolError, StorageError
 from gpupool.pool.invariants import InvariantSampler
@@ -41,12 +43,18 @@ from gpupool.remoting.daemon.bootstrap import (
 from gpupool.remoting.daemon.enter_pool import check_options, enter_pool
 from gpupool.remoting.daemon.find_gpus import find_gpus
 from gpupool.remoting.daemon.health_rounds import HealthRounds
+from gpupool.remoting.daemon.join_options import JoinOptions
 from gpupool.remoting.daemon.leaving import Leaving
-from gpupool.remoting.daemon.listen_address import ANYWHERE, advertised_address, open_listeners
+from gpupool.remoting.daemon.listen_address import (
+    ANYWHERE,
+    advertised_address,
+    advertised_speed,
+    open_listeners,
+    own_names,
+)
 from gpupool.remoting.daemon.measuring import measure, processes_of
 from gpupool.remoting.daemon.records.audit_file import AuditLog
 from gpupool.remoting.daemon.records.lease_file import LeaseLines, LeaseLog, monitoring_folder
-from gpupool.remoting.daemon.self_description import describe
 from gpupool.remoting.daemon.separate import Separated
 from gpupool.remoting.daemon.state_dir import (
     CA_KEY,
@@ -59,6 +67,7 @@ from gpupool.remoting.daemon.systemd import make_runtime_dir, notify_systemd
 from gpupool.remoting.daemon.web_door import WebParts
 from gpupool.remoting.host.inventory import Inventory
 from gpupool.remoting.host.isolation.confinement import nccl_networks, nccl_ports, wanted
+from gpupool.remoting.host.measuring.network_speed import has_rdma
 from gpupool.remoting.host.remove_tree import remove_tree
 from gpupool.remoting.host.supervisor import HostSupervisor
 from gpupool.remoting.host.worker_keeper import KeeperSettings
@@ -440,3 +449,18 @@ class _Server:
         if self._identity.server in servers:
             # The server that let this one in may be gone at the next start, or have moved.
             self._state.remember_members(self.machine.state.servers.values())
+
+
+async def describe(address: str, inventory: Inventory, options: JoinOptions) -> Software:
+    """Return the description of the server that is reached at ``address``."""
+    return Software(
+        address=address,
+        version=__version__,
+        driver_version=inventory.driver_version,
+        cuda_version=inventory.cuda_version,
+        labels=options.labels,
+        link_speed=await trio.to_thread.run_sync(advertised_speed, address),
+        rdma=has_rdma(),
+        alerts=find_settings(options.state_dir) is not None,
+        names=await trio.to_thread.run_sync(own_names, address),
+    )

@@ -14,8 +14,8 @@ from pathlib import PurePath
 from typing import Any, cast
 
 from gpupool.monitoring.analysis.csv_rows import Row, Source, peeked, rows
+from gpupool.monitoring.analysis.importers import times_of
 from gpupool.monitoring.analysis.local_times import LocalTimes
-from gpupool.monitoring.analysis.scheduler_logs import times_of
 from gpupool.monitoring.analysis.trace_files import opened
 from gpupool.monitoring.analysis.trace_form import (
     NOTES,

@@ -11,8 +11,7 @@ from tests import commands
 from tests.commands import GPUPOOL
 
 import gpupool
-from gpupool.cli.lib.background_pool import BackgroundPool
-from gpupool.cli.lib.join_process import start_join
+from gpupool.cli.lib.background_pool import BackgroundPool, start_join
 
 TOKEN = re.compile(r"gpupool-[a-z2-7]{20}")
 

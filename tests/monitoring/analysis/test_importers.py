@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from gpupool.cli.commands.monitoring import analyze
 from gpupool.monitoring.analysis.csv_rows import LINE_MAX, Source
-from gpupool.monitoring.analysis.importers import FORMATS, read
-from gpupool.monitoring.analysis.scheduler_logs import gpus_of
+from gpupool.monitoring.analysis.importers import FORMATS, gpus_of, read
 from gpupool.monitoring.analysis.trace_form import NOTES, Sample, Trace, TraceError
 
 DAY = 86_400.0
