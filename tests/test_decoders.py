@@ -25,7 +25,7 @@ from tests.properties import examples
 
 from gpupool.cli.commands import admin
 from gpupool.cli.lib import config_files as settings_files
-from gpupool.cli.lib import time_spans
+from gpupool.cli.lib import options as cli_options
 from gpupool.consensus.protocol import membership, raft_messages
 from gpupool.consensus.storage import snapshot
 from gpupool.consensus.storage.disk import FileDisk
@@ -226,7 +226,7 @@ def cases(folder: Path) -> dict[str, Case]:
         "pair": Case(text(values.parse_pair), (ValueError,), b"a=b"),
         "name": Case(text(values.parse_name), (ValueError,), b"gpu-1"),
         "lease name": Case(text(admin.parse_lease), (ValueError,), b"7f3a"),
-        "time": Case(text(time_spans.parse_since), (ValueError,), b"2026-11-21T14:30"),
+        "time": Case(text(cli_options.parse_since), (ValueError,), b"2026-11-21T14:30"),
         "program's Python": Case(
             text(lambda t: door_choice.parse_answer("python", t)), (), b"python:3.11\ncupy:\n"
         ),

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpupool.cli.lib.options import Parsed, json_option, pool_options
+from gpupool.cli.lib.options import Parsed, json_option, parse_since, pool_options
 from gpupool.cli.lib.output import print_json, print_lines, run_async
-from gpupool.cli.lib.time_spans import parse_since
 from gpupool.pool.errors import UsageError
 from gpupool.pool.model.state import Act
 from gpupool.pool.view import readable, visible

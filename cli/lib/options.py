@@ -1,6 +1,8 @@
 """Options that several commands share: types, common ones, and those that ask for GPUs."""
 
+import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
@@ -393,3 +395,59 @@ def one_of(
         return first[1], None
     names = [f"--{name.replace('_', '-')}" for name in (first[0], second[0])]
     raise UsageError(f"{names[0]} and {names[1]} exclude each other", hint="give one of them")
+
+
+# --- spans of time --------------------------------------------------------------------------------
+
+
+DAYS = {"today": 0, "yesterday": 1}
+"""Words for the beginning of a day in UTC, and how many days ago it was."""
+
+
+def parse_since(text: str) -> float:
+    """Return the Unix time in seconds that ``2h`` (ago), ``2026-11-21`` or ``...T14:30`` means."""
+    now = datetime.now(UTC)
+    if text in DAYS:
+        day = now.date() - timedelta(days=DAYS[text])
+        return datetime.combine(day, datetime.min.time(), UTC).timestamp()
+    try:
+        return now.timestamp() - parse_duration(text)
+    except ValueError:
+        pass
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(
+            f"{text!r} is neither how long ago, as 2h or 7d, nor a time, as yesterday or "
+            "2026-11-21T14:30"
+        ) from None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def check_span(since: float, until: float | None) -> None:
+    """Refuse a time that ends before it begins, or that has not begun."""
+    if since >= (time.time() if until is None else until):
+        raise UsageError(
+            "the time asked for ends before it begins",
+            hint="--since 2h --until 1h is the hour before the last one",
+        )
+
+
+def span_options(since: str) -> Callable[[F], F]:
+    """Add ``--since``, with what it is if nobody says, and ``--until``; Unix times in seconds."""
+
+    def add(function: F) -> F:
+        until = click.option(
+            "--until",
+            type=Parsed("time", parse_since),
+            help="Up to then, as --since; else now.",
+        )
+        return click.option(
+            "--since",
+            default=since,
+            show_default=True,
+            type=Parsed("time", parse_since),
+            help="From 2h or 30d ago, yesterday, or 2026-11-21T14:30 UTC.",
+        )(until(function))
+
+    return add

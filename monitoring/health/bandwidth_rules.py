@@ -11,7 +11,7 @@ from statistics import median
 
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.telemetry import Health
-from gpupool.remoting.client.bandwidth_answers import WaySpeed
+from gpupool.remoting.client.check_answers import WaySpeed
 
 WARN_SHARE, FAIL_SHARE = 0.8, 0.2
 ONE_THREAD_MBIT_S = 5_000

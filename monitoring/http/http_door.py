@@ -32,9 +32,9 @@ from gpupool.monitoring.metrics import Own, read
 from gpupool.monitoring.sample import Sample
 from gpupool.pool.model.state import LeaseRecord
 from gpupool.pool.network_turns import network_of
+from gpupool.remoting.transport.descriptor_passing import receive_packet, send_packet
 from gpupool.remoting.transport.failures import within
 from gpupool.remoting.transport.freed_memory import free_tls
-from gpupool.remoting.transport.packets import receive_packet, send_packet
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute

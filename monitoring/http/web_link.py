@@ -27,7 +27,7 @@ from gpupool.pool.errors import AuthenticationError, GpupoolError, RemoteProtoco
 from gpupool.pool.model.ids import Milliseconds, TokenId
 from gpupool.pool.model.state import PoolState, Server, Token
 from gpupool.pool.user_bound import Holder, UserBound
-from gpupool.remoting.transport.packets import receive_packet, send_packet
+from gpupool.remoting.transport.descriptor_passing import receive_packet, send_packet
 
 UNPROVEN_S = 30.0
 """How long a connection lasts over which no good token has come."""

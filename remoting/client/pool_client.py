@@ -47,8 +47,7 @@ if TYPE_CHECKING:
     from gpupool.pool.record_query import RecordQuery
     from gpupool.pool.telemetry import Telemetry
     from gpupool.pool.view import PoolView
-    from gpupool.remoting.client.bandwidth_answers import BandwidthAnswer
-    from gpupool.remoting.client.check_answers import CheckAnswer
+    from gpupool.remoting.client.check_answers import BandwidthAnswer, CheckAnswer
     from gpupool.remoting.client.history_answers import HistoryAnswer
     from gpupool.remoting.client.lease_handle import LeaseHandle
     from gpupool.remoting.client.negotiation_actions import NegotiationSettings
@@ -278,7 +277,7 @@ class Pool:
 
     async def measure_bandwidth(self) -> "BandwidthAnswer":
         """Have all servers that answer measure the ways between them; operators only."""
-        from gpupool.remoting.client.bandwidth_answers import ask_bandwidth
+        from gpupool.remoting.client.check_answers import ask_bandwidth
 
         return await ask_bandwidth(self.connections)
 

@@ -23,7 +23,7 @@ from gpupool.remoting.host.worker_handle import WorkerHandle
 from gpupool.remoting.protocol import worker_messages
 from gpupool.remoting.protocol.addresses import parse_address
 from gpupool.remoting.protocol.keeper_messages import LoadFilter
-from gpupool.remoting.transport.packets import receive_packet
+from gpupool.remoting.transport.descriptor_passing import receive_packet
 
 PEER_TIMEOUT_S = 4.0
 """For a connection to another server, or its name's addresses; as for a client's connection."""

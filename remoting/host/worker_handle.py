@@ -21,8 +21,7 @@ from gpupool.remoting.host.shared_handles import TOKEN_SIZE, Sharing
 from gpupool.remoting.host.spawn import WorkerFailedError
 from gpupool.remoting.protocol import keeper_messages, worker_messages
 from gpupool.remoting.protocol.handshake import SESSION_SIZE
-from gpupool.remoting.transport.descriptor_passing import DESCRIPTOR_COUNT_MAX
-from gpupool.remoting.transport.packets import receive_packet
+from gpupool.remoting.transport.descriptor_passing import DESCRIPTOR_COUNT_MAX, receive_packet
 
 RECEIVE_SIZE = 65536
 

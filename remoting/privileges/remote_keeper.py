@@ -24,8 +24,8 @@ from gpupool.remoting.protocol.keeper_messages import (
     RequestFor,
     StartWorker,
 )
+from gpupool.remoting.transport.descriptor_passing import receive_packet, send_packet
 from gpupool.remoting.transport.message_stream import OpenCalls
-from gpupool.remoting.transport.packets import receive_packet, send_packet
 
 A = TypeVar("A", bound=Answer)
 

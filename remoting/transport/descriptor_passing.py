@@ -3,6 +3,9 @@
 import array
 import os
 import socket
+from collections.abc import Sequence
+
+import trio
 
 #: Descriptors that one read takes; the host sends one with a message.
 DESCRIPTOR_COUNT_MAX = 8
@@ -26,3 +29,24 @@ def receive_with_descriptors(
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
     return data, list(descriptors)
+
+
+async def send_packet(sock: socket.socket, packet: bytes, descriptors: Sequence[int] = ()) -> None:
+    """Send one packet, however slow the other end is; the descriptors stay the caller's."""
+    while True:
+        try:
+            socket.send_fds(sock, [packet], descriptors)
+        except BlockingIOError:
+            await trio.lowlevel.wait_writable(sock)
+        else:
+            return
+
+
+async def receive_packet(sock: socket.socket, size: int, count: int) -> tuple[bytes, list[int]]:
+    """Return what comes next, as ``receive_with_descriptors`` does; no bytes at the end."""
+    while True:
+        await trio.lowlevel.wait_readable(sock)
+        try:
+            return receive_with_descriptors(sock, size, count)
+        except BlockingIOError:
+            continue

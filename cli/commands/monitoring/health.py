@@ -10,9 +10,8 @@ import click
 
 from gpupool import __version__
 from gpupool.cli.lib.listing import fetch_snapshot, reach_all
-from gpupool.cli.lib.options import DURATION, json_option, pool_options
+from gpupool.cli.lib.options import DURATION, check_span, json_option, pool_options, span_options
 from gpupool.cli.lib.output import invocation, operate, print_json, run_async
-from gpupool.cli.lib.time_spans import check_span, span_options
 from gpupool.pool.errors import ExitCode, GpupoolError, UnknownNameError, UsageError
 from gpupool.pool.history_query import HistoryQuery
 from gpupool.pool.model.ids import Milliseconds, ServerId

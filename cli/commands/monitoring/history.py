@@ -11,10 +11,9 @@ import click
 from click.core import ParameterSource
 
 from gpupool import __version__
-from gpupool.cli.lib.options import json_option, pool_options
+from gpupool.cli.lib.options import check_span, json_option, pool_options, span_options
 from gpupool.cli.lib.output import print_json, run_async
 from gpupool.cli.lib.terminal_chart import Frame, chart
-from gpupool.cli.lib.time_spans import check_span, span_options
 from gpupool.pool.errors import ExitCode, UnknownNameError, UsageError
 from gpupool.pool.history_query import HistoryQuery
 from gpupool.pool.model.ids import Milliseconds, ServerId

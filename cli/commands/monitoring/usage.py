@@ -10,9 +10,15 @@ import click
 from click.core import ParameterSource
 
 from gpupool import __version__
-from gpupool.cli.lib.options import NAME_TYPE, Parsed, json_option, pool_options
+from gpupool.cli.lib.options import (
+    NAME_TYPE,
+    Parsed,
+    check_span,
+    json_option,
+    pool_options,
+    span_options,
+)
 from gpupool.cli.lib.output import operate, print_json, run_async
-from gpupool.cli.lib.time_spans import check_span, span_options
 from gpupool.monitoring.usage_asking import FoundUsage, ask_usage
 from gpupool.pool.errors import ExitCode, StorageError, UnknownNameError, UsageError
 from gpupool.pool.history_query import HistoryQuery, SampleSum

@@ -39,8 +39,7 @@ from gpupool.remoting.driver_api.executor.modules.shared_state import OVER
 from gpupool.remoting.driver_api.executor.out_of_band import OutOfBandReplies
 from gpupool.remoting.driver_api.executor.rare.collectives import Collectives
 from gpupool.remoting.driver_api.executor.rare.green_contexts import GreenContexts
-from gpupool.remoting.driver_api.executor.rare.queries import Queries
-from gpupool.remoting.driver_api.executor.rare.tensors import Tensors
+from gpupool.remoting.driver_api.executor.rare.queries import Queries, Tensors
 from gpupool.remoting.driver_api.executor.rare.texture_references import References
 from gpupool.remoting.driver_api.executor.streams import Streams
 from gpupool.remoting.driver_api.executor.turn_end import TurnEnd

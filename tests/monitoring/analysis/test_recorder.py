@@ -22,8 +22,7 @@ from gpupool.monitoring.analysis.portable_recorder import (
     salt_of,
     seconds,
 )
-from gpupool.monitoring.analysis.recordings import read_recording
-from gpupool.monitoring.analysis.trace_files import read_traces
+from gpupool.monitoring.analysis.trace_files import read_recording, read_traces
 from gpupool.monitoring.analysis.trace_form import TraceError
 
 GIB = 1 << 30

@@ -7,7 +7,7 @@ import pytest
 from gpupool.monitoring.health.bandwidth_rules import judged, speed_text
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.telemetry import Health
-from gpupool.remoting.client.bandwidth_answers import WaySpeed
+from gpupool.remoting.client.check_answers import WaySpeed
 
 NOT_KNOWN: Mapping[ServerId, int] = {}
 

@@ -10,11 +10,13 @@ from tests.monitoring.health.healthy_pool import GPUS, START_MS, A, B, healthy_t
 from trio.testing import MockClock, memory_stream_pair
 
 from gpupool.monitoring.health.device_memory import DeviceMemory, SelfTest
-from gpupool.monitoring.health.self_test_rules import QUIET_S, WEEK_MS, SelfTestPlan
 from gpupool.monitoring.health.server_tests import (
     EMULATED_AFTER_S,
     FIRST_AFTER_S,
+    QUIET_S,
     TEST_S,
+    WEEK_MS,
+    SelfTestPlan,
     ServerTests,
 )
 from gpupool.pool.errors import GpupoolError

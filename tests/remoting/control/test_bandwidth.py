@@ -21,7 +21,7 @@ from gpupool.pool.errors import (
     UnreachableError,
 )
 from gpupool.pool.model.ids import ServerId
-from gpupool.remoting.client.bandwidth_answers import ask_bandwidth, rounds
+from gpupool.remoting.client.check_answers import ask_bandwidth, rounds
 from gpupool.remoting.client.server_connections import Connections
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import Address
@@ -246,7 +246,7 @@ class FakeServers:
 async def test_a_large_pool_is_measured_in_part(
     autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpupool.remoting.client.bandwidth_answers.ROUND_COUNT_MAX", 3)
+    monkeypatch.setattr("gpupool.remoting.client.check_answers.ROUND_COUNT_MAX", 3)
     servers = FakeServers(**{f"s{number}": 8 for number in range(10)})
     answer = await ask_bandwidth(cast("Connections", servers))
     assert len(answer.ways) == 2 * 3 * 5

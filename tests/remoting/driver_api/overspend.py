@@ -18,7 +18,7 @@ from gpupool.remoting.devices.base import DeviceSpec
 from gpupool.remoting.driver_api.executor.api import Api
 from gpupool.remoting.driver_api.executor.executor import Executor
 from gpupool.remoting.driver_api.executor.memory import mapped, staging_buffers
-from gpupool.remoting.driver_api.executor.modules import compiler, linker
+from gpupool.remoting.driver_api.executor.modules import linker
 from gpupool.remoting.driver_api.executor.modules.image_cache import Images
 from gpupool.remoting.driver_api.executor.serve import ANSWER, REPLY, Session
 from gpupool.remoting.driver_api.schema import table
@@ -309,7 +309,7 @@ def input_of_links_that_never_end(client: HostileClient) -> None:
     linker.ADDED_SIZE_MAX = 100
     text = b".version 8.0\n.target sm_90\n".ljust(60)
     for number in (1, 2):
-        client.get("LINK_CREATE", number, *(0 for _ in compiler.PASSED_ON))
+        client.get("LINK_CREATE", number, *(0 for _ in linker.PASSED_ON))
     found = [client.ask("LINK_ADD", number, PTX, len(text), bulk=text)[0] for number in (1, 2)]
     assert found == [0, 2]
     client.send("LINK_DESTROY", 1)

@@ -15,10 +15,9 @@ from gpupool.remoting.driver_api.executor.client_state import (
 )
 from gpupool.remoting.driver_api.executor.direct import Direct
 from gpupool.remoting.driver_api.executor.memory.memory import Memory
-from gpupool.remoting.driver_api.executor.modules.compiler import Options
 from gpupool.remoting.driver_api.executor.modules.image_cache import Images
 from gpupool.remoting.driver_api.executor.modules.kernels import Kernels
-from gpupool.remoting.driver_api.executor.modules.linker import Linker
+from gpupool.remoting.driver_api.executor.modules.linker import Linker, Options
 from gpupool.remoting.driver_api.executor.modules.module_variables import Variables
 
 IMAGE_SIZE_MAX = 1 << 30
