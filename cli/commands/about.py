@@ -94,7 +94,7 @@ def demo() -> int:
 
     Three servers with emulated GPUs start on loopback, with everything they write in a temporary
     folder. A program runs on two half GPUs, the leading server is killed, and the same program
-    runs again. At the end everything is removed; "gpupool up" starts such a pool to play with.
+    runs again. At the end everything is removed; "gpupool up" starts a pool to play with.
     """
     from gpupool.cli.lib.demonstration import Demonstration
     from gpupool.remoting.daemon.join_options import need_numpy
