@@ -60,10 +60,11 @@ it rests on; that ``propose`` waits longer than its time and ``GRACE_S``, or ``s
 its time and twice that; that the inbox holds more than ``INBOX_BYTES_MAX`` of frames; that
 anything is proposed after ``run``.
 
-**The place of a sync** is the event loop's thread, or another. A quick disk (0.1 ms) would lose more by the change of threads than by the wait; a slow one would
-keep the loop waiting. The change costs little on an idle machine. On a busy one the result of a
-thread waits for the interpreter, for a processor and for the loop's next turn. A sync of 0.3 ms
-then took up to 240 ms, and commits and heartbeats waited with it.
+**The place of a sync** is the event loop's thread, or another. A quick disk (0.1 ms) would lose
+more by the change of threads than by the wait; a slow one would keep the loop waiting. The change
+costs little on an idle machine. On a busy one the result of a thread waits for the interpreter,
+for a processor and for the loop's next turn. A sync of 0.3 ms then took up to 240 ms, and commits
+and heartbeats waited with it.
 
 So both are measured, the sync itself and the change of threads::
 
