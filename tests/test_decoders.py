@@ -24,8 +24,8 @@ from tests.pool.pool_strategies import founding
 from tests.properties import examples
 
 from gpupool.cli.commands import admin
-from gpupool.cli.lib import config_files as settings_files
 from gpupool.cli.lib import options as cli_options
+from gpupool.cli.lib import settings as settings_files
 from gpupool.consensus.protocol import membership, raft_messages
 from gpupool.consensus.storage import snapshot
 from gpupool.consensus.storage.disk import FileDisk
@@ -45,7 +45,7 @@ from gpupool.pool.model.policy import Policy
 from gpupool.pool.model.state import PoolState, TokenKind
 from gpupool.pool.scheduling.filters import parse_filter
 from gpupool.pool.transitions import backup, policy_versions
-from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.remoting.array_api.server import array_exchange, array_results, element_types
 from gpupool.remoting.array_api.server import array_wire as arrays_wire
 from gpupool.remoting.client import credentials

@@ -84,8 +84,8 @@ def _recover(state: "StateDir", *, force: bool) -> int:
     from gpupool.consensus.recovery import recover, replay
     from gpupool.consensus.storage.store import open_storage
     from gpupool.pool.model.state import PoolState
+    from gpupool.pool.transitions.apply import PoolMachine
     from gpupool.pool.transitions.servers import removals_of_others
-    from gpupool.pool.transitions.state_machine import PoolMachine
 
     storage = open_storage(state.path)
     try:

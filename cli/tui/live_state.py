@@ -1,4 +1,4 @@
-"""What one live view knows and shows, for the tasks that share it."""
+"""The state of one live view: the pool's answers and the view's own, for tasks that share it."""
 
 from dataclasses import replace
 
@@ -7,11 +7,41 @@ from rich.text import Text
 
 from gpupool.cli.lib.columns import Glyphs
 from gpupool.cli.tui.answers import Answers
-from gpupool.cli.tui.collector import Collector
 from gpupool.cli.tui.keys import Extent, UiState
 from gpupool.cli.tui.panels import extent
 from gpupool.cli.tui.screen import render, row_at
+from gpupool.cli.tui.trends import Trends
+from gpupool.pool.model.ids import ServerId
 from gpupool.pool.read_model.pool_snapshot import PoolSnapshot
+from gpupool.pool.read_model.pool_watch import PoolUpdate, PoolWatch
+
+
+class Collector:
+    """Takes updates as they come; time is passed in."""
+
+    def __init__(self, interval_s: float) -> None:
+        """Make an empty one, for updates that come so often."""
+        self.watch = PoolWatch(interval_s)
+        self.trends = Trends()
+        self.ping_s: dict[ServerId, float] = {}
+
+    def take(self, update: PoolUpdate, now: float) -> None:
+        """Take the update that a subscription delivered at ``now``."""
+        for telemetry in self.watch.take(update, now):
+            self.trends.take(telemetry)
+        snapshot = self.watch.snapshot(now)
+        if snapshot is not None:
+            self.trends.take_pool(snapshot)
+
+    def snapshot(self, now: float) -> PoolSnapshot | None:
+        """Return all that is known at ``now``; None before the first view."""
+        known = self.watch.snapshot(now)
+        return known and replace(
+            known,
+            ping_s=dict(self.ping_s),
+            trends=dict(self.trends.gpus.points),
+            pool_trend=dict(self.trends.pool.points),
+        )
 
 
 class LiveView:

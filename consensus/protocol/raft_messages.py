@@ -151,7 +151,7 @@ _KINDS: dict[str, tuple[int, dict[str, tuple[type, ...]]]] = {
             "majority_age_ms": (int,),
         },
     ),
-    # How many servers the sender is connected to; see ``reach.py``. An older build drops it.
+    # The number of servers that the sender reaches; see ``voter_changes.py``. Older builds drop it.
     "reach": (25, {"count": (int,)}),
 }
 _VARYING = {"entries", "data", "command", "clock_ms"}

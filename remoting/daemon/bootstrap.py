@@ -13,7 +13,7 @@ from gpupool.pool.model.commands import Command, CreatePool, CreateToken, JoinSe
 from gpupool.pool.model.ids import Milliseconds
 from gpupool.pool.model.state import TokenKind
 from gpupool.pool.model.units import DAY_MS
-from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.remoting.client.credentials import Credentials
 from gpupool.remoting.daemon.login_writer import SaveLogin, save_login
 from gpupool.remoting.daemon.server_identity import ServerIdentity

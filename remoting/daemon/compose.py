@@ -32,16 +32,16 @@ from gpupool.pool.measures import Measures
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import LeaseRecord, PoolState
 from gpupool.pool.table_clock import TableClock
+from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.pool.transitions.leases import encryption_of
-from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.values import size_text
 from gpupool.remoting.daemon.bootstrap import (
     FIRST_COMMIT_S,
     PoolBootstrap,
     bootstrap_pool,
     make_operator,
 )
-from gpupool.remoting.daemon.enter_pool import check_options, enter_pool
-from gpupool.remoting.daemon.find_gpus import find_gpus
+from gpupool.remoting.daemon.enter_pool import check_options, enter_pool, no_gpu_error
 from gpupool.remoting.daemon.health_rounds import HealthRounds
 from gpupool.remoting.daemon.join_options import JoinOptions
 from gpupool.remoting.daemon.leaving import Leaving
@@ -56,6 +56,7 @@ from gpupool.remoting.daemon.measuring import measure, processes_of
 from gpupool.remoting.daemon.records.audit_file import AuditLog
 from gpupool.remoting.daemon.records.lease_file import LeaseLines, LeaseLog, monitoring_folder
 from gpupool.remoting.daemon.separate import Separated
+from gpupool.remoting.daemon.server_identity import ServerIdentity
 from gpupool.remoting.daemon.state_dir import (
     CA_KEY,
     StateDir,
@@ -65,6 +66,10 @@ from gpupool.remoting.daemon.state_dir import (
 )
 from gpupool.remoting.daemon.systemd import make_runtime_dir, notify_systemd
 from gpupool.remoting.daemon.web_door import WebParts
+from gpupool.remoting.devices.fault_script import ScriptedNvml
+from gpupool.remoting.devices.nvml import PynvmlNvml
+from gpupool.remoting.devices.slow_readings import read_by_others
+from gpupool.remoting.host.device_lock import DeviceLocks
 from gpupool.remoting.host.inventory import Inventory
 from gpupool.remoting.host.isolation.confinement import nccl_networks, nccl_ports, wanted
 from gpupool.remoting.host.measuring.network_speed import has_rdma
@@ -86,6 +91,44 @@ from gpupool.remoting.transport.peer_transport import PeerTransport
 from gpupool.remoting.transport.pki import Authority, TlsContexts
 from gpupool.remoting.transport.system_clock import SystemClock, SystemRng
 from gpupool.remoting.transport.watching import keep_watching, told
+
+
+def _reads_gpm(wish: str) -> bool:
+    return wish == "on" or (wish == "auto" and not read_by_others())
+
+
+async def find_gpus(
+    options: JoinOptions, identity: ServerIdentity, log: logging.Logger
+) -> Inventory:
+    """Return this machine's GPUs as the options say.
+
+    Raises:
+        GpupoolError: when there is none, and this is no witness.
+    """
+    emulate, witness = options.emulate, identity.witness
+
+    def discover() -> Inventory:
+        # Real or emulated, never both: a request for a GPU must not get an emulated one by chance.
+        has_nvml = not witness and emulate is None
+        return Inventory.discover(
+            identity.server,
+            PynvmlNvml(gpm=_reads_gpm(options.gpm)) if has_nvml else None,
+            emulated_count=emulate.count if emulate else 0,
+            emulated_memory=emulate.memory if emulate else 1,
+            script=partial(ScriptedNvml, options.faults) if options.faults else None,
+            only=options.gpus,
+            device_locks=DeviceLocks(),
+            log=logging.getLogger("gpupool.gpus").warning,
+        )
+
+    inventory = await trio.to_thread.run_sync(discover)
+    for gpu in inventory.gpus():
+        log.info("GPU %d: %s, %s, %s", gpu.index, gpu.name, size_text(gpu.capacity), gpu.id)
+    if not inventory.gpus() and not witness:
+        raise no_gpu_error(inventory)
+    if inventory.problem and emulate is None and not witness:
+        log.warning("%s", inventory.problem)
+    return inventory
 
 
 async def serve(separated: Separated, log: logging.Logger) -> None:

@@ -1,13 +1,19 @@
-"""The rounds of checks that a server runs of itself: once a second, in its own process.
+"""The checks of a server by itself: once a second, in its own process.
 
 They are pure and take less than a millisecond. What they need of files is read by a thread.
+
+The sender of alerts is a process that hears each second whether it sends. Its end stops nothing
+here, and the server never waits for it.
 """
 
 import logging
+import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import trio
 
@@ -17,7 +23,13 @@ from gpupool.monitoring.health.health_monitor import HealthMonitor
 from gpupool.monitoring.health.readings import ObserverReadings, Readings
 from gpupool.monitoring.health.server_tests import ServerTests
 from gpupool.monitoring.history.history_settings import NOT_BEGUN
-from gpupool.monitoring.observer_link import AWAY, NO_HISTORY, ObserverLink
+from gpupool.monitoring.observer_link import (
+    AWAY,
+    NO_HISTORY,
+    ObserverLink,
+    end_beside,
+    start_beside,
+)
 from gpupool.pool.alert_gate import sends_alerts
 from gpupool.pool.errors import GpupoolError, NotNowError
 from gpupool.pool.history_query import HistoryPage, HistoryQuery, Storage
@@ -35,7 +47,6 @@ from gpupool.pool.record_query import (
 )
 from gpupool.pool.telemetry import Health
 from gpupool.pool.view import has_quorum
-from gpupool.remoting.daemon.alert_link import MAJORITY, SENDS, AlertLink
 from gpupool.remoting.daemon.state_dir import StateDir
 from gpupool.remoting.daemon.web_door import WebParts
 from gpupool.remoting.host.supervisor import HostSupervisor
@@ -44,6 +55,58 @@ from gpupool.remoting.server.service_context import ServiceContext
 from gpupool.remoting.transport.authority.ca_bundle import newest_of
 from gpupool.remoting.transport.peer_transport import PeerTransport
 from gpupool.remoting.transport.pki import validity_of
+from gpupool.remoting.transport.watching import keep_watching
+
+GATE_EVERY_S = 1.0
+SENDS, MAJORITY = 1, 2
+
+
+class AlertLink:
+    """One server's sender of alerts."""
+
+    def __init__(self, settings: Path, gate: Callable[[], int], log: logging.Logger) -> None:
+        """Make the link.
+
+        Args:
+            settings: the file ``alerts.toml``.
+            gate: whether this server sends and has a majority, as ``SENDS`` and ``MAJORITY``.
+            log: gets each end of a sender.
+        """
+        self._settings = settings
+        self._gate = gate
+        self._log = log
+
+    async def run(self) -> None:
+        """Keep a sender running until cancelled."""
+        await keep_watching(self._log.warning, "the sender of alerts", self._run_one)
+
+    async def _run_one(self) -> str:
+        """Run one sender to its end, and return its status in words."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = await start_beside(
+                *("gpupool.monitoring.health.alert_sender", str(theirs.fileno())),
+                str(self._settings.resolve()),
+                passed=(theirs.fileno(),),
+            )
+        ours.setblocking(False)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._tell, ours)
+                await process.wait()
+                nursery.cancel_scope.cancel()
+        finally:
+            ours.close()
+            await end_beside(process)
+        return f"status {process.returncode or 0}"
+
+    async def _tell(self, ours: socket.socket) -> None:
+        while True:
+            # A sender that reads nothing for hours gets the rest later, or never.
+            with suppress(OSError):
+                ours.send(bytes([self._gate()]))
+            await trio.sleep(GATE_EVERY_S)
+
 
 ROUND_S = 1.0
 CERTIFICATES_EVERY_S = 3600.0

@@ -12,7 +12,7 @@ from gpupool.pool.model.commands import Command, DrainServer, EndLease, RemoveSe
 from gpupool.pool.model.ids import Incarnation, LeaseId
 from gpupool.pool.model.state import PartStatus
 from gpupool.pool.reconcile import STOPPING, is_drained_by_stop
-from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.remoting.daemon.state_dir import StateDir
 from gpupool.remoting.host.supervisor import HostSupervisor
 from gpupool.remoting.server.committer import Committer

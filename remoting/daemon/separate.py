@@ -4,6 +4,8 @@ Before any socket is opened, a second process is forked off: the keeper, which k
 privileges for what workers need of them (``remoting.privileges.keeper_process``). This process
 becomes an unprivileged user, to whom the state directory is given, and is the server. Started by
 an ordinary user it is what it was, and needs no keeper.
+
+The signer, the process that alone can open the CA's key, starts before the server listens.
 """
 
 import contextlib
@@ -21,7 +23,6 @@ from pathlib import Path
 from gpupool.pool.errors import GpupoolError
 from gpupool.remoting.daemon.join_options import JoinOptions
 from gpupool.remoting.daemon.login_writer import LoginWriter, SaveLogin, save_login
-from gpupool.remoting.daemon.signer_start import fork_signer
 from gpupool.remoting.daemon.state_dir import (
     LOCK,
     has_room,
@@ -37,7 +38,13 @@ from gpupool.remoting.host.isolation.confinement import nccl_ports, wanted
 from gpupool.remoting.host.isolation.users import UID_BASE, UID_COUNT
 from gpupool.remoting.host.worker_keeper import KeeperSettings
 from gpupool.remoting.local.files import user_name
-from gpupool.remoting.privileges import former_ca, keeper_process, ownership, unprivileged
+from gpupool.remoting.privileges import (
+    former_ca,
+    keeper_process,
+    ownership,
+    signer_process,
+    unprivileged,
+)
 from gpupool.remoting.privileges.forked import ForkedProcess, fork
 from gpupool.remoting.privileges.former_ca import FormerCa
 from gpupool.remoting.privileges.kept_signer import ask_for_signer
@@ -47,6 +54,49 @@ from gpupool.remoting.privileges.signer_process import RECORD, SECRET, SignerFol
 from gpupool.remoting.privileges.unprivileged import User
 from gpupool.remoting.protocol.addresses import parse_listen
 from gpupool.remoting.worker import sandbox
+
+STDERR = 2
+
+
+def fork_signer(
+    folders: SignerFolders,
+    log: logging.Logger,
+    *,
+    has_own_user: bool = False,
+) -> RemoteVault:
+    """Fork the signer off, and wait until it has sealed what was in the clear.
+
+    Must be called while the process has one thread.
+
+    Args:
+        folders: what it reads and writes; they stay the caller's.
+        log: takes what it says.
+        has_own_user: whether the server is to become another one than the signer's.
+
+    Raises:
+        GpupoolError: when it does not start.
+    """
+
+    def serve(sock: socket.socket) -> None:
+        os.setsid()  # Ctrl-C is for the server.
+        former = folders.former.descriptors if folders.former else ()
+        _close_others({sock.fileno(), folders.own, folders.state, *former})
+        try:
+            signer_process.serve(sock, folders, log.info)
+        except OSError as error:
+            log.error("the signer has ended: %s", error)
+            raise
+
+    return RemoteVault(*fork(socket.SOCK_SEQPACKET, serve), has_own_user=has_own_user)
+
+
+def _close_others(needed: set[int]) -> None:
+    """Close what the server has open: its lock on the state directory would outlive it."""
+    for name in os.listdir("/dev/fd"):
+        if (number := int(name)) > STDERR and number not in needed:
+            with contextlib.suppress(OSError):  # of the listing itself
+                os.close(number)
+
 
 VARIABLE = "GPUPOOL_KEEPER"
 """Path of a keeper's socket, for a server that has no privileges at any time."""

@@ -78,8 +78,8 @@ from gpupool.pool.ports import ConsensusHealth, Outcome, Randomness, Role
 from gpupool.pool.record_query import ObserverPage
 from gpupool.pool.table_clock import TableClock
 from gpupool.pool.telemetry import Telemetry
+from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.pool.transitions.policy_versions import Draft
-from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.pool.user_bound import Holder, UserBound
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.sessions import SessionHost, SessionInfo

@@ -18,7 +18,7 @@ from gpupool.pool.model.results import RefusalKind, Result
 from gpupool.pool.model.state import PoolState, TokenKind, with_changes
 from gpupool.pool.ports import Clock, ConsensusHealth
 from gpupool.pool.table_clock import TableClock
-from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.pool.user_bound import Holder, UserBound
 from gpupool.pool.view import LONG_AGO_S, MAJORITY_FRESH_S, has_quorum, visible
 from gpupool.remoting.protocol import messages as m

@@ -13,8 +13,7 @@ from gpupool.pool.model.ids import Incarnation, LeaseId, Milliseconds, Plain, Re
 from gpupool.pool.model.results import RefusalKind
 from gpupool.pool.model.state import PoolState, with_changes
 from gpupool.pool.transitions import clock_setting
-from gpupool.pool.transitions.apply import lease_of
-from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.transitions.apply import PoolMachine, lease_of
 from gpupool.simulations.kernel.failure_reporter import FailureReporter
 
 REPEATED_COUNT_MAX = 64

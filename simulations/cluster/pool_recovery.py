@@ -7,8 +7,8 @@ from gpupool.consensus import recovery
 from gpupool.consensus.storage.store import Storage
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import PoolState
+from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.pool.transitions.servers import removals_of_others
-from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.simulations.cluster.cluster import Cluster
 from gpupool.simulations.cluster.server_process import ServerProcess
 from gpupool.simulations.kernel.ca_files import trust_each_other

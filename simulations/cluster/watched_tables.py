@@ -10,7 +10,7 @@ from gpupool.pool.model.ids import Plain
 from gpupool.pool.model.pieces import Field
 from gpupool.pool.model.state import Act, PoolState, with_changes
 from gpupool.pool.model.table_hash import TableHash
-from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.simulations.cluster.run_context import Environment
 
 _NEVER_MS = 1 << 60

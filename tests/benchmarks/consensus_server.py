@@ -33,7 +33,7 @@ from gpupool.pool.model.commands import Command, EndLease, FreeLease, Grant, wra
 from gpupool.pool.model.ids import Incarnation, LeaseId, Plain, RequestId, ServerId, TokenId
 from gpupool.pool.model.state import Partition, PoolState, Request
 from gpupool.pool.ports import Committed, Outcome, PeerEvents, Role, StateMachine
-from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.transport.link_stream import LinkStream
 from gpupool.remoting.transport.peer_transport import PeerTransport

@@ -44,7 +44,7 @@ from gpupool.pool.ports import Committed, PeerEvents, RaftHealth, Role
 from gpupool.pool.reconcile import plan_leader
 from gpupool.pool.table_clock import TableClock
 from gpupool.pool.telemetry import GpuTelemetry, SessionTelemetry
-from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.remoting.protocol.sessions import Departure
 from gpupool.remoting.server.controller import Controller
 from gpupool.remoting.server.software import ServerInstance, Software

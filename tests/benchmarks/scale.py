@@ -46,7 +46,7 @@ from gpupool.pool.reconcile import plan_host
 from gpupool.pool.scheduling.offers import Offer
 from gpupool.pool.scheduling.placement import make_offer
 from gpupool.pool.scheduling.ranking import choose
-from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.simulations.cluster.simulated_driver import SimulatedDriver
 from gpupool.simulations.cluster.simulated_links import KIND, SimulatedTransport
 from gpupool.simulations.kernel.drifting_clock import DriftingClock

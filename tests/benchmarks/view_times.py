@@ -27,7 +27,7 @@ from gpupool.pool.model.commands import CreateToken, wrap
 from gpupool.pool.model.ids import Milliseconds, TokenId
 from gpupool.pool.model.state import TokenKind
 from gpupool.pool.ports import RaftHealth, Role
-from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.framing import ANSWER_SIZE_MAX, HEADER
 from gpupool.remoting.protocol.token_text import hash_secret

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpupool.cli.tui.collector import Collector
+from gpupool.cli.tui.live_state import Collector
 from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId
 from gpupool.pool.read_model.figures import Rate
 from gpupool.pool.read_model.pool_snapshot import PoolSnapshot

@@ -8,7 +8,7 @@ from tests.pool.policy_kit import Pool
 
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.state import Event
-from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.remoting.daemon.records.lease_file import LeaseLines
 from gpupool.remoting.local import logs
 from gpupool.remoting.local.logs import JsonFormatter, TextFormatter

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpupool.cli.lib.config_files import ConfigFile, check_sections, options_of, parse
+from gpupool.cli.lib.settings import ConfigFile, check_sections, options_of, parse
 from gpupool.cli.main import run
 from gpupool.pool.errors import UsageError
 

@@ -7,8 +7,8 @@ from rich.cells import cell_len
 
 from gpupool.cli.lib.columns import Glyphs
 from gpupool.cli.lib.terminal_chart import sparkline
-from gpupool.cli.tui.collector import Collector
 from gpupool.cli.tui.keys import FIGURES, UiState
+from gpupool.cli.tui.live_state import Collector
 from gpupool.cli.tui.screen import render
 from gpupool.cli.tui.trends import FIGURES as DRAWN
 from gpupool.cli.tui.trends import FOLLOWED_MAX, SLOT_S, SLOTS, Trends, trend_width

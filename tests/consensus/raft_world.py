@@ -22,11 +22,15 @@ from gpupool.pool.ports import Committed, NotCommitted, Outcome
 from gpupool.simulations.cluster.simulated_driver import SimulatedDriver
 from gpupool.simulations.cluster.simulated_links import KIND, SimulatedTransport
 from gpupool.simulations.kernel.drifting_clock import DriftingClock
-from gpupool.simulations.kernel.frame_faults import FrameChances, FrameFaults
 from gpupool.simulations.kernel.process import Process
 from gpupool.simulations.kernel.scheduler import Scheduler
 from gpupool.simulations.kernel.simulated_disk import PowerLostError, SimulatedDisk
-from gpupool.simulations.kernel.simulated_network import Endpoint, Network
+from gpupool.simulations.kernel.simulated_network import (
+    Endpoint,
+    FrameChances,
+    FrameFaults,
+    Network,
+)
 from gpupool.simulations.kernel.trace import Trace
 
 DELAY_S = 0.0005

@@ -15,7 +15,7 @@ from raft_world import Faults, Violation, World
 
 from gpupool.consensus.protocol.raft_settings import ConsensusSettings
 from gpupool.pool.model.ids import ServerId
-from gpupool.simulations.kernel.frame_faults import FrameChances
+from gpupool.simulations.kernel.simulated_network import FrameChances
 
 OFTEN = ConsensusSettings(snapshot_entries=40, snapshots_per_rewrite=1)
 """Snapshots every 40 entries, so that a run of eight seconds takes several."""

@@ -33,7 +33,7 @@ from gpupool.pool.ports import (
     Unknown,
 )
 from gpupool.pool.table_clock import TableClock
-from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.remoting.server.committer import Committer
 from gpupool.simulations.kernel.simulated_disk import SimulatedDisk
 

@@ -33,7 +33,7 @@ from gpupool.pool.model.commands import Tick, wrap
 from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.model.state import PoolState
 from gpupool.pool.ports import Committed
-from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.remoting.transport.system_clock import SystemClock
 
 T = TypeVar("T")

@@ -32,7 +32,7 @@ from gpupool.consensus.storage.store import MEMBERSHIP_TYPE
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.ports import Committed, NotCommitted, Outcome, Refusal, Role, Unknown
-from gpupool.simulations.kernel.frame_faults import FrameChances
+from gpupool.simulations.kernel.simulated_network import FrameChances
 
 
 def forwards(sent: list[tuple[str, Message]]) -> list[Message]:

@@ -24,7 +24,7 @@ from gpupool.consensus.storage.superblock import REPAIR, SUPERBLOCK, Floor, Supe
 from gpupool.pool.errors import StorageError
 from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.model.state import PoolState
-from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.simulations.kernel.simulated_disk import SimulatedDisk
 
 ME = ServerId("me")

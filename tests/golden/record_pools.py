@@ -33,7 +33,7 @@ from gpupool.consensus.recovery import replay
 from gpupool.consensus.storage.snapshot import Snapshot
 from gpupool.consensus.storage.store import open_storage
 from gpupool.pool.model.state import PoolState
-from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.transitions.apply import PoolMachine
 
 LONG = "25000d"
 SERVER = """

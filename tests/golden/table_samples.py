@@ -41,8 +41,8 @@ from gpupool.pool.model.state import (
 )
 from gpupool.pool.policy.policy_document import parse_policy
 from gpupool.pool.transitions import backup, batches, clock_setting, leases, policy_versions
+from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.pool.transitions.backup import make_backup, to_file
-from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.pool.transitions.uploads import parts_of
 
 FILE = "table.txt"

@@ -26,8 +26,8 @@ from gpupool.pool.errors import AuthenticationError, DeniedError
 from gpupool.pool.invariants import violations
 from gpupool.pool.model.ids import lease_name
 from gpupool.pool.model.state import Lease, PoolState, Request
+from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.pool.transitions.policy_versions import unpack_text
-from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.client.pool_client import Pool
 from gpupool.remoting.protocol import messages as m
 

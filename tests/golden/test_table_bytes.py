@@ -16,7 +16,7 @@ from gpupool.pool.model.codec import decode
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import PoolState
 from gpupool.pool.transitions import backup, policy_versions
-from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.transitions.apply import PoolMachine
 
 FILE = samples.FILE
 SOON = "table where a request goes first soon"

@@ -28,7 +28,7 @@ from gpupool.pool.scheduling.offers import NoOffer, Offer
 from gpupool.pool.scheduling.placement import make_offer
 from gpupool.pool.scheduling.ranking import rank
 from gpupool.pool.transitions import policy_versions
-from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.pool.transitions.uploads import parts_of
 from gpupool.remoting.protocol.time_zones import zone_of
 

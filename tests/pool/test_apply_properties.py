@@ -15,8 +15,8 @@ from gpupool.pool.model.commands import unwrap, wrap
 from gpupool.pool.model.ids import Plain
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import PoolState
+from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.pool.transitions.authorities import not_moved
-from gpupool.pool.transitions.state_machine import PoolMachine
 
 KINDS = {"", "busy", "never", "denied", "conflict", "closed", "expired", "invalid"}
 

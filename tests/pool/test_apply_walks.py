@@ -18,7 +18,7 @@ from gpupool.pool.scheduling.filters import first_mismatch, parse_filter
 from gpupool.pool.scheduling.offers import NoOffer, Offer
 from gpupool.pool.scheduling.placement import make_offer
 from gpupool.pool.scheduling.ranking import rank
-from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.transitions.apply import PoolMachine
 
 FILTERS = [
     (parse_filter("server.labels.rack = 1"),),

@@ -21,8 +21,8 @@ from gpupool.pool.model.state import (
     TokenKind,
     with_changes,
 )
+from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.pool.transitions.audit import acts_since, record
-from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.pool.transitions.tokens import create_token, renew_token
 
 

@@ -12,13 +12,13 @@ from gpupool.pool.model.ids import Incarnation, ServerId
 from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import PoolState, with_changes
+from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.pool.transitions.authorities import (
     fingerprint_of,
     moves_on,
     not_moved,
     report_issuer,
 )
-from gpupool.pool.transitions.state_machine import PoolMachine
 
 A, B, C = b"ca 1", b"ca 2", b"ca 3"
 ONE = Incarnation(1)

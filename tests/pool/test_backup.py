@@ -28,6 +28,7 @@ from gpupool.pool.model.state import (
     TokenKind,
 )
 from gpupool.pool.scheduling.filters import LABEL_COUNT_MAX
+from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.pool.transitions.backup import (
     BYTES,
     Backup,
@@ -44,7 +45,6 @@ from gpupool.pool.transitions.backup import (
 )
 from gpupool.pool.transitions.policy_versions import Draft, digest_of, pack_draft, pack_text
 from gpupool.pool.transitions.shallow_json import load_shallow
-from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.pool.transitions.uploads import parts_of
 
 FAR = Milliseconds(10**12)

@@ -15,9 +15,9 @@ from gpupool.pool.model.state import PoolState, Token, TokenKind, with_changes
 from gpupool.pool.model.suspension import SuspendRefusal
 from gpupool.pool.reconcile import plan_leader
 from gpupool.pool.transitions import batches, clock_setting
+from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.pool.transitions.batches import goes_on
 from gpupool.pool.transitions.servers import removals_of_others
-from gpupool.pool.transitions.state_machine import PoolMachine
 
 DAY_MS = 86_400_000
 YEAR_MS = 365 * DAY_MS

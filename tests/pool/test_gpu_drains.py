@@ -12,8 +12,8 @@ from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import EVENT_COUNT_MAX, Event, Gpu, PoolState, Request
 from gpupool.pool.scheduling.offers import NoOffer
 from gpupool.pool.scheduling.placement import make_offer
+from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.pool.transitions.gpu_drains import automatic_count, automatic_max
-from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.pool.view_building import server_state
 
 A = ServerId("a" * 12)

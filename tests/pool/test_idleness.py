@@ -20,7 +20,7 @@ from gpupool.pool.policy.lease_ends import (
     idle_reason,
     notice_s,
 )
-from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.transitions.apply import PoolMachine
 
 ONE = Incarnation(1)
 TIMEOUT_S = 1200.0

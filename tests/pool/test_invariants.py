@@ -21,7 +21,7 @@ from gpupool.pool.model.state import Gpu, GpuOrder, Lease, PartStatus, PoolState
 from gpupool.pool.model.suspension import Suspension, SuspensionHistory, SuspensionState
 from gpupool.pool.model.tables import LeaseTable
 from gpupool.pool.ports import RaftHealth, Role
-from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.pool.view_building import build_view
 
 

@@ -14,7 +14,7 @@ from gpupool.pool.model.state import Lease, PartStatus, PoolState
 from gpupool.pool.ports import RaftHealth, Role
 from gpupool.pool.reconcile import plan_host, plan_leader
 from gpupool.pool.refused_orders import places_text, refusal_of
-from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.pool.view_building import build_view
 
 C, D, E = (ServerId(letter * 12) for letter in "cde")

@@ -36,7 +36,7 @@ from gpupool.pool.scheduling.filters import parse_filter
 from gpupool.pool.scheduling.offers import NoOffer, Offer
 from gpupool.pool.scheduling.placement import make_offer
 from gpupool.pool.scheduling.ranking import Choice, rank
-from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.pool.view_building import build_view
 
 ONE = Incarnation(1)

@@ -10,8 +10,7 @@ from gpupool.pool.model.ids import GpuId, ServerId, TokenId
 from gpupool.pool.model.state import Gpu, Request
 from gpupool.pool.scheduling.filters import parse_filter
 from gpupool.pool.scheduling.offers import NoOffer, Offer
-from gpupool.pool.scheduling.placement import has_room_together, make_offer
-from gpupool.pool.scheduling.refusal_text import never_reason
+from gpupool.pool.scheduling.placement import has_room_together, make_offer, never_reason
 
 MIB = 1 << 20
 

@@ -20,7 +20,7 @@ from gpupool.pool.model.state import STARVED_AFTER_MS, PoolState, Request
 from gpupool.pool.scheduling.offers import Offer
 from gpupool.pool.scheduling.placement import make_offer
 from gpupool.pool.scheduling.ranking import rank
-from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.transitions.apply import PoolMachine
 
 HOUR_MS = 3_600_000
 CAPACITY = 80 * GIB + 777  # which neither fractions nor MiB divide

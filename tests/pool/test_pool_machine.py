@@ -13,7 +13,7 @@ from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import Event, PoolState, with_changes
 from gpupool.pool.model.table_hash import TableHash
 from gpupool.pool.transitions import audit
-from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.transitions.apply import PoolMachine
 
 
 def test_each_event_is_told_once_from_the_first_one_on() -> None:

@@ -19,7 +19,7 @@ from gpupool.pool.model.ids import (
 )
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import Gpu, Partition, PoolState, Request, TokenKind
-from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.transitions.apply import PoolMachine
 
 GIB = 1 << 30
 SERVERS = tuple(ServerId(name * 12) for name in "abc")

@@ -24,7 +24,7 @@ from gpupool.pool.model.ids import GpuId, Milliseconds
 from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.state import GpuOrder, PoolState, Server, with_changes
 from gpupool.pool.model.table_hash import BLOB_BYTES, HASH_BYTES, TableHash, shape_of
-from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.transitions.apply import PoolMachine
 
 ROOT = Path(__file__).resolve().parents[2]
 WALK = 200

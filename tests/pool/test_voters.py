@@ -10,7 +10,7 @@ from gpupool.pool.model.ids import Incarnation, Milliseconds, ServerId, TokenId
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import PoolState, ServerStatus, TokenKind
 from gpupool.pool.ports import RaftHealth, RefusedBy, Role
-from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.pool.view import ALARM
 from gpupool.pool.view_building import build_view
 

@@ -26,8 +26,8 @@ from gpupool.pool.scheduling.filters import LABEL_COUNT_MAX, well_formed
 from gpupool.pool.scheduling.offers import NoOffer, Offer
 from gpupool.pool.scheduling.placement import make_offer
 from gpupool.pool.scheduling.ranking import rank
+from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.pool.transitions.servers import GPU_COUNT_MAX
-from gpupool.pool.transitions.state_machine import PoolMachine
 
 MIB = 1 << 20
 MEMORY = 81_559 * MIB

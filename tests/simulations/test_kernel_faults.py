@@ -7,10 +7,9 @@ import pytest
 from tests.simulations.test_simulated_network import Pair, Recorder
 
 from gpupool.simulations.kernel.drifting_clock import EPOCH_MS, DriftingClock
-from gpupool.simulations.kernel.frame_faults import FrameChances, FrameFaults, Kind
 from gpupool.simulations.kernel.process import Process
 from gpupool.simulations.kernel.scheduler import NoProgressError, Scheduler
-from gpupool.simulations.kernel.simulated_network import End
+from gpupool.simulations.kernel.simulated_network import End, FrameChances, FrameFaults, Kind
 
 FRAMES = [bytes([number]) * 8 for number in range(250)]
 

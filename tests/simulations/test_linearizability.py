@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from tests.properties import examples
 
 from gpupool.pool.model.ids import GpuId, LeaseId, RequestId
-from gpupool.simulations.checkers.history import History
-from gpupool.simulations.checkers.linearizability import Operation, check
+from gpupool.simulations.checkers.history import History, Operation, check
 
 Register = tuple[str, int]
 REQUEST = RequestId(bytes(16))

@@ -5,7 +5,7 @@ import pytest
 from gpupool.pool.model.formats import VERSION
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import PoolState, ServerStatus
-from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.simulations.cluster.cluster import Cluster
 from gpupool.simulations.cluster.server_process import ServerProcess
 from gpupool.simulations.kernel.swarm_options import Options

@@ -19,7 +19,7 @@ import trio
 from gpupool.pool.errors import GpupoolError, RemoteProtocolError
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.ports import Clock
-from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.remoting.protocol.sessions import SessionHost
 from gpupool.remoting.server.listener.preauth_limits import Pauses, Place, PreauthLimits, Stage
 from gpupool.remoting.server.server_settings import ServerSettings

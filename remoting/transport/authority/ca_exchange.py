@@ -14,8 +14,8 @@ import trio
 
 from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError, NoRoomError
 from gpupool.pool.model.ids import ServerId
+from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.pool.transitions.authorities import fingerprint_of, moves_on, short_name
-from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.protocol.signer_messages import CreateCa, KeepKey
 from gpupool.remoting.transport.authority.ca_bundle import (
     belongs,

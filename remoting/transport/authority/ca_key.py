@@ -13,7 +13,7 @@ from datetime import timedelta
 from gpupool.pool.errors import AuthenticationError
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import Server
-from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.remoting.protocol.signer_messages import GiveKeys, KeepKey, SignServer, SignWeb
 from gpupool.remoting.transport.authority.ca_bundle import belongs, certificates_of, keys_of
 from gpupool.remoting.transport.authority.ca_vault import CaVaultPort, make_request

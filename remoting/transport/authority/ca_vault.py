@@ -5,6 +5,8 @@ and their observers, by names that it makes itself, makes CAs, and seals a key t
 vault. It never signs a CA but its own, and never gives a key in the clear.
 """
 
+import ipaddress
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -15,6 +17,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from gpupool.pool.errors import AuthenticationError, RemoteProtocolError
 from gpupool.pool.model import codec
@@ -22,6 +25,7 @@ from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import Server
 from gpupool.remoting.protocol import framing
 from gpupool.remoting.protocol import signer_messages as m
+from gpupool.remoting.protocol.addresses import parse_address
 from gpupool.remoting.protocol.sealed_key import (
     X25519_SIZE,
     OpenKey,
@@ -31,7 +35,6 @@ from gpupool.remoting.protocol.sealed_key import (
     seal,
     unseal,
 )
-from gpupool.remoting.transport.authority.web_signing import sign_web
 from gpupool.remoting.transport.pki import (
     CSR_SIZE_MAX,
     SERVER_VALID,
@@ -39,8 +42,47 @@ from gpupool.remoting.transport.pki import (
     check_authority,
     create_ca,
     server_name,
+    sign_leaf,
     sign_server,
 )
+
+WEB_VALID = timedelta(days=397)
+"""The most that browsers take; a leaf never outlives its CA."""
+
+OWN_DOMAIN = "gpupool"
+_NAME = re.compile(
+    r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*"
+)
+
+
+def web_names(server: Server) -> list[x509.GeneralName]:
+    """Return the names and addresses of a server; never one of gpupool's own."""
+    found: list[x509.GeneralName] = []
+    for text in dict.fromkeys((parse_address(server.address).host.lower(), server.name.lower())):
+        try:
+            found.append(x509.IPAddress(ipaddress.ip_address(text)))
+        except ValueError:
+            if _NAME.fullmatch(text) and text.rpartition(".")[2] != OWN_DOMAIN:
+                found.append(x509.DNSName(text))
+    return found
+
+
+def sign_web(authority: Authority, csr_pem: bytes, server: Server, now: datetime) -> bytes:
+    """Return the certificate of the observer of ``server``.
+
+    Raises:
+        AuthenticationError: when the request is malformed.
+    """
+    return sign_leaf(
+        authority,
+        csr_pem,
+        common_name=f"the observer of {server.name}"[:64],
+        names=web_names(server),
+        usages=[ExtendedKeyUsageOID.SERVER_AUTH],
+        now=now,
+        valid=WEB_VALID,
+    )
+
 
 SERVER_ID_SIZE_MAX = 64
 _CONTEXT = b"gpupool request for the CA's key 1"

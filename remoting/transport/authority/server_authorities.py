@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 
 from gpupool.pool.table_clock import Source, TableClock
-from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.remoting.transport.authority.ca_exchange import CaExchange
 from gpupool.remoting.transport.authority.ca_key import AuthoritySigner, CaKey
 from gpupool.remoting.transport.authority.ca_vault import CaVault

@@ -22,7 +22,7 @@ from gpupool.pool.telemetry import (
     HostTelemetry,
     Telemetry,
 )
-from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.transitions.apply import PoolMachine
 
 GIB = 1 << 30
 DAY_MS = 86_400_000

@@ -13,8 +13,7 @@ from tests.monitoring.health.healthy_pool import DAY_MS, GIB, GPUS, START_MS, A,
 
 from gpupool.monitoring.health import check_table
 from gpupool.monitoring.health.device_memory import DeviceMemory, SelfTest
-from gpupool.monitoring.health.finding_tracker import FindingTracker
-from gpupool.monitoring.health.health_monitor import SIGNS
+from gpupool.monitoring.health.health_monitor import SIGNS, FindingTracker
 from gpupool.monitoring.health.readings import ObserverReadings, Result
 from gpupool.monitoring.history.history_settings import CAPPED, FULL, SET_BACK
 from gpupool.pool.automatic_drains import SIGN_NAMES

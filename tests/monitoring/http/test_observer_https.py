@@ -32,7 +32,7 @@ from gpupool.pool.model.state import Token, TokenKind
 from gpupool.remoting.daemon.records.lease_file import monitoring_folder
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.protocol.token_text import TokenText, format_token
-from gpupool.remoting.transport.authority.web_signing import sign_web
+from gpupool.remoting.transport.authority.ca_vault import sign_web
 from gpupool.remoting.transport.pki import create_ca, create_key_and_csr
 
 ROOT = Path(__file__).parents[3]

@@ -18,16 +18,15 @@ from gpupool.monitoring.http.http_door import tls_context
 from gpupool.monitoring.http.http_frames import WebSetup
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import PoolState, Server
-from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.remoting.transport.authority.ca_key import CaKey
-from gpupool.remoting.transport.authority.ca_vault import CaVault
+from gpupool.remoting.transport.authority.ca_vault import CaVault, sign_web
 from gpupool.remoting.transport.authority.web_certificate import (
     ANSWER_TIMEOUT_S,
     SiteFiles,
     WebCertificate,
     WebCertificates,
 )
-from gpupool.remoting.transport.authority.web_signing import sign_web
 from gpupool.remoting.transport.peer_link import Kind, Take
 from gpupool.remoting.transport.pki import (
     Authority,

@@ -23,7 +23,7 @@ from gpupool.monitoring.http.web_link import WebLink
 from gpupool.monitoring.sample import Sample
 from gpupool.pool.model.state import TokenKind
 from gpupool.remoting.server.server_settings import ServerSettings
-from gpupool.remoting.transport.authority.web_signing import sign_web
+from gpupool.remoting.transport.authority.ca_vault import sign_web
 from gpupool.remoting.transport.pki import create_key_and_csr
 
 

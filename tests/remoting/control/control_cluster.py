@@ -31,8 +31,8 @@ from gpupool.pool.model.ids import (
 from gpupool.pool.model.state import Gpu, Lease, Partition, PoolState, Request, TokenKind
 from gpupool.pool.ports import Committed, NotCommitted, Outcome, RaftHealth, Role, Unknown
 from gpupool.pool.telemetry import GpuTelemetry, SessionTelemetry
+from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.pool.transitions.policy_versions import Draft
-from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.client.credentials import Credentials
 from gpupool.remoting.client.pool_client import Pool, connect_pool
 from gpupool.remoting.protocol.addresses import Address

@@ -14,7 +14,7 @@ import trio
 from gpupool.pool.model.ids import Incarnation, ServerId
 from gpupool.pool.ports import Clock, Randomness, ReplicatedLog
 from gpupool.pool.table_clock import TableClock
-from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.remoting.protocol.sessions import SessionHost
 from gpupool.remoting.server.control_server import ControlServer
 from gpupool.remoting.server.controller import Controller

@@ -23,7 +23,7 @@ from gpupool.pool.model.commands import Command
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import PoolState, TokenKind
 from gpupool.pool.table_clock import TableClock
-from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.remoting.client.credentials import Credentials
 from gpupool.remoting.client.enrolment import join_pool
 from gpupool.remoting.protocol.addresses import Address

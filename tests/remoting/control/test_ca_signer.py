@@ -18,7 +18,7 @@ from tests.ca_keys import in_memory, open_key, read_authority, scalar
 from gpupool.pool.errors import AuthenticationError, GpupoolError, StorageError
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import Server
-from gpupool.remoting.daemon.signer_start import fork_signer
+from gpupool.remoting.daemon.separate import fork_signer
 from gpupool.remoting.privileges import former_ca, remote_vault
 from gpupool.remoting.privileges.remote_vault import RemoteVault
 from gpupool.remoting.privileges.signer_process import RECORD, SECRET, SignerFolders
@@ -43,7 +43,7 @@ LOG = logging.getLogger("test")
 
 FRONT = """
 import logging, os, pathlib, sys
-from gpupool.remoting.daemon.signer_start import fork_signer
+from gpupool.remoting.daemon.separate import fork_signer
 from gpupool.remoting.privileges import former_ca
 from gpupool.remoting.privileges.signer_process import SignerFolders
 from gpupool.remoting.protocol.signer_messages import CreateCa

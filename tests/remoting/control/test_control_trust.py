@@ -42,7 +42,7 @@ from gpupool.pool.model import commands
 from gpupool.pool.model.ids import Milliseconds, ServerId, TokenId
 from gpupool.pool.model.state import PoolState, TokenKind
 from gpupool.pool.network_turns import Item, NetworkTurns
-from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.remoting.client.credentials import Credentials
 from gpupool.remoting.client.enrolment import join_pool, login
 from gpupool.remoting.client.pool_client import Pool, connect_pool

@@ -15,7 +15,7 @@ from tests.remoting.control.control_kit import RealClock, SeededRng, make_author
 from gpupool.pool.errors import AuthenticationError
 from gpupool.pool.model.ids import ServerId, TokenId
 from gpupool.pool.model.state import PoolState, Server, TokenKind
-from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.remoting.client.credentials import Credentials
 from gpupool.remoting.client.server_connections import Connections, ServerConnection
 from gpupool.remoting.protocol import messages as m

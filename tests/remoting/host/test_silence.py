@@ -5,8 +5,7 @@ import threading
 
 import pytest
 
-from gpupool.remoting.transport.session_stream import PlainStream
-from gpupool.remoting.transport.tcp_liveness import PeerLiveness, Sent, wait_writable
+from gpupool.remoting.transport.session_stream import PeerLiveness, PlainStream, Sent, wait_writable
 from gpupool.remoting.worker.peer_links import Links, Peer, PeerLostError
 
 ASKED, ANSWERED = True, False

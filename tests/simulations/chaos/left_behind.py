@@ -22,7 +22,7 @@ from gpupool.pool.invariants import violations
 from gpupool.pool.model.commands import Grant, unwrap
 from gpupool.pool.model.ids import GpuId, LeaseId, RequestId
 from gpupool.pool.model.state import PoolState
-from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.simulations.checkers.history import History
 
 STAMP_S = 0.002

@@ -30,8 +30,9 @@ from gpupool.pool.policy import lease_ends
 from gpupool.pool.policy.lease_ends import IdlePlan, idle_plan
 from gpupool.pool.ports import RaftHealth
 from gpupool.pool.reconcile import HostPlan, plan_host
+from gpupool.pool.transitions import apply as state_machine
 from gpupool.pool.transitions import apply as transitions
-from gpupool.pool.transitions import batches, clock_setting, leases, state_machine
+from gpupool.pool.transitions import batches, clock_setting, leases
 from gpupool.pool.transitions.apply import HANDLERS
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.server import reconciler

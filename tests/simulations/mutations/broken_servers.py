@@ -26,8 +26,9 @@ from gpupool.pool.model.state import (
 from gpupool.pool.ports import Committed, Outcome
 from gpupool.pool.reconcile import HostPlan, plan_host, plan_leader
 from gpupool.pool.table_clock import TableClock
-from gpupool.pool.transitions import leases, state_machine
-from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.transitions import apply as state_machine
+from gpupool.pool.transitions import leases
+from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.remoting.client.negotiation import Negotiation
 from gpupool.remoting.client.negotiation_actions import Phase
 from gpupool.remoting.protocol import messages as m

@@ -10,7 +10,7 @@ from gpupool.pool.model.formats import VERSION
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import PoolState
 from gpupool.pool.transitions import servers
-from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.simulations.cluster.cluster import Cluster
 from gpupool.simulations.cluster.server_process import ServerProcess
 
