@@ -5,6 +5,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
+# Where Python is told to write no bytecode, as in many containers, each start compiles pytest's plugins.
+unexport PYTHONDONTWRITEBYTECODE
+
 # What runs on a client's machine, which may be a Mac.
 CLIENT := cli consensus pool remoting/protocol remoting/transport remoting/client remoting/local \
   remoting/program remoting/daemon remoting/array_api

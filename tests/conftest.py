@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from tests import limits, properties, shared
 
+# Thousands of collected tests stay: the collector of garbage finds nothing in them.
+gc.disable()
+
 properties.register()
 
 # Shells start what runs in the background with these ignored, and so would every program of a test.
@@ -42,3 +45,4 @@ def pytest_collection_finish() -> None:
     """Let the collector of garbage leave out what thousands of collected tests consist of."""
     gc.collect()
     gc.freeze()
+    gc.enable()

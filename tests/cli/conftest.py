@@ -466,7 +466,7 @@ def uses_pool(item: pytest.Item | None) -> bool:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let this folder's tests of the pool run one after the other, before the others."""
-    here = [at for at, item in enumerate(items) if Path(__file__).parent in item.path.parents]
+    here = [at for at, item in enumerate(items) if item.nodeid.startswith("tests/cli/")]
     ordered = sorted((items[at] for at in here), key=lambda item: not uses_pool(item))
     for at, item in zip(here, ordered, strict=True):
         items[at] = item

@@ -15,7 +15,7 @@ from tests.properties import examples
 
 from gpupool.remoting.devices.signals import filter_states as states
 
-scipy_signal: Any = pytest.importorskip("scipy.signal")
+scipy: Any = pytest.importorskip("scipy")
 
 
 def filters() -> Any:
@@ -35,7 +35,7 @@ def test_a_signal_in_parts_is_the_signal_at_once(made: Any, one: int, two: int, 
     b, a = made
     x = np.random.default_rng(1).random((2, 3, 2))
     x = np.moveaxis(np.resize(x, (3, 2, 31)), -1, axis)
-    whole = scipy_signal.lfilter(b, a, x, axis)
+    whole = scipy.signal.lfilter(b, a, x, axis)
     shape = list(x.shape)
     shape[axis] = b.size + a.size - 2
     state, parts = np.zeros(shape), []
@@ -50,7 +50,7 @@ def test_a_signal_in_parts_is_the_signal_at_once(made: Any, one: int, two: int, 
 def test_a_state_of_the_past_is_the_past(made: Any, size: int) -> None:
     b, a = made
     x = np.random.default_rng(2).random(size + 8)
-    whole = scipy_signal.lfilter(b, a, x)
+    whole = scipy.signal.lfilter(b, a, x)
     past = states.lfiltic(b, a, whole[:size][::-1], x[:size][::-1])
     rest, _ = states.lfilter(b, a, x[size:], zi=past)
     np.testing.assert_allclose(rest, whole[size:], atol=1e-9)
@@ -76,9 +76,9 @@ def test_a_filter_without_some_delays_begins_there_too() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex128])
 def test_sections_in_parts(dtype: Any) -> None:
-    sos = scipy_signal.butter(5, 0.3, output="sos").astype(dtype)
+    sos = scipy.signal.butter(5, 0.3, output="sos").astype(dtype)
     x = np.random.default_rng(3).random((4, 25)).astype(dtype)
-    whole = scipy_signal.sosfilt(sos, x, axis=0)
+    whole = scipy.signal.sosfilt(sos, x, axis=0)
     state, parts = np.zeros((3, 4, 25), dtype), []
     for part in (x[:1], x[1:]):
         filtered, state = states.sosfilt(sos, part, 0, state)
@@ -86,7 +86,7 @@ def test_sections_in_parts(dtype: Any) -> None:
     assert state.dtype == parts[1].dtype == dtype
     np.testing.assert_allclose(np.concatenate(parts), whole, rtol=1e-4, atol=1e-6)
     step = np.ones(12, dtype)
-    wanted, _ = scipy_signal.sosfilt(sos, step, zi=scipy_signal.sosfilt_zi(sos))
+    wanted, _ = scipy.signal.sosfilt(sos, step, zi=scipy.signal.sosfilt_zi(sos))
     filtered, _ = states.sosfilt(sos, step, zi=states.sosfilt_zi(sos))
     np.testing.assert_allclose(filtered, wanted, rtol=1e-4)
 

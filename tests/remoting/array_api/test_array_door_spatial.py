@@ -17,7 +17,7 @@ from gpupool.remoting.devices.base import UnsupportedError
 from gpupool.remoting.devices.emulated import EmulatedBackend
 from gpupool.remoting.devices.geometry import distances
 
-theirs: Any = pytest.importorskip("scipy.spatial")
+scipy: Any = pytest.importorskip("scipy")
 
 POINTS = np.random.RandomState(4).rand(80, 3)
 OTHERS = np.random.RandomState(5).rand(7, 3)
@@ -35,7 +35,7 @@ def test_distances_are_those_of_scipy_in_the_type_of_the_points(
     cp: Any, ours: Any, metric: str
 ) -> None:
     made = ours.distance.cdist(cp.asarray(POINTS), cp.asarray(OTHERS), metric)
-    wanted = theirs.distance.cdist(POINTS, OTHERS, metric)
+    wanted = scipy.spatial.distance.cdist(POINTS, OTHERS, metric)
     np.testing.assert_allclose(made.get(), wanted, rtol=1e-12)
     single = ours.distance.cdist(*(cp.asarray(each, "f4") for each in (POINTS, OTHERS)), metric)
     assert single.dtype == np.float32
@@ -52,7 +52,7 @@ def test_distances_of_other_metrics(cp: Any, ours: Any) -> None:
         name = "jensenshannon" if metric == "js" else metric
         host = rows.astype(bool) if metric == "russellrao" else rows
         made = ours.distance.pdist(cp.asarray(rows), metric).get()
-        np.testing.assert_allclose(made, theirs.distance.pdist(host, name), rtol=1e-9)
+        np.testing.assert_allclose(made, scipy.spatial.distance.pdist(host, name), rtol=1e-9)
     with pytest.raises(NotImplementedError, match="hellinger"):
         ours.distance.cdist(cp.asarray(POINTS), cp.asarray(POINTS), "hellinger")
     with pytest.raises(ValueError, match="Unknown Distance"):
@@ -67,10 +67,10 @@ def test_distances_are_written_where_the_program_says(cp: Any, ours: Any) -> Non
     a, out = cp.asarray(POINTS[:4]), cp.zeros((4, 4))
     assert ours.distance.cdist(a, a, out=out) is out
     condensed = ours.distance.pdist(a, out=out)
-    np.testing.assert_allclose(condensed.get(), theirs.distance.pdist(POINTS[:4]))
-    np.testing.assert_allclose(out.get(), theirs.distance.cdist(POINTS[:4], POINTS[:4]))
+    np.testing.assert_allclose(condensed.get(), scipy.spatial.distance.pdist(POINTS[:4]))
+    np.testing.assert_allclose(out.get(), scipy.spatial.distance.cdist(POINTS[:4], POINTS[:4]))
     made = ours.distance_matrix(a, a, 3)
-    far = theirs.distance.cdist(POINTS[:4], POINTS[:4], "minkowski", p=3)
+    far = scipy.spatial.distance.cdist(POINTS[:4], POINTS[:4], "minkowski", p=3)
     np.testing.assert_allclose(made.get(), far)
 
 
@@ -80,7 +80,7 @@ def test_nearest_points_are_those_of_scipy_and_nothing_waits(
     cp: Any, ours: Any, k: Any, shape: Any
 ) -> None:
     x = np.random.RandomState(8).rand(*shape)
-    tree, reference = ours.KDTree(cp.asarray(POINTS)), theirs.KDTree(POINTS)
+    tree, reference = ours.KDTree(cp.asarray(POINTS)), scipy.spatial.KDTree(POINTS)
     [session] = cp._door.pool.sessions()
     session.waits = importlib.import_module("cupy._door.waits").Waits()
     try:
@@ -94,7 +94,7 @@ def test_nearest_points_are_those_of_scipy_and_nothing_waits(
 
 
 def test_a_tree_finds_what_is_near(cp: Any, ours: Any) -> None:
-    tree, reference = ours.KDTree(cp.asarray(POINTS)), theirs.KDTree(POINTS)
+    tree, reference = ours.KDTree(cp.asarray(POINTS)), scipy.spatial.KDTree(POINTS)
     near = tree.query_ball_point(cp.asarray(OTHERS), 0.4)
     wanted = reference.query_ball_point(OTHERS, 0.4, return_sorted=True)
     assert [each.tolist() for each in near] == [list(each) for each in wanted]
@@ -104,10 +104,10 @@ def test_a_tree_finds_what_is_near(cp: Any, ours: Any) -> None:
     assert pairs == reference.query_pairs(0.2)
     other = ours.KDTree(cp.asarray(OTHERS))
     both = tree.query_ball_tree(other, 0.3)
-    wanted = reference.query_ball_tree(theirs.KDTree(OTHERS), 0.3)
+    wanted = reference.query_ball_tree(scipy.spatial.KDTree(OTHERS), 0.3)
     assert [each.tolist() for each in both] == [sorted(each) for each in wanted]
     far = tree.sparse_distance_matrix(other, 0.3)
-    wanted = reference.sparse_distance_matrix(theirs.KDTree(OTHERS), 0.3)
+    wanted = reference.sparse_distance_matrix(scipy.spatial.KDTree(OTHERS), 0.3)
     np.testing.assert_allclose(far.toarray().get(), wanted.toarray())
     np.testing.assert_allclose(tree.mins.get(), POINTS.min(axis=0))
     assert np.isinf(tree.boxsize.get()).all()
@@ -126,7 +126,7 @@ def test_no_points_and_far_too_many(cp: Any, ours: Any) -> None:
 
 def test_a_tree_of_a_box_and_wrong_arguments(cp: Any, ours: Any) -> None:
     tree = ours.KDTree(cp.asarray(POINTS), boxsize=1.0)
-    wanted = theirs.KDTree(POINTS, boxsize=1.0).query(OTHERS + 1, 2)
+    wanted = scipy.spatial.KDTree(POINTS, boxsize=1.0).query(OTHERS + 1, 2)
     for one, other in zip(tree.query(cp.asarray(OTHERS + 1), 2), wanted, strict=True):
         np.testing.assert_allclose(one.get(), other)
     with pytest.raises(ValueError, match="float64"):
@@ -154,7 +154,7 @@ def test_a_tree_does_not_follow_changes_of_its_points(cp: Any, ours: Any) -> Non
 
 
 def test_a_triangulation_is_that_of_scipy(cp: Any, ours: Any) -> None:
-    made, reference = ours.Delaunay(cp.asarray(PLANE)), theirs.Delaunay(PLANE)
+    made, reference = ours.Delaunay(cp.asarray(PLANE)), scipy.spatial.Delaunay(PLANE)
     assert made.simplices.dtype == np.int32
     assert made.simplices.tolist() == reference.simplices.tolist()
     assert made.neighbors.tolist() == reference.neighbors.tolist()
