@@ -106,7 +106,10 @@ def too_long(
     ]
 
 
-@functools.cache
+# One file after the other is asked for all that is in it.
+_parsed = functools.lru_cache(maxsize=1)(ast.parse)
+
+
 def imports_of(source: str, *, typing_too: bool = True) -> frozenset[tuple[str, str]]:
     """Return each imported module with the name that is taken from it, which may be empty.
 
@@ -116,7 +119,7 @@ def imports_of(source: str, *, typing_too: bool = True) -> frozenset[tuple[str, 
         ValueError: on a relative import.
     """
     found: set[tuple[str, str]] = set()
-    todo: list[ast.AST] = [ast.parse(source)]
+    todo: list[ast.AST] = [_parsed(source)]
     while todo:
         node = todo.pop()
         if isinstance(node, ast.If) and not typing_too and _is_type_checking(node.test):
@@ -154,7 +157,7 @@ def function_sizes(source: str) -> dict[str, int]:
                     sizes[name] = (child.end_lineno or child.lineno) - child.lineno + 1
             visit(child, name)
 
-    visit(ast.parse(source), "")
+    visit(_parsed(source), "")
     return sizes
 
 
@@ -165,7 +168,7 @@ def class_sizes(source: str) -> dict[str, tuple[int, int]]:
     of others, which are named as Python mangles private names.
     """
     sizes: dict[str, tuple[int, int]] = {}
-    for each in ast.walk(ast.parse(source)):
+    for each in ast.walk(_parsed(source)):
         if not isinstance(each, ast.ClassDef) or _is_plain_data(each):
             continue
         fields = {ast.unparse(part.target) for part in each.body if isinstance(part, ast.AnnAssign)}

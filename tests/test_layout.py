@@ -1,8 +1,10 @@
 """The shape of the project: who may import whom, and that the wheel has every folder."""
 
+import functools
 import sys
 import tomllib
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from tests.layout_rules import (
@@ -128,13 +130,29 @@ def name_of(path: Path) -> str:
     return path.relative_to(ROOT).with_suffix("").as_posix()
 
 
+class Facts(NamedTuple):
+    """What is in a module."""
+
+    imports: frozenset[tuple[str, str]]
+    functions: dict[str, int]
+    classes: dict[str, tuple[int, int]]
+    lines: int
+
+
+@functools.cache
+def facts(path: Path) -> Facts:
+    source = path.read_text(encoding="utf-8")
+    sizes = function_sizes(source), class_sizes(source), source.count("\n")
+    return Facts(imports_of(source), *sizes)
+
+
 PLAIN = [name_of(path) for path in MODULES if not path.stem.startswith("__")]
 
 
 def edges_of(path: Path) -> set[Edge]:
     """Return the imports of our own modules; of a package, the module that is taken from it."""
     found: set[Edge] = set()
-    for module, name in imports_of(path.read_text(encoding="utf-8")):
+    for module, name in facts(path).imports:
         top, _, inner = module.partition(".")
         if top != "gpupool" or not inner:
             continue
@@ -162,9 +180,7 @@ def may_import(path: Path, name: str) -> bool:
 
 def test_imports_point_downwards() -> None:
     """One test for all modules: a test of its own costs each more than its check."""
-    imports = [
-        (path, name) for path in MODULES for name, _ in imports_of(path.read_text(encoding="utf-8"))
-    ]
+    imports = [(path, name) for path in MODULES for name, _ in facts(path).imports]
     assert len(imports) > 2000
     wrong = [(path, name) for path, name in imports if not may_import(path, name)]
     assert wrong == []
@@ -196,7 +212,7 @@ def test_modules_have_names_of_their_own() -> None:
 
 
 def test_files_are_short() -> None:
-    sizes = {name_of(path): path.read_text(encoding="utf-8").count("\n") for path in MODULES}
+    sizes = {name_of(path): facts(path).lines for path in MODULES}
     assert too_long(sizes, LINES_IN_A_FILE, LONG_FILES) == []
 
 
@@ -204,7 +220,7 @@ def test_functions_are_short() -> None:
     sizes = {
         f"{name_of(path)}:{function}": lines
         for path in MODULES
-        for function, lines in function_sizes(path.read_text(encoding="utf-8")).items()
+        for function, lines in facts(path).functions.items()
     }
     assert too_long(sizes, LINES_IN_A_FUNCTION, LONG_FUNCTIONS) == []
 
@@ -213,7 +229,7 @@ def test_no_class_is_a_hub() -> None:
     sizes = {
         f"{name_of(path)}:{name}": size
         for path in MODULES
-        for name, size in class_sizes(path.read_text(encoding="utf-8")).items()
+        for name, size in facts(path).classes.items()
     }
     parameters = {name: size[0] for name, size in sizes.items()}
     attributes = {name: size[1] for name, size in sizes.items()}
