@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests import limits, properties, shared
+from tests import limits, processes, properties, shared
 
 # Thousands of collected tests stay: the collector of garbage finds nothing in them.
 gc.disable()
@@ -35,6 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Compile the package as an installation does: its workers write no bytecode themselves."""
     config.pluginmanager.register(limits)
     config.pluginmanager.register(shared)
+    config.pluginmanager.register(processes)
     if not hasattr(config, "workerinput"):
         root = Path(__file__).parent.parent
         for name in ("cli", "consensus", "monitoring", "pool", "remoting", "simulations"):

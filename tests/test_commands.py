@@ -17,9 +17,12 @@ from tests.commands import FORKS_OF_THIS, GPUPOOL, SOURCES, Forks
 ENVIRONMENT = {**os.environ, "GPUPOOL_CREDENTIALS": "/none/here.json"}
 Start = Callable[..., "subprocess.Popen[Any]"]
 
-pytestmark = pytest.mark.skipif(
-    not FORKS_OF_THIS.can(GPUPOOL, ENVIRONMENT), reason="no command is forked here"
-)
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(
+        not FORKS_OF_THIS.can(GPUPOOL, ENVIRONMENT), reason="no command is forked here"
+    ),
+]
 
 
 def ordinary(words: list[str], **options: Any) -> "subprocess.Popen[Any]":

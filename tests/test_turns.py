@@ -17,6 +17,8 @@ from cuda_workloads import Mode, Result, table_lines
 from players import Player, Turns, take_turns
 from results import Results, read
 
+pytestmark = pytest.mark.process
+
 PROGRAM = """
 import os, sys
 for line in sys.stdin:

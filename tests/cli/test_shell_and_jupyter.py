@@ -78,6 +78,7 @@ def spec_of(name: str = "gpupool") -> dict[str, Any]:
     return found
 
 
+@pytest.mark.process
 def test_a_kernel_asks_for_what_was_asked_for(data_dir: Path) -> None:
     install(
         "-n", "2", "-p", "0.5", "--python", sys.executable, "--filter", "gpu.memory >= 40GiB",
@@ -110,6 +111,7 @@ def test_what_a_kernel_asks_for_is_understood(data_dir: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")  # lazy: a program without a GPU needs no pool
 
 
+@pytest.mark.process
 def test_only_our_own_kernels_are_touched(data_dir: Path) -> None:
     install("--name", "big", "--python", sys.executable)
     install("--name", "big", "-n", "4", "--python", sys.executable)  # anew

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 _PATH = Path(__file__).parent.parent / "benchmarks" / "consensus.py"
 
 
