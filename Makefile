@@ -18,12 +18,13 @@ CLIENT_TESTS := tests/pool tests/cli/test_keys.py tests/cli/test_output.py \
   tests/remoting/control/test_control_codecs.py tests/remoting/control/test_allocation_transcripts.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test tests slow-tests sanitized-tests client-tests coverage fuzz wheels test-wheels \
+.PHONY: help install demo quick test tests slow-tests sanitized-tests client-tests coverage fuzz wheels test-wheels \
   check-wheel wheels-release packages test-packages lint lock docs site clean web-vendor browser-tests \
   root-tests audit
 
 help:
 	@echo "make demo   install into $(VENV), then show a pool of three servers at work"
+	@echo "make quick  in seconds: lint of the files that differ from main, and tests of their rooms"
 	@echo "make test   install into $(VENV), then lint, check types and run the tests"
 	@echo "make root-tests   the tests of what only root can confine; as root"
 	@echo "make audit  compare the locked versions with the database of advisories"
@@ -90,6 +91,9 @@ lint: $(VENV)/installed-dev
 	$(BIN)/pytest -q tests/test_layout.py
 	$(BIN)/python packaging/site/error_sentences.py --check
 	$(BIN)/python packaging/site/prose.py
+
+quick: $(VENV)/installed-dev
+	@$(BIN)/python -m tests.quick
 
 # Three processes, each with a pool of its own: most tests wait for others or use one core.
 tests: $(VENV)/installed-dev

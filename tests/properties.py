@@ -1,12 +1,14 @@
 """How many examples Hypothesis tries: a quarter in the default run, all of them with ``thorough``.
 
 ``make test`` runs at each change, and thousands of examples take minutes of it. ``make long-tests``
-and the measurement of coverage have the profile ``thorough``, and so has CI.
+and the measurement of coverage have the profile ``thorough``, and so has CI. ``make quick`` tries
+three.
 """
 
 from hypothesis import settings
 from hypothesis import strategies as st
 
+QUICK = "quick"
 DEFAULT = "gpupool"
 THOROUGH = "thorough"
 
@@ -14,23 +16,25 @@ EXAMPLES = 100
 """Of a test that says no other count."""
 
 FEWEST = 10
+FEWEST_QUICK = 3
 
 
 def register() -> None:
-    """Register both profiles and load the default; ``--hypothesis-profile`` loads another later."""
-    # A shared machine can stop for longer than any deadline that would mean something.
-    settings.register_profile(THOROUGH, deadline=None, max_examples=EXAMPLES)
-    settings.register_profile(DEFAULT, deadline=None, max_examples=_part(EXAMPLES))
+    """Register the profiles and load the default; ``--hypothesis-profile`` loads another later."""
+    for name in (QUICK, DEFAULT, THOROUGH):
+        # A shared machine can stop for longer than any deadline that would mean something.
+        settings.register_profile(name, deadline=None, max_examples=_part(EXAMPLES, name))
     settings.load_profile(DEFAULT)
 
 
 def examples(count: int) -> int:
     """Return how many of a test's examples this run tries; test modules ask when imported."""
-    return _part(count) if settings.get_current_profile_name() == DEFAULT else count
+    return _part(count, settings.get_current_profile_name())
 
 
-def _part(count: int) -> int:
-    return min(count, max(FEWEST, count // 4))
+def _part(count: int, profile: str) -> int:
+    fewest = {QUICK: FEWEST_QUICK, DEFAULT: max(FEWEST, count // 4)}
+    return min(count, fewest.get(profile, count))
 
 
 PLAIN = st.recursive(
