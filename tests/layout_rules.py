@@ -8,8 +8,9 @@ import ast
 import functools
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 Edge = tuple[str, str]
 
@@ -140,6 +141,21 @@ def _parts(node: ast.AST) -> list[ast.AST]:
     return [child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr)]
 
 
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    todo = [node]
+    while todo:
+        yield (each := todo.pop())
+        todo += _parts(each)
+
+
+def _targets(function: ast.AST) -> Iterator[ast.AST]:
+    """Yield what is assigned in a function, and what that consists of."""
+    for each in _statements(function):
+        of_one: list[Any] = [getattr(each, name, None) for name in ("target", "optional_vars")]
+        for target in (*getattr(each, "targets", ()), *of_one):
+            yield from ast.walk(target) if target else ()
+
+
 def _is_type_checking(test: ast.expr) -> bool:
     return isinstance(test, ast.Name) and test.id == "TYPE_CHECKING"
 
@@ -168,7 +184,7 @@ def class_sizes(source: str) -> dict[str, tuple[int, int]]:
     of others, which are named as Python mangles private names.
     """
     sizes: dict[str, tuple[int, int]] = {}
-    for each in ast.walk(_parsed(source)):
+    for each in _statements(_parsed(source)):
         if not isinstance(each, ast.ClassDef) or _is_plain_data(each):
             continue
         fields = {ast.unparse(part.target) for part in each.body if isinstance(part, ast.AnnAssign)}
@@ -178,7 +194,7 @@ def class_sizes(source: str) -> dict[str, tuple[int, int]]:
         stored = {
             node.attr
             for method in methods
-            for node in ast.walk(method)
+            for node in _targets(method)
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
             if isinstance(node.value, ast.Name) and node.value.id == "self"
         }
