@@ -95,21 +95,19 @@ lint: $(VENV)/installed-dev
 quick: $(VENV)/installed-dev
 	@$(BIN)/python -m tests.quick
 
-# Three processes, each with a pool of its own: most tests wait for others or use one core.
-tests: $(VENV)/installed-dev
-	$(BIN)/pytest -n 3 --dist worksteal
-
-# The default run and what long-tests adds to it.
+# With THOROUGH=1, as in CI, also the tests marked long, and four times as many examples of properties.
+THOROUGH ?=
+PYTEST := $(BIN)/pytest --dist worksteal $(if $(THOROUGH),--hypothesis-profile=thorough)
+CHOSEN := not slow and not gpu$(if $(THOROUGH),, and not long)
 COMPLETE := --hypothesis-profile=thorough -m 'not slow and not gpu'
+
+# First those that start no process, which fail most. The others wait for processes most of the time.
+tests: $(VENV)/installed-dev
+	$(PYTEST) -n auto -m '$(CHOSEN) and not process'
+	$(PYTEST) -n 4 -m '$(CHOSEN) and process'
 
 test: lint
 	@$(MAKE) --no-print-directory tests
-
-.PHONY: long-tests
-# Minutes that the default run is spared: the tests marked long, and all examples of properties.
-long-tests: $(VENV)/installed-dev
-	$(BIN)/pytest -n 3 --dist worksteal --hypothesis-profile=thorough \
-	  -m '(long or hypothesis) and not slow and not gpu'
 
 # What confines workers, and gives up a server's privileges: most of it is left out for others.
 ROOT_TESTS := tests/remoting/host tests/remoting/privileges tests/remoting/control/test_ca_signer.py \

@@ -1,8 +1,7 @@
 """How many examples Hypothesis tries: a quarter in the default run, all of them with ``thorough``.
 
-``make test`` runs at each change, and thousands of examples take minutes of it. ``make long-tests``
-and the measurement of coverage have the profile ``thorough``, and so has CI. ``make quick`` tries
-three.
+``make test`` runs at each change, and thousands of examples take minutes of it. CI, by THOROUGH=1,
+and the measurement of coverage have the profile ``thorough``. ``make quick`` tries three.
 """
 
 from hypothesis import settings

@@ -35,13 +35,26 @@ def recipe(makefile: str, target: str) -> str:
 
 
 def test_ci_runs_what_the_default_run_leaves_out() -> None:
-    ci = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
-    assert "- run: make long-tests\n" in ci
-    assert "make --no-print-directory long-tests\n" in (ROOT / ".ci" / "run").read_text()
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for target in ("long-tests", "slow-tests"):
-        assert f"--hypothesis-profile={THOROUGH}" in recipe(makefile, target), target
-    assert "-m '(long or hypothesis) and not slow and not gpu'" in recipe(makefile, "long-tests")
+    assert f"$(if $(THOROUGH),--hypothesis-profile={THOROUGH})" in makefile
+    assert "CHOSEN := not slow and not gpu$(if $(THOROUGH),, and not long)\n" in makefile
+    chosen = re.findall(r"-m '(.*)'", recipe(makefile, "tests"))
+    assert chosen == ["$(CHOSEN) and not process", "$(CHOSEN) and process"]
     assert f"COMPLETE := --hypothesis-profile={THOROUGH} -m 'not slow and not gpu'\n" in makefile
+    assert f"--hypothesis-profile={THOROUGH}" in recipe(makefile, "slow-tests")
     for target in ("root-tests", "sanitized-tests", "client-tests", "coverage"):
         assert "$(COMPLETE)" in recipe(makefile, target), target
+
+
+def test_workflows_run_each_step_of_ci() -> None:
+    run = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert "export LOCKED=1 THOROUGH=1\n" in run
+    listed = re.search(r"(?s)steps=\((.*?)\n\)", run)
+    assert listed is not None
+    steps = set(re.findall(r"(?m)^  ([a-z-]+)", listed[1]))
+    folder = ROOT / ".github" / "workflows"
+    workflows = "".join((folder / f"{name}.yml").read_text() for name in ("ci", "nightly"))
+    matrix = re.search(r"step: \[(.*)\]", workflows)
+    assert matrix is not None
+    called = {*matrix[1].split(", "), *re.findall(r"\.ci/run ([a-z-]+)", workflows)}
+    assert called == steps - {"test"} | {"lint", "tests"}  # its two parts
