@@ -133,6 +133,7 @@ def test_messages_of_the_troubleshooting_page_are_those_of_the_program() -> None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "path", [str(ROOT / "packaging" / "site"), *sys.path])
         rows = importlib.import_module("error_sentences").all_rows()
+    assert any(not hint for _, hint in rows)  # prose.py reads those as well
     known = "\n".join([*(f"{sentence} {hint}" for sentence, hint in rows), *others])
     shown = [row.partition(" | ")[0] for row in re.findall(r"(?m)^\| (`.*)$", page)]
     messages = [each for row in shown for each in re.findall(r"`([^`]+)`", row) if " " in each]

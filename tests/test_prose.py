@@ -64,10 +64,6 @@ def test_faults_of_error_sentences_are_found(prose: ModuleType, fault: str) -> N
     assert list(prose.error_problems(*GOOD_ERROR)) == []
 
 
-def test_sentences_without_a_hint_are_read_as_well(prose: ModuleType) -> None:
-    assert any(not hint for _, hint in prose.all_rows())
-
-
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Return what the check says of each bad text and of the good one, from one process."""

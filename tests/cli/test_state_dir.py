@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from tests import commands
 
 from gpupool.pool.errors import StorageError
 from gpupool.pool.model.ids import ServerId
@@ -381,14 +382,8 @@ def test_a_folder_that_is_no_servers_stays_as_it_is(
         assert caught.value.why is not None
         assert re.search(held, caught.value.why)
     for command in ("join --emulate 1 --listen 127.0.0.1:1", "recover --force"):
-        done = subprocess.run(
-            [sys.executable, "-m", "gpupool.cli.main", *command.split(), "--state-dir", str(path)],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        words = [*commands.GPUPOOL, *command.split(), "--state-dir", str(path)]
+        done = commands.finish(words, env=os.environ, timeout=60)
         assert done.returncode != 0
         assert "is not the state directory of a server" in done.stderr
     assert looks(path) == before

@@ -50,21 +50,21 @@ def test_recorded_errors_are_read_as_what_was_meant() -> None:
 
 
 def test_recorded_conversation_is_one_to_both_ends() -> None:
-    recorded = read(FILE)
+    recorded, sampled = read(FILE), samples.samples()
     server = connection.Connection(connection.End.SERVER)
     client = connection.Connection(connection.End.CLIENT)
     hello, welcome = recorded["opening 1 full"], recorded["answer 128 full"]
     assert len(list(server.receive(hello))) == 1
-    client.send(*samples.samples()["opening 1 full"])
-    assert server.send(*samples.samples()["answer 128 full"]) == welcome
+    client.send(*sampled["opening 1 full"])
+    assert server.send(*sampled["answer 128 full"]) == welcome
     assert len(list(client.receive(welcome))) == 1
     for name, frame in recorded.items():
         if name.startswith("call ") and name.endswith((" full", " bare")):
-            assert list(server.receive(frame)) == [samples.samples()[name]], name
+            assert list(server.receive(frame)) == [sampled[name]], name
         # The two that only greet are out of turn here.
         is_greeting = name.startswith(("answer 128", "answer 129"))
         if name.startswith(("answer ", "push ")) and not is_greeting:
-            assert list(client.receive(frame)) == [samples.samples()[name]], name
+            assert list(client.receive(frame)) == [sampled[name]], name
 
 
 @pytest.mark.parametrize("kind", TokenKind, ids=lambda kind: kind.value)

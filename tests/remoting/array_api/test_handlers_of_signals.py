@@ -17,7 +17,7 @@ def save(number, frame):
 weights, x = cp.arange(3.), cp.ones((1500, 1500))
 signal.signal(signal.SIGTERM, save)
 threading.Timer({after_s}, os.kill, (os.getpid(), signal.SIGTERM)).start()
-for _ in range(40):
+for _ in range(20):
     x = x @ x
     x /= x.max()
 {wait}
@@ -42,7 +42,7 @@ def run(source: str, transport: str = "unix", expect: int = 0) -> str:
 def test_a_program_that_is_asked_to_end_while_it_waits_saves_what_it_has(
     wait: str, transport: str
 ) -> None:
-    source = CHECKPOINT.format(wait=wait, after_s=0.5)
+    source = CHECKPOINT.format(wait=wait, after_s=0.25)
     assert run(source, transport, expect=3) == "SIGTERM [0.0, 2.0, 4.0]\n"
 
 
@@ -127,8 +127,15 @@ print(points)
 """
 
 
-@pytest.mark.parametrize("beside", [False, True])
-@pytest.mark.parametrize("transport", ["unix", "tls"])
+@pytest.mark.parametrize(
+    ("transport", "beside"),
+    [
+        ("unix", False),
+        ("unix", True),
+        pytest.param("tls", False, marks=pytest.mark.long),
+        ("tls", True),
+    ],
+)
 def test_an_interrupt_at_any_point_of_a_call_loses_no_session(transport: str, beside: bool) -> None:
     helper = str(Path(__file__).parent)
     source = EACH_POINT.format(beside=beside, step=3 if beside else 1)
@@ -169,7 +176,7 @@ def test_what_asks_in_the_middle_of_an_answer_is_refused_and_does_not_wait_for_e
     assert float(a.sum()) == 3
 
 
-@pytest.mark.parametrize("transport", ["unix", "tcp", "tls"])
+@pytest.mark.parametrize("transport", ["unix", pytest.param("tcp", marks=pytest.mark.long), "tls"])
 def test_destructors_of_garbage_do_no_harm(transport: str) -> None:
     source = """
 import gc, sys, time

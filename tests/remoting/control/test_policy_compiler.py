@@ -46,7 +46,13 @@ async def test_a_document_is_compiled_elsewhere(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("packed", "why"),
     [
-        (pack_text("a" + ".a" * 100_000 + " = 1\n"), "it takes too much time or memory to read"),
+        pytest.param(
+            *(
+                pack_text("a" + ".a" * 100_000 + " = 1\n"),
+                "it takes too much time or memory to read",
+            ),
+            marks=pytest.mark.long,  # five seconds; below, a child has one
+        ),
         (pack_text("[pool]\nmax_gpu = 1\n"), "did you mean max_gpus"),
         (zlib.compress(b" " * (1 << 20)), "too large"),
         (b"noise", "damaged"),

@@ -18,7 +18,6 @@ from gpupool.remoting.driver_api.executor.reader import Stream
 from gpupool.remoting.driver_api.schema import table
 from gpupool.remoting.driver_api.schema.records import Record
 from gpupool.remoting.protocol import handshake, worker_messages
-from gpupool.remoting.server.listener.router import ToSession, route
 from gpupool.remoting.transport.tally import Tally
 from gpupool.remoting.worker.certificate import WorkerContext
 from gpupool.remoting.worker.client_handshake import accept_client
@@ -283,6 +282,9 @@ class LaneListener(LinksInVain):
         return True
 
     def _accept(self, ids: tuple[bytes, bytes], take: TakeLane) -> None:
+        # What it imports takes as long as a start of a worker, and few workers have lanes.
+        from gpupool.remoting.server.listener.router import ToSession, route
+
         while True:
             sock, _ = self._listener.accept()
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
