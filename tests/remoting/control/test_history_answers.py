@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import trio
 import trio.testing
+from tests.remoting.control.test_usage_query import FakeConnections
 
 from gpupool.pool.errors import GpupoolError, NotNowError, UnreachableError
 from gpupool.pool.history_query import HistoryPage, HistoryQuery, HistorySeries
@@ -41,30 +42,6 @@ class FakeServer:
         series = HistorySeries("GPU-1", "GPU 0", shown)
         more = after + 20 < len(POINTS)
         return m.HistoryIs(HistoryPage(10, (series,), after=after + len(shown), more=more))
-
-
-class FakeConnections:
-    """Servers that can be reached, or not."""
-
-    def __init__(self, **servers: FakeServer | None) -> None:
-        self.servers = servers
-        self.members = {ServerId(name): name for name in servers}
-        self.by_server: dict[ServerId, object] = {}
-
-    def widen(self, count: int) -> None:
-        assert count > 64
-
-    async def reach(
-        self, server: ServerId, timeout_s: float, *, patience_s: float | None = None
-    ) -> FakeServer:
-        found = self.servers[server]
-        if found is None:
-            await trio.sleep(min(timeout_s, patience_s or timeout_s))
-            raise UnreachableError(f"cannot reach server {server}")
-        return found
-
-    def failure(self) -> UnreachableError:
-        return UnreachableError("nobody answers")
 
 
 async def asked(*only: str, **servers: FakeServer | None) -> HistoryAnswer:
