@@ -23,17 +23,47 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from tests.benchmarks.full_table import full_machine
+from tests.benchmarks.scale import server_id
 from tests.emulated_pool import COMMAND, EmulatedPool
-from tests.large_pool import large_pool
 
 from gpupool.cli.lib.columns import Glyphs
 from gpupool.cli.tui.answers import Answers
 from gpupool.cli.tui.keys import Mode, UiState
 from gpupool.cli.tui.screen import render
+from gpupool.pool.model.ids import Milliseconds
+from gpupool.pool.ports import RaftHealth, Role
+from gpupool.pool.read_model.pool_snapshot import PoolSnapshot
+from gpupool.pool.telemetry import GpuTelemetry, SessionTelemetry, Telemetry
+from gpupool.pool.view import LeaseView
+from gpupool.pool.view_building import build_view
 
 WIDTH, HEIGHT = 160, 50
 FILLED = ("\u2800", "\u28ff")
 DEADLINE_S = 60.0
+GIB = 1 << 30
+NOW = Milliseconds(1_700_000_000_000)
+
+
+def large_pool(servers: int, leases: int) -> PoolSnapshot:
+    """Return a pool in which each lease has a part of one GPU, with measurements of everything."""
+    health = RaftHealth(Role.LEADER, server_id(0), 3, 9, 9, (), (), 0.0, {}, 0)
+    view = build_view(full_machine(servers, leases).state, health, server_id(0), NOW)
+    of_users = (replace(lease, user=f"user-{at % 50}") for at, lease in enumerate(view.leases))
+    view = replace(view, leases=tuple(of_users))
+    held: dict[str, list[LeaseView]] = {}
+    for lease in view.leases:
+        held.setdefault(lease.partitions[0].server, []).append(lease)
+    told = {
+        row.id: Telemetry(
+            row.id,
+            NOW,
+            tuple(GpuTelemetry(each.id, 5 * GIB, 0.5, 61.0, 350.0, 1e6, 0) for each in row.gpus),
+            tuple(SessionTelemetry(each.id, 1, 9, 8, 7, GIB) for each in held.get(row.id, ())),
+        )
+        for row in view.servers
+    }
+    return PoolSnapshot(view, telemetry=told, telemetry_age_s=dict.fromkeys(told, 0.2))
 
 
 def frames(count: int = 20) -> None:
