@@ -23,7 +23,7 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
 BUILD: dict[str, Any] = runpy.run_path(str(ROOT / "remoting/driver_api/build.py"))
-"""What tests and checkouts build by: gpupool itself cannot be imported before it is installed."""
+"""Build script of tests and checkouts: gpupool itself cannot be imported before it is installed."""
 
 
 def relative(paths: tuple[Path, ...]) -> list[str]:

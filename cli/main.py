@@ -162,7 +162,7 @@ class Commands(click.Group):
 
 
 def _finished(command: click.Command, prefix: str) -> click.Command:
-    """Return ``command`` with what its module leaves to us: marks in its help, and variables.
+    """Return ``command`` with fixed marks in its help, and with environment variables.
 
     A docstring with a backslash is a raw one, in which click's mark of examples is two characters.
     click makes the variable of an option from its parameter, which may be called otherwise.

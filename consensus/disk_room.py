@@ -1,4 +1,4 @@
-"""Whether the disk below consensus has room; a server whose disk is full waits for some.
+"""Disk space under consensus: a server with a full disk waits for free space.
 
 It does not end: the programs of its leases need no commit. It is as one whose disk hangs. No step
 is done and nothing leaves, so that it neither votes nor leads, and the sync is tried again.
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 class DiskRoom:
-    """What the last sync of a driver said of it."""
+    """Whether the last sync of a driver found disk space."""
 
     def __init__(self) -> None:
         """Have room."""
@@ -41,7 +41,7 @@ class DiskRoom:
         return NEVER if self._lacks else majority_age_s
 
     def shown(self, health: RaftHealth) -> RaftHealth:
-        """Return what a server says of consensus."""
+        """Return the health of consensus, with an alarm while the disk is full."""
         if not self._lacks:
             return health
         text = f"the disk of the state directory is full ({self._lacks}): {UNTIL_ROOM}"

@@ -115,7 +115,7 @@ INLINE_MAX_S = 0.002
 """A tenth of the time that a step of the event loop may take."""
 
 BUSY_MAX_S = 0.02
-"""The same for a loop whose turns take far longer: the time that a step may take."""
+"""Limit for inline syncs of a loop with far longer turns: the time that a step may take."""
 
 CHANGE_SHARE = 0.25
 SMOOTHING = 1 / 8
@@ -178,7 +178,7 @@ class Waiter:
 
 @dataclass(eq=False, slots=True)
 class SharedBarrier:
-    """One barrier entry and those who wait for it."""
+    """One barrier entry and the tasks that wait for it."""
 
     leader_task: bool = False
     passed: bool = False
@@ -259,7 +259,7 @@ class RaftDriver:
         return await self._attempt(partial(self.submit, command), timeout_s)
 
     def submit(self, command: Plain, timeout_s: float, callback: Callback) -> None:
-        """Make one attempt as ``propose`` does, without a task of its own.
+        """Make one attempt as ``propose`` does, without a separate task.
 
         ``callback`` gets exactly one outcome, on the trio thread and never from within this call;
         ``Unknown`` after ``timeout_s`` (seconds) and twice ``GRACE_S`` at worst. It must not raise.
@@ -276,7 +276,7 @@ class RaftDriver:
             self._wake.set()
 
     def decided(self, submitted: Submitted, outcome: Outcome) -> None:
-        """Hand out the outcome of what was submitted, unless it was given up before."""
+        """Call back with the outcome of a submission, unless it was given up before."""
         if submitted not in self._submitted:
             return
         del self._submitted[submitted]
@@ -309,7 +309,7 @@ class RaftDriver:
         return False
 
     def health(self) -> RaftHealth:
-        """Return what this server knows of the state of consensus; never blocks."""
+        """Return this server's view of consensus; never blocks."""
         return self._room.shown(self.node.health(self._clock.monotonic()))
 
     def majority_age_s(self) -> float:
@@ -347,7 +347,7 @@ class RaftDriver:
     # --- the rest of the server --------------------------------------------------------------
 
     def set_servers(self, servers: Sequence[ServerId], *, removed: bool = False) -> None:
-        """Say which servers belong to the pool: those to stay connected to, vote or not.
+        """Set the servers of the pool, voters or not, to which connections are kept.
 
         ``removed`` says that this one does not any more, for good.
         """
@@ -462,7 +462,7 @@ class RaftDriver:
         self._send(self.node.early())  # The followers' disks work beside the leader's.
 
     def _end_step(self, *, keep: bool = False) -> None:
-        """Let out what the sync has made true; with ``keep`` the loop hands out the outcomes."""
+        """Send frames and outcomes after a sync; with ``keep`` the loop hands out the outcomes."""
         ready = self.node.ready()
         if (peers := self.node.peers()) != self._peers:
             self._peers = peers
@@ -555,7 +555,7 @@ class RaftDriver:
         return waiter.outcome or Unknown("no answer in time")
 
     async def _run_barrier(self, shared: SharedBarrier, timeout_s: float) -> None:
-        """Commit one barrier for all that wait; those who come from now on share the next."""
+        """Commit one barrier for all waiting tasks; tasks that come later share the next one."""
         try:
             # Let everything that is ready to run join before the entry is appended.
             await trio.lowlevel.checkpoint()

@@ -66,12 +66,12 @@ _log = logging.getLogger(__name__)
 
 @lru_cache(maxsize=8192)
 def source_weight(follower: ServerId, source: ServerId) -> bytes:
-    """Return by what ``follower`` orders its sources (rendezvous hashing): the smallest first."""
+    """Return the rendezvous hash by which ``follower`` orders its sources, smallest first."""
     return sha256(f"{follower} {source}".encode()).digest()
 
 
 class Puller:
-    """Follows the log of the voters without a vote of its own."""
+    """Pulls the voters' log for a server without a vote."""
 
     def __init__(self, context: NodeContext) -> None:
         """Begin without a source; the first step or connection finds one."""
@@ -217,7 +217,7 @@ class Puller:
         self._answered_at = self._context.now
 
     def pull(self, peer: ServerId) -> None:
-        """Ask ``peer`` for what is behind this server's commit index."""
+        """Request from ``peer`` the entries after this server's commit index."""
         context = self._context
         self._source, self._asked_at = peer, context.now
         self._deadline = context.now + context.settings.pull_timeout_s
@@ -270,7 +270,7 @@ class PullResponder:
     """Answers the pulls of followers, and knows how far they are."""
 
     def __init__(self, context: NodeContext, snapshots: SnapshotTransfer) -> None:
-        """Begin without followers; ``snapshots`` serves those whose entries are gone here."""
+        """Begin without followers; ``snapshots`` serves followers that need compacted entries."""
         self._context = context
         self._snapshots = snapshots
         self._pulls: dict[ServerId, _WaitingPull] = {}
@@ -291,7 +291,7 @@ class PullResponder:
         return near & context.frames.connected()
 
     def disconnected(self, peer: ServerId) -> None:
-        """Drop what ``peer`` asked by a connection that is gone."""
+        """Drop the pull of ``peer`` from a closed connection."""
         self._pulls.pop(peer, None)
 
     def forget(self, peer: ServerId) -> None:

@@ -1,4 +1,4 @@
-"""Hearsay: servers tell each other whom they refuse, so that each of them can show it.
+"""Gossip about refused servers: each server can show the refusals of the others.
 
 Only a server that met a forgetful voter refuses it (``promises.py``), and an operator asks any
 server. So each one tells those that it is connected to: when a refusal begins or ends, to a new
@@ -23,7 +23,7 @@ from gpupool.pool.model.ids import ServerId
 from gpupool.pool.ports import RefusedBy
 
 TELL_EVERY_S = 5.0
-"""How often what is refused is told again."""
+"""Interval in seconds after which refusals are sent again."""
 
 HEARSAY_S = 20.0
 """For how long it is believed: three repetitions may be lost."""
@@ -35,14 +35,14 @@ REASON_MAX = 500
 
 
 class _Heard(NamedTuple):
-    """What one teller says of one server, and until when that is believed."""
+    """One teller's report about one refused server, and the instant at which it expires."""
 
     reason: str
     until: float
 
 
 class Hearsay:
-    """What this server tells the others of refused servers, and what they told it."""
+    """Gossip about refused servers: sent by this server, and received from the others."""
 
     def __init__(self, context: NodeContext, promises: Promises) -> None:
         """Begin without hearsay; it is in memory alone."""
@@ -53,12 +53,12 @@ class Hearsay:
         self._heard: dict[ServerId, dict[ServerId, _Heard]] = {}
 
     def connected(self, peer: ServerId) -> None:
-        """Tell a new connection what the others know."""
+        """Send a new connection the refusals already told to the others."""
         for server, reason in sorted(self._told.items()):
             self._tell(peer, server, reason)
 
     def tell(self) -> None:
-        """Tell all peers what began or ended since the last time, and repeat it now and then."""
+        """Send all peers the new and ended refusals, and repeat all refusals at intervals."""
         if self._heard:
             self._forget()
         if not self._told and not self._promises.refused and not self._heard:
@@ -77,7 +77,7 @@ class Hearsay:
                 self._tell(peer, server, reason)
 
     def on_refusal(self, peer: ServerId, message: Message) -> None:
-        """Take what a peer says of another server."""
+        """Note a peer's report that another server is refused, or no longer refused."""
         server, reason = ServerId(message["server"]), message["reason"][:REASON_MAX]
         heard = self._heard.setdefault(peer, {})
         for_s = min(message["for_ms"] / 1000, HEARSAY_S)
@@ -87,7 +87,7 @@ class Hearsay:
             heard[server] = _Heard(reason, self._context.now + for_s)
 
     def heard(self, now: float) -> dict[ServerId, RefusedBy]:
-        """Return which servers of the pool others refuse; of several tellers, the first by id."""
+        """Return the pool's servers that others refuse; of several tellers, the first by id."""
         found: dict[ServerId, RefusedBy] = {}
         for teller, heard in sorted(self._heard.items()):
             for server, (reason, until) in heard.items():
@@ -96,7 +96,7 @@ class Hearsay:
         return found
 
     def _to_tell(self) -> dict[ServerId, str]:
-        """Return what this server refuses, and at a voter what followers without a vote do."""
+        """Return this server's refusals, and at a voter also those of non-voting followers."""
         context, found = self._context, dict[ServerId, str]()
         if context.core.votes:
             for teller, heard in sorted(self._heard.items()):

@@ -149,20 +149,20 @@ class Contacts:
 _JUST_AFTER_S = 0.0005
 
 _OWN_FAULTS = (MemoryError, RecursionError)
-"""What the codec reports as damage, and is a fault of this server."""
+"""Exceptions that the codec reports as damage, although they are faults of this server."""
 
 _log = logging.getLogger(__name__)
 
 
 class Ready(NamedTuple):
-    """What may leave the server now that everything it rests on is durable."""
+    """Frames and outcomes to hand out now that everything they rest on is durable."""
 
     frames: list[tuple[ServerId, bytes]]
     resolved: list[tuple[Callable[[Outcome], None], Outcome]]
 
 
 class RaftNode:
-    """A voter or a follower without a vote; which of them, its log says."""
+    """A Raft node: a voter, or a follower without a vote, according to its log."""
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ class RaftNode:
         clock_refusal: Callable[[Plain], str | None] = lambda _command: None,
         stopwatch: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """Start from what ``storage`` holds; restores ``machine`` from its newest snapshot.
+        """Start from the content of ``storage``; restores ``machine`` from its newest snapshot.
 
         ``incarnation`` is drawn at each start, and tells the others a copy of this server from it,
         0 nothing. ``run_work`` runs a ``Work``. A step ends in time by ``stopwatch``, in seconds.
@@ -276,7 +276,7 @@ class RaftNode:
         self._puller.disconnected(peer)
 
     def receive(self, peer: ServerId, frame: bytes, now: float) -> None:
-        """Take one frame; what makes no sense is logged and dropped, and changes nothing.
+        """Handle one frame; an invalid one is logged and dropped, and changes nothing.
 
         Raises:
             StorageError: when a snapshot that is complete cannot be stored, or when this server
@@ -327,7 +327,7 @@ class RaftNode:
         self._proposals.barrier(self._context.now, ttl_s, callback)
 
     def set_servers(self, servers: Sequence[ServerId], *, removed: bool = False) -> None:
-        """Say which servers belong to the pool, with or without a vote.
+        """Set the servers of the pool, with or without a vote.
 
         Args:
             servers: their ids; whether this one is among them means nothing.
@@ -355,7 +355,7 @@ class RaftNode:
         return self._voter_changes.begin_hand_over(self.core.voters)
 
     def work_done(self, work: Work, now: float) -> None:
-        """Take the result of long work whose steps have all run."""
+        """Finish long work after all its steps have run."""
         self._context.advance(now)
         applied_index = self.core.applied_index
         with self.core.stepping(self._context.now):
@@ -366,7 +366,7 @@ class RaftNode:
     # --- what the driver does ----------------------------------------------------------------
 
     def step(self, now: float) -> None:
-        """Do whatever is due: elections, commits, proposals, replication, snapshots.
+        """Do everything that is due: elections, commits, proposals, replication, snapshots.
 
         Raises:
             ApplyError: when this server alone cannot apply a command. It must stop.
@@ -410,7 +410,7 @@ class RaftNode:
         self._promises.synced()
 
     def ready(self) -> Ready:
-        """Make everything durable, as ``sync`` does, and return what may leave now."""
+        """Make everything durable, as ``sync`` does, and return the frames and outcomes to send."""
         self.sync()
         ready = Ready(self._frames.take(), self._resolved)
         self._resolved = []
@@ -460,7 +460,7 @@ class RaftNode:
         return tuple(sorted({*peers, *more} - anew)) if more or anew else peers
 
     def health(self, now: float) -> RaftHealth:
-        """Return what this server knows of the state of consensus."""
+        """Return this server's view of consensus."""
         now = max(now, self._context.now)
         core = self.core
         return RaftHealth(

@@ -88,7 +88,7 @@ class PeerFrames:
             self._outbox.append((peer, message))
 
     def take_early(self, may_leave: Callable[[Message], bool]) -> list[tuple[ServerId, bytes]]:
-        """Return what may leave before the sync as frames, in order.
+        """Return the frames that may leave before the sync, in order.
 
         A message that waits holds up all that come behind it, to the same peer: a connection
         carries messages in the order in which they were made.

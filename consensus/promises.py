@@ -1,4 +1,4 @@
-"""What servers promised each other: who has forgotten, who is a clone, who must be repaired.
+"""Persisted votes and acknowledgements: servers that forgot them, clones, and repairs.
 
 Raft is safe only while a voter remembers its votes and its acknowledged entries. A state directory
 that was restored from an older copy has forgotten some, and a copied one lives twice. Neither can
@@ -71,7 +71,7 @@ SAVE_URGENT_S = 0.25
 
 _ELECTION = frozenset({"request_vote", "request_prevote", "timeout_now"})
 _TERM_ONLY = frozenset({"request_vote", "response_vote", "heartbeat", "pulled", "snapshot"})
-"""Messages whose term is the sender's own, and durable there, and which acknowledge nothing."""
+"""Messages that carry the sender's durable term, and acknowledge nothing."""
 
 _log = logging.getLogger(__name__)
 
@@ -95,8 +95,8 @@ class Promises:
         self._repairing: set[ServerId] = set()
         self._unheard: set[ServerId] = set()
         self.anew: set[ServerId] = set()
-        """Peers whose connection is to be made anew: it carries all messages in order or none,
-        and those that came during probation are missing."""
+        """Peers to which to connect anew: a connection carries all messages in order or none, and
+        messages of the probation are missing."""
         self._saved_at = float("-inf")
         self._urgent = False
         self._committed = (0, 0) if self.repairing else self._memory.committed
@@ -110,7 +110,7 @@ class Promises:
         return self._superblock.floor is not None
 
     def unfit(self) -> dict[ServerId, str]:
-        """Return the servers whose votes and acknowledgements do not count, and why."""
+        """Return the servers with votes and acknowledgements that do not count, and the reasons."""
         found = dict.fromkeys(self._repairing, "it gets back from the others what its disk lost")
         found |= self._refused
         if self.repairing:
@@ -123,7 +123,7 @@ class Promises:
         return self._refused
 
     def alarm(self) -> str:
-        """Return what an operator must know beyond ``unfit``, or nothing."""
+        """Return the alarm for operators beyond ``unfit``, or an empty string."""
         return self._alarm or self._context.core.alarm
 
     def to_tell(self) -> list[ServerId]:
@@ -172,7 +172,7 @@ class Promises:
         return not (self.repairing and message["type"] in _ELECTION)
 
     def took(self, peer: ServerId, message: Message) -> None:
-        """Remember what a message promised; called after it had its effect."""
+        """Remember the term and index that a message guarantees; called after its effect."""
         kind = message["type"]
         if kind == "next_node_idx":
             index = message["next_node_idx"] - 1 if message["success"] else 0
@@ -189,7 +189,7 @@ class Promises:
             self._memory.promised(peer, message["term"], 0)
 
     def on_hello(self, peer: ServerId, message: Message) -> None:
-        """Compare a server's hello with what is remembered of it."""
+        """Compare a server's hello with the memory of its starts, term and index."""
         known = self._memory.of(peer)
         start = Start(message["boot"], message["incarnation"])
         if peer in self._memory.fenced:
@@ -253,7 +253,7 @@ class Promises:
                 self._remember(peer, replace(known, start=start, former=known.start))
 
     def _help(self, peer: ServerId) -> None:
-        """Tell a server that is being repaired what it promised here; count on none of it."""
+        """Send a server in repair its remembered term and index; count on neither any more."""
         self._repairing.add(peer)
         known = self._memory.of(peer)
         told: Message = {"type": "promised", "term": known.term, "index": known.index}
@@ -272,7 +272,7 @@ class Promises:
         self._context.frames.send(peer, refused)
 
     def on_refused(self, peer: ServerId, message: Message) -> None:
-        """End: another server remembers what this one has forgotten.
+        """End: another server refuses this one for good.
 
         Raises:
             StorageError: always, unless an earlier start was meant.
@@ -284,7 +284,7 @@ class Promises:
         raise StorageError("this server may not take part any more", why=why, hint=REJOIN_HINT)
 
     def on_promised(self, peer: ServerId, message: Message) -> None:
-        """Learn what this server promised, which its own superblock may not know."""
+        """Note this server's acknowledged term and index, which its superblock may lack."""
         if self._superblock.floor is not None:
             _log.info("%s remembers entry %d of this server", peer, message["index"])
             with suppress(NoRoomError):  # It holds for now, and after a start it is told again.
@@ -304,7 +304,7 @@ class Promises:
             self._repaired = True
 
     def synced(self) -> None:
-        """After a sync: end a repair whose entries are durable now, and write what is due."""
+        """After a sync: end a repair with durable entries, and save the peer memory if due."""
         if self._repaired:
             self._repaired = False
             self._superblock.found()
@@ -360,7 +360,7 @@ class Promises:
 
 
 def _objection(known: Remembered, start: Start, hello: Message) -> str:
-    """Return what a server has forgotten, or why it is a clone; nothing when all is well."""
+    """Return the reason to refuse a server: forgotten state or a clone; empty if none."""
     if start == known.clone != Start():
         return "its state directory is a copy of one that is in use"
     if hello["repairing"]:

@@ -168,7 +168,7 @@ class ProposalQueue:
             self._resolved(proposal.callback, outcome)
 
     def expire(self, now: float) -> None:
-        """Resolve what has run out of time, so that no caller waits longer than it said."""
+        """Resolve proposals past their deadline, so that no caller waits longer than it asked."""
         while self._expiries and (self._expiries[0][0] <= now or self._expiries[0][2].decided):
             _, _, proposal = heapq.heappop(self._expiries)
             if proposal.sent:
@@ -177,7 +177,7 @@ class ProposalQueue:
                 self._decide(proposal, NotCommitted("the time was up before it could be sent"))
 
     def drain(self) -> None:
-        """Append or forward what waits, and give up what was forwarded to a former leader."""
+        """Append or forward queued proposals; give up those forwarded to a former leader."""
         core = self._core
         if self._forwarded and self._forwarded_to != (core.leader, core.term):
             for proposal in self._forwarded.values():
@@ -222,7 +222,7 @@ class ProposalQueue:
         self._send(leader, message)
 
     def on_forward(self, peer: ServerId, message: Message) -> None:
-        """Append what another server forwards, or say why not."""
+        """Append a command forwarded by another server, or answer with the refusal."""
         core = self._core
         refused = self._refusal()
         if core.state != LEADER or message["term"] != core.term:
@@ -242,7 +242,7 @@ class ProposalQueue:
         self._send(peer, answer)
 
     def on_forward_response(self, peer: ServerId, message: Message) -> None:
-        """Take the leader's answer to what was forwarded."""
+        """Handle the leader's answer to a forwarded proposal."""
         if peer != self._forwarded_to.leader:
             return
         proposal = self._forwarded.pop(message["request_id"], None)

@@ -1,4 +1,4 @@
-"""Recovery of a pool whose majority is lost for good: one survivor goes on alone with its log.
+"""Recovery from a permanent loss of the majority: one survivor goes on alone with its log.
 
 Raft has no safe way out of that loss, so a person orders the recovery, offline. Every entry of the
 survivor's log becomes committed, also one that never was. Entries that only the others had are

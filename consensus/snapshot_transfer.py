@@ -1,4 +1,4 @@
-"""Snapshots of one node: taken of its own table, sent to peers, and received from them.
+"""Snapshots of one node: taken of its table, sent to peers, and received from them.
 
 A peer whose next entries are gone here gets the newest snapshot in pieces: the next piece leaves
 when the one before is acknowledged, and again after ``chunk_retry_s`` without an answer. The
@@ -222,7 +222,7 @@ class SnapshotTransfer:
             self._install(receiving, data, leading=leading)
 
     def _received_of(self, peer: ServerId, index: int, total: int) -> SnapshotReceiver:
-        """Return what is here of a peer's snapshot; drop what neither leader nor source sends."""
+        """Return a peer's snapshot receiver; drop those of peers that are no leader or source."""
         core, puller = self._context.core, self._puller
         receiving = self._receiving.get(peer)
         if receiving is None or (index, total) != (receiving.index, receiving.total):
@@ -241,7 +241,7 @@ class SnapshotTransfer:
         self._context.frames.send(receiving.peer, answer)
 
     def disconnected(self, peer: ServerId) -> None:
-        """Drop both directions of what was under way by a connection that is gone."""
+        """Drop both directions of a snapshot transfer over a closed connection."""
         self._senders.pop(peer, None)
         self._receiving.pop(peer, None)
 
@@ -318,7 +318,7 @@ def _encoding_whole(snapshot: Snapshot) -> Generator[None, None, bytes]:
 def _decoding(
     data: bytes, machine: StateMachine
 ) -> Generator[None, None, tuple[Snapshot, Callable[[], None]]]:
-    """Return a snapshot without its state, and what puts the state into the machine."""
+    """Return a snapshot without its state, and a function that restores the state."""
     if isinstance(machine, SlicedStateMachine):
         snapshot, state = yield from decode_in_pieces(data, machine.restoring())
         return snapshot, partial(machine.adopt, state)

@@ -1,4 +1,4 @@
-"""Comparison of the tables: every server hashes what it applied, and tells its peers.
+"""Comparison of the tables: every server hashes its applied entries, and tells its peers.
 
 Raft gives all servers the same commands. A fault of one machine, or a build that applies a command
 in another way, makes its table another one all the same, and grants then rest on two truths. So
@@ -86,7 +86,7 @@ class TableComparison:
     """One server's hashes and those that it was told."""
 
     def __init__(self, context: NodeContext, machine: StateMachine) -> None:
-        """Begin with the run after what is applied already."""
+        """Begin with the run after the applied entries."""
         self._context = context
         self._machine = machine if isinstance(machine, HashedStateMachine) else None
         self._every = context.settings.compare_entries
@@ -105,7 +105,7 @@ class TableComparison:
 
     @property
     def differing(self) -> tuple[ServerId, ...]:
-        """The servers of the pool whose table differs, or of which one does."""
+        """Servers of the pool with a differing table; all voters if no majority agrees."""
         context = self._context
         known = {context.server_id, *context.servers, *context.core.voters}
         return tuple(sorted(known & self._differing.keys()))
@@ -150,7 +150,7 @@ class TableComparison:
             self._note(self._shape, message["index"], peer, message["hash"])
 
     def judge(self) -> None:
-        """Hash a piece if it is time, and compare what is new.
+        """Hash a piece if it is time, and compare new hashes.
 
         Raises:
             DivergedError: ``LEAVE_S`` after this server was found to differ, so that the others

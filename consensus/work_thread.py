@@ -16,7 +16,7 @@ WORK_PAUSE_S = 0.0005
 
 
 class WorkThread:
-    """Runs the steps of one ``Work`` after the other, each on a thread of its own."""
+    """Runs one ``Work`` after the other, each on a separate thread."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class WorkThread:
         self._over.set()
 
     def run(self, work: Work) -> None:
-        """Begin with ``work``; its end is an event of the node, which raises what a step raised."""
+        """Start ``work``; its end is an event of the node, which raises an exception of a step."""
         self._over = trio.Event()
         token = trio.lowlevel.current_trio_token()
         failure: list[Exception] = []

@@ -1,4 +1,4 @@
-"""What a pool remembers and tells of itself: accounting, history, metrics, health, analysis.
+"""A pool's records and reports: accounting, history, metrics, health, analysis.
 
 Rules are pure modules, which take time and values as arguments. Only ``cli`` imports this package.
 """

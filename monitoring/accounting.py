@@ -37,13 +37,13 @@ class Range:
         return max(0, until - since) - sum(each for each in away if each > 0)
 
     def cut(self, since: int, until: int) -> "Range":
-        """Return what the range has in common with another."""
+        """Return the intersection with another range."""
         return Range(max(self.since, since), min(self.until, until))
 
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """What some parts of leases had."""
+    """Sums over parts of leases."""
 
     leases: int = 0
     unit_ms: int = 0  # shares of GPUs times milliseconds
@@ -53,7 +53,7 @@ class Sum:
 
     @property
     def gpu_hours(self) -> float:
-        """Return GPU-hours: what nobody else could have."""
+        """GPU-hours that others could not have."""
         return self.unit_ms / UNIT / HOUR_MS
 
     @property
@@ -84,7 +84,7 @@ KEYS: dict[str, Key] = {
     "program": lambda record: record.program,
     "day": lambda record: day_of(record.granted_at),
 }
-"""What can be summed by. Parts with GPUs of several models, and of several days, are cut first."""
+"""Grouping keys of sums. Parts with GPUs of several models, and of several days, are cut first."""
 
 
 def day_of(at: int) -> str:

@@ -1,4 +1,4 @@
-"""Asking a pool what leases cost, for the command line and the page: records and old policies."""
+"""Queries for lease costs, for the command line and the page: records and old policies."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What leases cost: their GPU-hours times the prices that were in force, to the millisecond. Pure.
+"""Costs of leases: their GPU-hours times the prices then in force, to the millisecond. Pure.
 
 A price holds from when its policy was applied until the next one was. Time before the oldest policy
 that the pool keeps, and models without a price, are counted as hours without one.
@@ -15,7 +15,7 @@ from gpupool.pool.model.units import HOUR_MS
 from gpupool.pool.policy.prices import MICRO, Prices
 
 Timeline = Sequence[tuple[int, Prices]]
-"""Since when which prices are in force, in the table's time, the oldest first."""
+"""Prices by start of validity, in the table's time, the oldest first."""
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class Costs:
 
 
 def mean_price(model: str, within: Range, timeline: Timeline) -> tuple[float, float]:
-    """Return what an hour of a model cost in the mean of a range, and the share without a price."""
+    """Return a model's mean price an hour in a range, and the share without a price."""
     micro = priced_ms = 0
     for begin, end, prices in _spans(timeline):
         part = within.cut(begin, end)
@@ -68,7 +68,7 @@ def currency_of(timeline: Timeline) -> str:
 
 
 def _spans(timeline: Timeline) -> list[tuple[int, int, Prices]]:
-    """Return the prices with the times from which and until which each was in force."""
+    """Return the prices with the times from which and until when each was in force."""
     begun = [(0, Prices()), *timeline, (FAR, Prices())]
     return [(a, b, prices) for (a, prices), (b, _) in pairwise(begun)]
 

@@ -18,13 +18,13 @@ PAGE_SIZE_MAX = 4 << 20
 
 
 class ServerMessage(Message, family=OBSERVER):
-    """What the server says."""
+    """A message from the server."""
 
     __slots__ = ()
 
 
 class ObserverMessage(Message, family=OBSERVER):
-    """What the observer says."""
+    """A message from the exporter."""
 
     __slots__ = ()
 
@@ -36,7 +36,7 @@ class RecordsWritten(ServerMessage):
 
 @message(7)
 class Forget(ServerMessage):
-    """All users whom the pool has forgotten lately."""
+    """All users recently forgotten by the pool."""
 
     users: tuple[Forgotten, ...]
 
@@ -59,7 +59,7 @@ class Answered(ObserverMessage):
 
 @message(5)
 class HistoryAsked(ServerMessage):
-    """A question about what was measured, with a number of the server's choice."""
+    """A history query, with a number of the server's choice."""
 
     number: Number
     query: HistoryQuery

@@ -1,4 +1,4 @@
-"""Sums over leases by class, which go on when a lease ends: what one server's counters are made of.
+"""Sums over leases by class, which go on when a lease ends: the source of a server's counters.
 
 They begin with the observer. A sample adds what happened since the one before it; the records of
 ended leases add reasons, waiting and durations. Pure code; ``ended`` alone may be called on another
@@ -17,11 +17,11 @@ from gpupool.pool.model.state import LeaseRecord
 from gpupool.pool.telemetry import HISTOGRAMS, Histogram, SessionTelemetry
 
 GAP_MAX_S = 10.0
-"""Between two samples; what lies further apart was not observed, and is not counted."""
+"""Between two samples; a longer gap was not observed, and is not counted."""
 
 AHEAD_S = 60.0
-"""GPU seconds by which a user must be ahead to take another one's rows, so that users who take
-turns do not make new series each time."""
+"""GPU seconds by which a user must be ahead to take another one's rows, so that users in turns do
+not make new series each time."""
 
 REASONS = (
     ("moved", ("moved to another server",)),
@@ -37,7 +37,7 @@ REASONS = (
 """Words in the texts of ends; the first row that has one says the reason."""
 
 Key = tuple[str, str]
-"""A class, and a user; without users of their own rows all have the empty one."""
+"""A class, and a user; without user rows all have the empty one."""
 
 
 def reason_of(text: str) -> str:
@@ -63,7 +63,7 @@ class Buckets:
         self.sum += value
 
     def frozen(self) -> Histogram:
-        """Return what it holds now."""
+        """Return a ``Histogram`` of its current contents."""
         return Histogram(tuple(self.counts or [0] * (len(self.bounds) + 1)), self.sum)
 
 
@@ -105,7 +105,7 @@ class Totals:
         self._records.append(record)
 
     def add(self, sample: Sample) -> None:
-        """Count what happened since the sample before this one."""
+        """Count the changes since the sample before this one."""
         gap_s = (sample.at - self._at) / 1000 if self._at else 0.0
         self._at = sample.at
         gap_s = gap_s if 0 < gap_s <= GAP_MAX_S else 0.0
@@ -162,7 +162,7 @@ class Totals:
         return user_class, user if user in self._named else OTHER
 
     def _choose_users(self, sample: Sample, capacity: Mapping[GpuId, int], gap_s: float) -> None:
-        """Give rows to users while there is room, and to who is ahead of one who has them."""
+        """Give rows to users while there is room; then to a user ahead of one with rows."""
         for lease in sample.leases:
             used = self._time_of.get(lease.user, 0.0)
             self._time_of[lease.user] = used + _shares(lease, capacity) * gap_s

@@ -22,7 +22,7 @@ XID_VALUES_MAX = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Own:
-    """What the observer itself knows, beside the sample."""
+    """Data of the exporter itself, beside the sample."""
 
     protocol: int
     table: int
@@ -57,7 +57,7 @@ def read(sample: Sample, totals: Totals, own: Own) -> Found:
 
 
 def labels_of(users: int) -> Callable[[str], Labels]:
-    """Return what names the labels of a metric, where so many users have their own rows."""
+    """Return a function of a metric's label names, with rows for so many users."""
 
     def labels(name: str) -> Labels:
         declared = METRICS[name].labels

@@ -1,4 +1,4 @@
-"""The observer: a process beside each server that keeps what the pool remembers, and answers.
+"""The exporter: a process beside each server that keeps the pool's records, and answers queries.
 
 ``python -m gpupool.monitoring.observer FOLDER FD DOOR SETTINGS``: the server starts it and talks to
 it over the socket pair whose end is FD; FOLDER is the only one that it may write to. Over DOOR come
@@ -204,7 +204,7 @@ class Observer:
             self._door.sampled(sample)
 
     async def _keep(self) -> None:
-        """Write down what was measured, every ten seconds, on a thread that does nothing else."""
+        """Write samples every ten seconds, on a thread that does nothing else."""
         while True:
             self._sampled = trio.Event()
             samples, self._samples = self._samples, []
@@ -212,7 +212,7 @@ class Observer:
             await self._sampled.wait()
 
     async def _import(self) -> None:
-        """Import what was written, whenever the server says so, on the one thread that writes."""
+        """Import new records, whenever the server reports some, on the one writing thread."""
         while True:
             self._written = trio.Event()
             await self._in_thread(self._writer.step, limiter=self._writing)

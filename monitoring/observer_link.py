@@ -88,7 +88,7 @@ class ObserverLink:
         self._samples: deque[Sample] = deque()
         self._sampled = trio.Event()
         self._told: tuple[Forgotten, ...] = ()
-        """The forgotten users of whom this observer knows."""
+        """Forgotten users known to this exporter."""
         self.dropped = 0
         """Samples that no observer got, and other words for it that were too large."""
         self._said = ""
@@ -129,7 +129,7 @@ class ObserverLink:
             await trio.sleep_until(began + SAMPLE_EVERY_S)
 
     def add_sample(self, sample: Sample) -> None:
-        """Have the observer sent a sample, as soon as it reads."""
+        """Queue a sample for the exporter, sent as soon as it reads."""
         if len(self._samples) >= SAMPLES_MAX:
             self._samples.popleft()
             self.dropped += 1
@@ -140,7 +140,7 @@ class ObserverLink:
             self._told = users
 
     def forgotten(self) -> tuple[Forgotten, ...]:
-        """Return the users whom the pool has forgotten."""
+        """Return the users forgotten by the pool."""
         return self._state().forgotten
 
     def records_written(self) -> None:
@@ -159,7 +159,7 @@ class ObserverLink:
         return with_recent(page, state.records, state.record_count, query)
 
     async def answer(self, query: ObserverQuery) -> ObserverPage:
-        """Return a page of whatever the observer keeps."""
+        """Return a page of the exporter's records or history."""
         if isinstance(query, RecordQuery):
             return await self.ask(query)
         if isinstance(query, ServerTest):
@@ -250,7 +250,7 @@ class ObserverLink:
                     await stream.send_all(self._frame(message))
 
     def _frame(self, message: ServerMessage) -> bytes:
-        """Return a frame; nothing, which is counted, for what no observer would take."""
+        """Return a frame; an empty one, which is counted, for a message that cannot be encoded."""
         try:
             return OBSERVER.encode(message)
         except ProtocolError as error:

@@ -1,4 +1,4 @@
-"""Pages of records: what one user is told of everybody's, and how pages are put together."""
+"""Pages of records: one user's view of all records, and the merging of pages."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -75,7 +75,7 @@ def matches(record: LeaseRecord, query: RecordQuery) -> bool:
 def with_recent(
     page: RecordPage, recent: Sequence[LeaseRecord], newest: int, query: RecordQuery
 ) -> RecordPage:
-    """Return the last page of an observer with what it has not imported yet.
+    """Return an exporter's last page, completed by records that it has not imported yet.
 
     Args:
         page: of the observer, or an empty one when it does not answer.

@@ -37,15 +37,16 @@ class RecordWriter:
         self._store: UsageStore | None = None
         self._newest = 0
         self._told = 0
-        """Up to which number records had come before; what is read again has not ended anew."""
+        """Number of the last record imported before; records that are read again have not ended
+        anew."""
         self.forgotten: tuple[Forgotten, ...] = ()
-        """Users who are forgotten; any thread may set it."""
+        """Forgotten users; any thread may set it."""
         self._forgot: tuple[Forgotten, ...] = ()
         self.problem = ""
         """Why the database may lack records; empty when it does not."""
 
     def step(self) -> None:
-        """Import what is new. What cannot be done now is said, once, and tried again later."""
+        """Import new records. A failure is logged once, and the import is tried again later."""
         try:
             store = self._open()
             forgotten = self.forgotten

@@ -1,4 +1,4 @@
-"""A sample: what a server tells its observer once a second, built from its table and measurements.
+"""A sample: a server's message to its exporter once a second, from its table and measurements.
 
 ``Telemetry`` says what was measured, the books what the table says of the same GPUs and leases. The
 metrics, the history and the checks are made of samples, and of nothing else. Pure code.
@@ -26,7 +26,7 @@ SERVERS_A_SECOND = 100
 
 @dataclass(frozen=True, slots=True)
 class GpuBooks:
-    """What the table says of one GPU of this server; sizes in bytes."""
+    """Table data of one GPU of this server; sizes in bytes."""
 
     gpu: GpuKey
     index: Int
@@ -45,7 +45,7 @@ class GpuBooks:
 
 @dataclass(frozen=True, slots=True)
 class LeaseBooks:
-    """What the table says of one lease with a part on this server that is not freed."""
+    """Table data of one lease with a part on this server that is not freed."""
 
     lease: LeaseNumber
     user: Line
@@ -61,7 +61,7 @@ class LeaseBooks:
 
 @dataclass(frozen=True, slots=True)
 class CapacityBooks:
-    """What the table says of all GPUs of one model, in millionths of GPUs.
+    """Table sums over all GPUs of one model, in millionths of GPUs.
 
     A GPU is granted first, then outside, and the rest of it drained, down, at fault, or free.
     """
@@ -76,7 +76,7 @@ class CapacityBooks:
 
 @dataclass(frozen=True, slots=True)
 class PoolBooks:
-    """What the table says of the whole pool; sizes in bytes."""
+    """Table sums over the whole pool; sizes in bytes."""
 
     at: Time
     servers: dict[Name, Int]  # by state: new, idle, mix, full, drain, down
@@ -120,7 +120,7 @@ class Sampler:
     def sample(
         self, state: PoolState, telemetry: Telemetry, health: RaftHealth, now_ms: int
     ) -> Sample:
-        """Return the sample of the server whose telemetry is given.
+        """Return the sample of the server with the given telemetry.
 
         Args:
             state: the table of this moment.
@@ -197,7 +197,7 @@ def pool_books(state: PoolState, now_ms: int) -> PoolBooks:
 
 
 WITHHELD = {"drain": "drained", "down": "down", "new": "down", "fault": "fault"}
-"""What the rest of a GPU in a state is; in any other it is free."""
+"""Capacity category of a GPU's remainder, by state; in any other state it is free."""
 
 
 def _count_capacity(parts: Counter[str], gpu: Gpu, state: str) -> None:

@@ -1,4 +1,4 @@
-"""Asking a pool who used what, for the command line and the page: records, samples and costs."""
+"""Queries of a pool's usage, for the command line and the page: records, samples and costs."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Asked(Protocol):
-    """What is asked: a client's ``Pool``, or the page's source of data."""
+    """The queried pool: a client's ``Pool``, or the page's source of data."""
 
     def user(self) -> str: ...  # noqa: D102
     def is_operator(self) -> bool: ...  # noqa: D102
@@ -35,7 +35,7 @@ class Asked(Protocol):
 
 @dataclass(slots=True)
 class FoundUsage:
-    """What is known of the asked range, and what is not."""
+    """Known usage of the queried range, and its gaps."""
 
     parts: list[LeaseRecord] = field(default_factory=list[LeaseRecord])  # of one lease
     report: "Report | None" = None  # or of many
@@ -48,7 +48,7 @@ class FoundUsage:
 async def ask_usage(
     pool: Asked, view: PoolView, query: RecordQuery, *, cost: bool = False
 ) -> FoundUsage:
-    """Return what is known of the range of a query, or of one lease.
+    """Return the known usage of the range of a query, or of one lease.
 
     Args:
         pool: what is asked.
@@ -133,6 +133,6 @@ class Page(Protocol):
 
 
 def problems_of(view: PoolView, pages: Iterable[tuple[ServerId, Page]]) -> list[str]:
-    """Return what servers say that their answers lack."""
+    """Return the gaps that servers report of their answers."""
     names = {each.id: each.name for each in view.servers}
     return [f"server {names.get(k, k)}: {page.problem}" for k, page in pages if page.problem]

@@ -46,26 +46,26 @@ class Report:
     others: dict[str, ClassSum]
     """Sums of other users' leases, by class; empty for operators."""
     samples: dict[str, SampleSum] = field(default_factory=dict[str, SampleSum])
-    """What samples say of each row, as far as there are any."""
+    """Sample sums of each row, as far as there are any."""
     costs: Costs | None = None  # None: nobody has asked
 
     def figures(self, key: str) -> Figures:
-        """Return what samples say of one row."""
+        """Return the samples' figures of one row."""
         return figures_of(self.samples.get(key), self.rows[key].gpu_hours)
 
     def all_figures(self) -> Figures:
-        """Return what samples say of all rows together."""
+        """Return the samples' figures of all rows together."""
         known = [each for key, each in self.samples.items() if key in self.rows]
         whole = reduce(SampleSum.plus, known) if known else None
         return figures_of(whole, self.whole.gpu_hours)
 
     def by_waste(self) -> "Report":
-        """Return the report with the largest waste first; what is unknown comes last."""
+        """Return the report with the largest waste first; unknown waste comes last."""
         rows = sorted(self.rows, key=lambda key: -1 * (self.figures(key).wasted_gpu_hours or 0.0))
         return replace(self, rows={key: self.rows[key] for key in rows})
 
     def cost_cells(self, key: str | None) -> tuple[float, float | None, float]:
-        """Return cost, cost of what was wasted, and GPU-hours without a price; None: of all."""
+        """Return cost, cost of wasted time, and GPU-hours without a price; None: of all."""
         assert self.costs is not None
         cost = self.costs.whole if key is None else self.costs.of(key)
         figures = self.all_figures() if key is None else self.figures(key)
@@ -82,7 +82,7 @@ def pool_report(
     user: str | None,
     samples: Sequence[SampleSum] = (),
 ) -> Report:
-    """Return the sums of what servers have answered, and of the leases that are not over.
+    """Return the sums of the servers' answers, and of the leases that are not over.
 
     Args:
         view: the pool now.
@@ -121,7 +121,7 @@ def make_report(
     within: Range,
     samples: Iterable[SampleSum] = (),
 ) -> Report:
-    """Return the report of what one may see, with sums of what one may not.
+    """Return the report of a user's visible leases, with sums of the others.
 
     Args:
         groups: sums of what is over.
@@ -355,7 +355,7 @@ def plain_row(row: Sum, figures: Figures = NOTHING) -> dict[str, float | int | N
 
 
 def plain_cost(report: Report, key: str | None) -> dict[str, float | int | None]:
-    """Return what a row costs as JSON carries it: nothing where nobody has asked."""
+    """Return a row's costs for JSON: nothing where the report has none."""
     if report.costs is None:
         return {}
     return dict(
@@ -413,7 +413,7 @@ def when(at: int) -> str:
 def lease_report(
     lease: LeaseId, parts: Sequence[LeaseRecord], known: SampleSum | None = None
 ) -> list[str]:
-    """Return what is known of one lease, on one screen."""
+    """Return the report on one lease, on one screen."""
     first = min(parts, key=lambda part: (part.granted_at, part.number))
     last = max(parts, key=lambda part: part.number)
     whole = total(parts, Range())

@@ -176,7 +176,7 @@ def _where(query: RecordQuery) -> tuple[str, list[int]]:
 
 
 def put_aside(path: Path) -> Path:
-    """Rename a damaged file and what belongs to it; return its new name."""
+    """Rename a damaged database, and delete its WAL files; return its new name."""
     number = 1
     while (to := path.with_name(f"{path.stem}.damaged-{number}{path.suffix}")).exists():
         number += 1

@@ -71,7 +71,7 @@ def page(command: click.Command, name: str, context: click.Context) -> str:
 
 
 def subcommands(group: click.Group, context: click.Context) -> Iterator[str]:
-    """Yield what a page says of the commands of a group."""
+    """Yield a page's lines about the commands of a group."""
     for name in group.list_commands(context):
         if context.parent is None:
             yield from tagged([(f"gpupool-{name}(1)", COMMANDS[name][1])])

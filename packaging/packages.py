@@ -151,7 +151,7 @@ def pack(
 
 
 def describe(tree: Path, kind: str, arch: str, version: str, release: str) -> dict[str, Any]:
-    """Return what nfpm reads."""
+    """Return the nfpm configuration of a package."""
     python = f"python{version}" if kind == "deb" else f"/usr/bin/python{version}"
     system = HERE / "system"
     epoch = os.environ.get("SOURCE_DATE_EPOCH", "")

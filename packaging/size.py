@@ -65,7 +65,7 @@ def counted() -> Counter[str]:
 
 
 def main() -> None:
-    """Compare, or keep what has become smaller."""
+    """Compare the counts of lines, or keep the smaller ones."""
     now = counted()
     rows = (line.split() for line in FIGURES.read_text().splitlines() if line[:1] != "#")
     kept = {room: int(lines) for room, lines in rows}

@@ -1,4 +1,4 @@
-"""Get what ``make test-monitoring`` needs beside Python: Prometheus, Chromium and axe-core.
+"""Get the tools of ``make test-monitoring`` beside Python: Prometheus, Chromium and axe-core.
 
 Debian's packages are installed where this is root and they are absent. The file of axe-core comes
 from npm, and must have the recorded SHA-256. What cannot be had is said in one line each; the tests

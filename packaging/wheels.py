@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def python(*argv: str, cwd: Path, env: Mapping[str, str]) -> None:
-    """Run this Python quietly, and show what it printed when it fails."""
+    """Run this Python quietly, and show its output when it fails."""
     done = subprocess.run(
         [sys.executable, *argv], cwd=cwd, env=env, text=True, capture_output=True, check=False
     )
@@ -79,7 +79,7 @@ def python(*argv: str, cwd: Path, env: Mapping[str, str]) -> None:
 
 
 def git(*argv: str) -> bytes:
-    """Return what git prints about this checkout; nothing outside of one."""
+    """Return git's output about this checkout; nothing outside of one."""
     if not (ROOT / ".git").exists():
         return b""
     return subprocess.run(["git", "-C", str(ROOT), *argv], check=True, capture_output=True).stdout
@@ -179,7 +179,7 @@ def normalise(wheel: Path, target: Path, epoch: int, tags: tuple[str, str]) -> N
 
 
 def write_sbom(source: Path, out: Path, env: Mapping[str, str]) -> None:
-    """Write what gpupool and its locked dependencies are, as CycloneDX."""
+    """Write the SBOM of gpupool and its locked dependencies, in CycloneDX format."""
     name = source.name.rpartition("-")
     sbom = out / f"{name[0]}-{name[2]}.cdx.json"
     python(

@@ -1,4 +1,4 @@
-"""Which server sends the pool's alerts: of those that can, the one with the lowest id."""
+"""The server that sends the pool's alerts: of those that can, the one with the lowest id."""
 
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import PoolState, ServerStatus

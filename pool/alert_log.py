@@ -1,4 +1,4 @@
-"""Which alerts fire, which are over, and when a message about them is due. Pure code.
+"""Firing alerts, ended alerts, and the times of messages about them. Pure code.
 
 Alerts that begin within half a minute are one message. What goes on is told again after four hours,
 and what is over once. In an hour twenty messages are sent at most; the next one has all that was
@@ -35,7 +35,7 @@ NO_MAJORITY = "NoMajority"
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule: what must hold for ``for_s`` before it fires."""
+    """One alert rule: its condition must hold for ``for_s`` before it fires."""
 
     name: str
     severity: str  # warning or critical
@@ -97,7 +97,7 @@ def alert_id(rule: str, subject: str, began_ms: int) -> str:
 
 
 class _Role(Enum):
-    """What a server may tell of."""
+    """The alerts that a server may send."""
 
     ALL = "all"  # it is the sender
     CUT_OFF = "cut off"  # without a majority: of that alone
@@ -138,7 +138,7 @@ class AlertLog:
         sends: bool,
         majority: bool = True,
     ) -> Message | None:
-        """Take what holds now, and return the message that is due, if one is.
+        """Follow the conditions that hold now, and return the message that is due, if one is.
 
         Args:
             conditions: what holds.
@@ -179,7 +179,7 @@ class AlertLog:
                 known.over_ms = now_ms
 
     def _untold(self, now_s: float) -> list[_Followed]:
-        """Return what must be told: new alerts, those that go on, and those that are over."""
+        """Return the alerts to send: new alerts, those that go on, and those that are over."""
         found: list[_Followed] = []
         for known in self._followed.values():
             about_majority = known.condition.rule.name == NO_MAJORITY

@@ -1,4 +1,4 @@
-"""Automatic drains of GPUs: which signs a server sees, since when, and what it proposes for them.
+"""Automatic drains of GPUs: the signs that a server sees, their onsets, and its proposals.
 
 The table bounds such drains (``transitions.gpu_drains``); a server proposes what would be applied.
 
@@ -25,7 +25,7 @@ SIGN_NAMES = ("thermal", "repeated-xid", "ecc", "remapped-rows", "pcie", "nvlink
 """The signs for which a server drains a GPU by itself, when it is told to."""
 
 Signs = Mapping[tuple[GpuId, str], str]
-"""What a server sees now that drains a GPU, as text, by the GPU and the name of the sign."""
+"""The present signs that drain a GPU, as text, by the GPU and the name of the sign."""
 
 TEXT_LENGTH_MAX = 150
 
@@ -65,7 +65,7 @@ class SignWatch:
 
 
 def plan_drains(state: PoolState, self_id: ServerId, signs: Sequence[Sign]) -> tuple[DrainGpu, ...]:
-    """Return the drains that a server should propose for what it sees, which the table allows."""
+    """Return the drains that a server should propose for its signs, as the table allows."""
     server = state.servers.get(self_id)
     if server is None or not signs:
         return ()

@@ -11,7 +11,7 @@ HELD_MAX_S = 10.0
 
 
 def clock_view(state: PoolState, reading: ClockReading) -> ClockView:
-    """Return what ``reading`` says, for people."""
+    """Return a clock reading as a view for people."""
     return ClockView(
         table=state.now,
         pool=Milliseconds(reading.pool_ms),
@@ -27,7 +27,7 @@ def clock_view(state: PoolState, reading: ClockReading) -> ClockView:
 
 
 def clock_problems(state: PoolState, reading: ClockReading) -> dict[str, str]:
-    """Return what is wrong with the time, as sentences; the keys do not change with the figures."""
+    """Return the problems of the time as sentences; the keys do not change with the figures."""
     found: dict[str, str] = {}
     held = reading.source is Source.HELD
     if held and len(state.voters()) == 1:

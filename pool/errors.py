@@ -101,7 +101,7 @@ class LeaseLostError(GpupoolError):
 
 
 class LeaseSuspendedError(GpupoolError):
-    """The lease is suspended; what was asked for can be asked for again."""
+    """The lease is suspended; the same request can be made again."""
 
     exit_code = ExitCode.NOT_NOW
     code = "lease-suspended"
@@ -114,7 +114,7 @@ class StorageError(GpupoolError):
 
 
 class NoRoomError(StorageError):
-    """The disk is full. What was to be written may be written again, once there is room."""
+    """The disk is full. The same data may be written again, once there is room."""
 
 
 class ProtocolError(GpupoolError):

@@ -1,4 +1,4 @@
-"""A question about what servers measured, and a part of the answer.
+"""A query for the measurements of servers, and a part of the answer.
 
 Servers ask their own observer with them, and clients ask servers; each has what it measured itself.
 A point has a sum and a count, never a mean, so that the points of several servers can be added.
@@ -16,12 +16,12 @@ POINTS_MAX = 2000
 """Of one series."""
 
 EVERYBODY = "*"
-"""The name in a question for sums by class that are of all leases, whoever asks."""
+"""The name in a query for sums by class over all leases, for any user that asks."""
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryQuery:
-    """Which figures are wanted: of moments from ``since`` to before ``until``, the pool's time."""
+    """A query for figures of moments from ``since`` to before ``until``, the pool's time."""
 
     #: pool, server, gpu, lease, user, client, sums, health, capacity, storage; or of one GPU
     #: gpu-leases, the memory that they use, and gpu-marks, what happened to it.
@@ -41,7 +41,7 @@ class HistoryQuery:
 
 @dataclass(frozen=True, slots=True)
 class HistorySeries:
-    """The points of one GPU, or of what was asked for together, by time.
+    """The points of one GPU, or of a whole query together, by time.
 
     A point is the Unix second at which it begins, a sum, a count, and a maximum, or -1 for none.
     """
@@ -53,7 +53,7 @@ class HistorySeries:
 
 @dataclass(frozen=True, slots=True)
 class SampleSum:
-    """What samples say of the leases of one key on one server."""
+    """The sums of samples of all leases with one key on one server."""
 
     key: Text
     slots: Int  # of 10 s, of each GPU of a lease, of which it is known whether anything was done
@@ -96,7 +96,7 @@ class Episode:
 
 @dataclass(frozen=True, slots=True)
 class CapacitySum:
-    """What became of all GPUs of a model in one day, as far as one server knows the table.
+    """The use of all GPUs of a model in one day, as far as one server knows the table.
 
     Figures are millionths of GPUs times seconds. What is in no part was free.
     """
@@ -137,7 +137,7 @@ class KeptTier:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """What one server keeps of what was, and when its certificates end."""
+    """The history that one server stores, and the end of its certificates."""
 
     files: dict[Name, Int] = field(default_factory=dict[str, int])  # bytes by name
     size_max: Int = 0  # bytes of the databases together

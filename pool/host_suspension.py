@@ -1,4 +1,4 @@
-"""What a host says of the leases that it was told to suspend or to resume."""
+"""A host's report on the leases that it was ordered to suspend or to resume."""
 
 from dataclasses import dataclass
 from enum import Enum

@@ -68,7 +68,7 @@ def check_rows(state: PoolState) -> Iterator[list[str]]:
 
 
 def _record_violations(state: PoolState) -> list[str]:
-    """Return what is wrong with the numbers of the records of ended leases."""
+    """Return the errors in the numbers of the records of ended leases."""
     kept = len(state.records)
     if kept != min(state.record_count, RECORD_COUNT_MAX):
         return [f"{state.record_count} records of leases, of which {kept} are kept"]
@@ -114,7 +114,7 @@ class InvariantSampler:
 
 
 def _add(lease: Lease, granted: dict[tuple[ServerId, GpuId], int], usage: dict[str, Usage]) -> None:
-    """Add what a lease holds to the sums that the books are compared with."""
+    """Add a lease's memory and usage to the sums that are compared with the books."""
     one, known = usage_of(lease), usage.get(lease.user)
     usage[lease.user] = one if known is None else plus(known, one)
     for partition in lease.partitions:
@@ -149,7 +149,7 @@ def _gpu_violations(gpu: Gpu, total: int) -> list[str]:
 
 
 def _part_violations(lease: Lease) -> list[str]:
-    """Return which parts of a held lease are not as its relocation says."""
+    """Return the parts of a held lease with a status that contradicts its relocation."""
     ending = lease.relocation.ending if lease.relocation is not None else None
     return [
         f"lease {lease.id}: held, with a part {part.value} on {server}"

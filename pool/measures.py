@@ -19,7 +19,7 @@ RESULTS = ("granted", "busy", "denied", "never", "no-quorum", "expired")
 """How claims end."""
 
 COUNTERS = frozenset({*(f"grants_{each}" for each in RESULTS), "worker_start_failures"})
-"""What is counted here."""
+"""Names of the event counters."""
 
 _RESULT_OF: dict[str, str] = {
     RefusalKind.BUSY: "busy",
@@ -34,7 +34,7 @@ _RESULT_OF: dict[str, str] = {
 
 
 class Transport(Enum):
-    """What a session's data goes over."""
+    """The transport of a session's data."""
 
     TLS = "tls"
     TCP = "tcp"
@@ -42,7 +42,7 @@ class Transport(Enum):
 
 
 class Measures:
-    """What one server has counted since its start; every part may be given the same one."""
+    """The counts of one server since its start; every part may be given the same object."""
 
     def __init__(self) -> None:
         self.counters: dict[str, int] = {}

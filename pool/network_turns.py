@@ -20,7 +20,7 @@ Item = TypeVar("Item", bound=Hashable)
 
 
 class NetworkTurns(Generic[Item]):
-    """Who waits: a network after the other, one of each at a time, in the order of coming.
+    """A round-robin queue: one item of each network in turn, in the order of arrival.
 
     The caller bounds how many wait.
     """
@@ -56,7 +56,7 @@ class NetworkTurns(Generic[Item]):
         return len(self._first.get(network, {})) + len(self._again.get(network, {}))
 
     def pop(self) -> Item:
-        """Return the one whose turn it is; somebody waits."""
+        """Remove and return the next item; the queue is not empty."""
         is_first = bool(self._first) and not (self._again and self._in_row >= FIRST_IN_ROW_MAX)
         self._in_row = self._in_row + 1 if is_first else 0
         line = self._first if is_first else self._again
@@ -77,7 +77,7 @@ class NetworkTurns(Generic[Item]):
 
 @lru_cache(maxsize=1024)
 def network_of(address: str) -> str:
-    """Return the network whose connections are counted together: an IPv4 address, an IPv6 /64."""
+    """Return the network by which connections are counted: an IPv4 address, an IPv6 /64."""
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

@@ -1,4 +1,4 @@
-"""What the folders promise each other, so that consensus and remoting never import one another.
+"""Interfaces between the folders, so that consensus and remoting never import one another.
 
 ``remoting/daemon/compose.py`` connects real parts by these Protocols; the simulator connects fakes.
 """
@@ -55,7 +55,7 @@ Outcome = Committed | NotCommitted | Unknown
 
 
 class Role(Enum):
-    """What this server is to Raft at this moment."""
+    """The present Raft role of this server."""
 
     LEADER = "leader"
     FOLLOWER = "follower"
@@ -65,7 +65,7 @@ class Role(Enum):
 
 
 class RefusedBy(NamedTuple):
-    """Which server says that it refuses another one, and why."""
+    """The server that reports its refusal of another one, and the reason."""
 
     teller: ServerId
     reason: str
@@ -94,7 +94,7 @@ class RaftHealth:
 
 
 class StateMachine(Protocol):
-    """What consensus replicates. Deterministic: no clock, no randomness, no I/O."""
+    """The replicated state machine. Deterministic: no clock, no randomness, no I/O."""
 
     def apply(self, index: int, command: Plain) -> Plain:
         """Apply one committed command and return its result. Total: never raises."""
@@ -111,14 +111,14 @@ class StateMachine(Protocol):
 
 @runtime_checkable
 class SlicedStateMachine(StateMachine, Protocol):
-    """A state machine whose state is too large to be encoded or decoded at one go."""
+    """A state machine with a state too large to be encoded or decoded at one go."""
 
     def snapshot_fields(self) -> list[Field]:
         """Return the state of this moment, to be encoded in pieces on any thread."""
         ...
 
     def restoring(self) -> PieceDecoder[Any]:
-        """Return what makes a state of a snapshot in pieces, on any thread."""
+        """Return a decoder that makes a state of a snapshot in pieces, on any thread."""
         ...
 
     def adopt(self, state: Any) -> None:
@@ -130,7 +130,7 @@ class Hashing(Protocol):
     """A hash that is computed in pieces."""
 
     shape: int
-    """A number for what is hashed, never 0: only hashes with the same one are compared."""
+    """The shape of the hashed data, never 0: only hashes of the same shape are compared."""
 
     def step(self) -> bytes | None:
         """Hash one piece, in less than a millisecond; return the hash once all are done."""
@@ -139,14 +139,14 @@ class Hashing(Protocol):
 
 @runtime_checkable
 class HashedStateMachine(StateMachine, Protocol):
-    """A state machine whose whole state servers compare."""
+    """A state machine for which servers compare the whole state."""
 
     def hash_mark(self) -> int:
         """Return a number that follows from the state; the command that changes it is agreed."""
         ...
 
     def hashing(self) -> Hashing:
-        """Return what hashes the state of this moment; later commands do not change it."""
+        """Return a hasher of the state of this moment; later commands do not change it."""
         ...
 
 
@@ -201,7 +201,7 @@ class PeerLinks(Protocol):
         ...
 
     def set_peers(self, peers: Sequence[ServerId]) -> None:
-        """Say which servers to stay connected to; all others are disconnected."""
+        """Set the servers to stay connected to; all others are disconnected."""
         ...
 
     def hang_up(self, peer: ServerId) -> None:
@@ -210,7 +210,7 @@ class PeerLinks(Protocol):
 
 
 class PeerEvents(Protocol):
-    """What the links report; implemented by consensus. Called on the trio thread, never blocks."""
+    """Events of the links; implemented by consensus. Called on the trio thread, never blocks."""
 
     def connected(self, peer: ServerId) -> None:
         """Say that a connection with ``peer`` is up: everything before it is lost."""

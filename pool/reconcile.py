@@ -1,4 +1,4 @@
-"""What a server has to do next, as level-triggered decisions over the table.
+"""The next steps of a server, as level-triggered decisions over the table.
 
 Each function compares the table with what a server sees around it and returns what should be
 proposed or done. Calling it again before that has happened returns the same, so a lost proposal or
@@ -46,7 +46,7 @@ REACHABLE_WITHIN_S = 2.0
 """Contact as fresh as this makes an unreachable server grantable again."""
 
 UNATTACHED_MAX_S = 10.0
-"""A lease whose client opened no connection to us for so long is nobody's, and ends."""
+"""A lease without a connection from its client for so long is abandoned, and ends."""
 
 
 STOPPING = "it is being stopped"
@@ -66,7 +66,7 @@ def is_drained_by_stop(server: Server | None, incarnation: Incarnation) -> bool 
 
 @dataclass(frozen=True, slots=True)
 class HostPlan:
-    """What the server that owns the GPUs must do."""
+    """The actions of the server that owns the GPUs."""
 
     kill: tuple[LeaseId, ...]  # leases whose workers must die now, or that are to be forgotten
     propose: tuple[Command, ...]
@@ -82,7 +82,7 @@ def plan_leader(
     self_id: ServerId,
     connected: Collection[ServerId] = (),
 ) -> tuple[Command, ...]:
-    """Return what the leader should propose: contact lost or regained, time, ends by the policy.
+    """Return the leader's proposals: contact lost or regained, time, ends by the policy.
 
     And what it takes up again: commands in batches that are not done.
 
@@ -116,7 +116,7 @@ def plan_leader(
 
 
 def due_suspensions(state: PoolState, now_ms: int) -> tuple[SuspendLease, ...]:
-    """Return which leases the policy has suspended now: for requests, and because of windows."""
+    """Return the suspensions due by the policy: for requests, and because of windows."""
     if not state.leases or not state.policy.version:
         return ()
     if now_ms > state.now:
@@ -129,7 +129,7 @@ def due_suspensions(state: PoolState, now_ms: int) -> tuple[SuspendLease, ...]:
 def due_resumptions(
     state: PoolState, now_ms: int, more_for: Set[RequestId | None] = frozenset()
 ) -> tuple[ResumeLease | EndLease, ...]:
-    """Return which suspended leases go on now: the first by priority, then by wait, with room.
+    """Return the resumptions due now: the first by priority, then by wait, with room.
 
     One for each pass: it takes memory that the next must not count on. Those for whose requests
     more is being suspended stay. What finds no room and was suspended for too long, ends.
@@ -166,7 +166,7 @@ def plan_host(
     unattached_s: Mapping[LeaseId, float],
     gone: Mapping[LeaseId, str],
 ) -> HostPlan:
-    """Return which workers to kill, which leases to end, and which to free.
+    """Return the workers to kill, the leases to end, and the leases to free.
 
     Args:
         state: the table as applied here.
@@ -216,7 +216,7 @@ def _is_awaited(lease: Lease, server: ServerId) -> bool:
 
 @dataclass(slots=True)
 class SuspensionPlan:
-    """What the server must do about its part of suspended leases, in this order."""
+    """A server's actions on its part of suspended leases, in this order."""
 
     suspend: list[tuple[LeaseId, int]]  # what the host is told, with the number of the suspension
     resume: list[tuple[LeaseId, int]]
@@ -234,7 +234,7 @@ def plan_suspensions(
     hosted: Mapping[LeaseId, HostSuspension],
     worker_count: Mapping[LeaseId, int],
 ) -> SuspensionPlan:
-    """Return what to tell the host about suspensions, and what to propose of what it says.
+    """Return the orders to the host about suspensions, and the proposals from its reports.
 
     Args:
         state: the table as applied here.
@@ -301,7 +301,7 @@ def _back_from_move(
     told: HostSuspension,
     key: tuple[LeaseId, ServerId, Incarnation],
 ) -> Command:
-    """Return what to propose of a lease that cannot go on with the GPUs that it was moved to."""
+    """Return the proposal for a lease that cannot go on with the GPUs that it was moved to."""
     no_room = way_back_refusal(state, lease)
     if no_room is None or len(lease.parts) == 1:
         return RefuseSuspension(*key, told.number, told.reason)
@@ -313,7 +313,7 @@ def _host_says(
     told: HostSuspension | None,
     key: tuple[LeaseId, ServerId, Incarnation],
 ) -> list[Command]:
-    """Return what to propose of a lease that the host was told to suspend."""
+    """Return the proposals for a lease that the host was ordered to suspend."""
     if told is None or key[1] in suspension.confirmed:
         return []
     if told.phase is SuspensionPhase.SUSPENDED:

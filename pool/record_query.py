@@ -29,7 +29,7 @@ PAGE_COUNT_MAX = 1000
 
 @dataclass(frozen=True, slots=True)
 class RecordQuery:
-    """Which records are wanted: of parts granted for a moment from ``since`` to ``until``."""
+    """A query for records of parts granted for a moment from ``since`` to ``until``."""
 
     since: AskedTime = Milliseconds(0)
     until: AskedTime = FAR
@@ -42,12 +42,12 @@ class RecordQuery:
 
 
 KEYS = ("user", "class", "department", "client", "lease", "server", "model", "program", "day")
-"""What can be summed by."""
+"""Keys by which records can be summed."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSum:
-    """What the leases of one key had within the asked range. Exact, so too large for an integer."""
+    """The sums of one key's leases within the asked range. Exact, so too large for an integer."""
 
     key: Text
     leases: Int = 0
@@ -74,7 +74,7 @@ class GroupSum:
 
 @dataclass(frozen=True, slots=True)
 class ClassSum:
-    """What leases of other users had within the asked range, by class."""
+    """The sums of other users' leases within the asked range, by class."""
 
     user_class: Text
     parts: Int
@@ -104,7 +104,7 @@ class CheckQuery:
 
 @dataclass(frozen=True, slots=True)
 class CheckPage:
-    """What it has found; what is good has a line as well."""
+    """The findings of the checks; a good result has a line as well."""
 
     findings: tuple[Finding, ...] = ()
 
@@ -118,14 +118,14 @@ class BandwidthQuery:
 
 @dataclass(frozen=True, slots=True)
 class BandwidthPage:
-    """What that way carries, in bits per second."""
+    """The bandwidth of the path in both directions, in bits per second."""
 
     there: Int
     back: Int
 
 
 ServerTest = CheckQuery | BandwidthQuery
-"""What the server itself does for its answer; the observer has no part in it."""
+"""Tests that the server itself runs for its answer; the exporter has no part in them."""
 
 ObserverQuery = RecordQuery | HistoryQuery | ServerTest
 ObserverPage = RecordPage | HistoryPage | CheckPage | BandwidthPage

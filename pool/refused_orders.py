@@ -1,4 +1,4 @@
-"""What a person reads when the pool refuses an order about a lease.
+"""The message to a person when the pool refuses an order about a lease.
 
 It says what was not done, where the lease is now, why, and what to do next. Results of the table
 say why alone, and stay in the words of their version: servers compare them.
@@ -25,7 +25,7 @@ GPUS_HINT = '"gpupool gpus" shows the GPUs by number and id, and what is free on
 
 
 def check_known_to_all(state: PoolState, command: Command) -> None:
-    """Refuse what a server of the pool is too old for, if it has ever been up.
+    """Refuse a command for which a server of the pool is too old, if it has ever been up.
 
     Raises:
         NotNowError: when there is such a server.
@@ -71,7 +71,7 @@ def places_text(state: PoolState, lease: Lease) -> str:
 
 
 def _now(state: PoolState, lease: Lease) -> str:
-    """Return what a lease does now."""
+    """Return the present state of a lease, as a phrase."""
     found, leaves = lease.suspension, lease.relocation
     if leaves is not None and leaves.ending is None:
         target = state.servers.get(leaves.target)
@@ -91,7 +91,7 @@ def _is_suspended(lease: Lease) -> bool:
 
 
 def _hint(order: Command, lease: Lease) -> str:
-    """Return what to do next about a lease that cannot be had now."""
+    """Return the next step for a person after an order about a lease was refused."""
     name = lease_name(lease.id)
     if isinstance(order, MoveLease) and _is_suspended(lease):
         return f'{GPUS_HINT}; "gpupool resume {name}" has it go on with its own once they have room'

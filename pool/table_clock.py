@@ -1,4 +1,4 @@
-"""The pool's time as one server knows it: what stamps commands, and what judges every expiry.
+"""The pool's time as one server knows it: it stamps commands, and judges every expiry.
 
 One wall clock can be wrong by years, so none is believed alone. A server measures the wall clocks
 of the voters against its own monotonic clock, and takes the latest instant that a majority of all
@@ -50,7 +50,7 @@ SLEW = 0.5
 
 
 class Source(Enum):
-    """What the pool's time rests on; see the module."""
+    """The basis of the pool's time; see the module."""
 
     VOTERS = "voters"
     HELD = "held"
@@ -179,7 +179,7 @@ class TableClock:
         return run.now(now, SLEW)
 
     def reading(self) -> ClockReading:
-        """Return what is known of the time, of this server's clock and of all others."""
+        """Return the reading of the time, of this server's clock and of all other clocks."""
         state, wall_ms, now = self._table(), self.clock.wall_ms(), self.clock.monotonic()
         source, pool_ms = self._follow(state)
         clocks = {self._self: KnownClock((wall_ms - pool_ms) / 1000, 0.0)}
@@ -257,7 +257,7 @@ class TableClock:
         return Source.VOTERS, found
 
     def _walls(self, voters: Iterable[ServerId]) -> list[int]:
-        """Return what the wall clocks of voters show now that are known."""
+        """Return the present readings of the voters' wall clocks, as far as they are known."""
         now, walls = self.clock.monotonic(), list[int]()
         for voter in voters:
             if voter == self._self:

@@ -1,4 +1,4 @@
-"""What servers measure of themselves, for the views, the metrics, the history and the checks.
+"""Telemetry that servers measure, for the views, the metrics, the history and the checks.
 
 ``Telemetry`` is one server's, with that of its GPUs and of its leases' sessions. Counters grow from
 the server's start; None is a reading that is not to be had, which is never shown as 0. Nothing
@@ -40,7 +40,7 @@ class Health(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check found of one subject: a GPU's id, a peer's name, a file system, or nothing."""
+    """One check's result for one subject: a GPU's id, a peer's name, a file system, or nothing."""
 
     check: Name
     subject: Line
@@ -61,7 +61,7 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class GpuTelemetry:
-    """What NVML says of one GPU; None for a reading that this device does not give."""
+    """NVML's readings of one GPU; None for a reading that this device does not give."""
 
     gpu: GpuKey
     memory_used: Int
@@ -99,7 +99,7 @@ class GpuTelemetry:
 
 @dataclass(frozen=True, slots=True)
 class SessionTelemetry:
-    """What went over the wire for one lease on one server, since its sessions opened."""
+    """Traffic over the wire for one lease on one server, since its sessions opened."""
 
     lease: LeaseNumber
     workers: Int
@@ -129,7 +129,7 @@ class SessionTelemetry:
 
 @dataclass(frozen=True, slots=True)
 class HostTelemetry:
-    """What Linux says of one server's machine and of gpupool's processes there; sizes in bytes."""
+    """Linux's figures of one server's machine and gpupool's processes there; sizes in bytes."""
 
     cpu_busy: Figure | None = None  # 0 to 1, of all processors
     memory_total: Int | None = None
@@ -155,7 +155,7 @@ class HostTelemetry:
 
 @dataclass(frozen=True, slots=True)
 class ConsensusTelemetry:
-    """What a server's replication measures."""
+    """Telemetry of a server's replication."""
 
     journal_bytes: Int = 0
     snapshot_age_s: Figure | None = None
@@ -181,7 +181,7 @@ class ConsensusTelemetry:
 
 @dataclass(frozen=True, slots=True)
 class Telemetry:
-    """What one server measures of itself."""
+    """Telemetry of one server."""
 
     server: ServerKey
     at: Time

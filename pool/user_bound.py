@@ -27,7 +27,7 @@ class UserBound:
     token: int
 
     def reached(self, holder: Holder, held: Iterable[Holder]) -> str:
-        """Return whose bound leaves ``holder`` no more of ``held``, as a text, or an empty one."""
+        """Return a text about the bound that ``holder`` has reached with ``held``, or nothing."""
         tokens = [each.token for each in held if each.user == holder.user]
         return self.reached_by(holder, len(tokens), tokens.count(holder.token))
 

@@ -123,7 +123,7 @@ def _sane_duration(seconds: float, text: str) -> float:
 
 
 def parse_emulation(text: str) -> Emulation:
-    """Return what ``N`` or ``N:MEM`` asks for, such as ``4:16G``."""
+    """Return the emulated GPUs for ``N`` or ``N:MEM``, such as ``4:16G``."""
     count, colon, memory = text.partition(":")
     if not (count.isascii() and count.isdigit() and 1 <= int(count[:6]) <= EMULATED_COUNT_MAX):
         raise ValueError(

@@ -136,7 +136,7 @@ class LeaseView:
     stays: tuple[Stay, ...] = field(default=(), metadata=OPTIONAL)
     """Where it has been and is, if it was moved to another server; empty: as granted."""
     left: tuple[Partition, ...] = field(default=(), metadata=OPTIONAL)
-    """What the server from which it has gone is yet to free."""
+    """The partitions on its former server that are not freed yet."""
 
     @property
     def memory(self) -> int:
@@ -195,7 +195,7 @@ class AuthorityView:
 
 @dataclass(frozen=True, slots=True)
 class SilenceView:
-    """What an operator has silenced: findings and alerts of a check or a rule."""
+    """An operator's silence for findings and alerts of a check or a rule."""
 
     check: str
     server: str  # its name; empty: any
@@ -222,7 +222,7 @@ class ServerClock:
 
 @dataclass(frozen=True, slots=True)
 class ClockView:
-    """What the answering server knows of the time. ``problems`` is empty when all is well."""
+    """The answering server's view of the time. ``problems`` is empty when all is well."""
 
     table: Milliseconds  # the time of the last command
     pool: Milliseconds  # what the pool's time follows
@@ -235,7 +235,7 @@ class ClockView:
 
 @dataclass(frozen=True, slots=True)
 class PoolView:
-    """What one server says of the whole pool."""
+    """One server's view of the whole pool."""
 
     schema: int
     name: str
@@ -312,7 +312,7 @@ HOURS = re.compile(r"\bgood for (\d{3,}|[5-9]\d) h\b")
 
 
 def visible(text: str) -> str:
-    """Return ``text`` without what would move a terminal's cursor or change its colours.
+    """Return ``text`` without characters that move a terminal's cursor or change its colours.
 
     Reasons, programs and clients are texts that users have written.
     """

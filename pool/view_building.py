@@ -56,7 +56,7 @@ from gpupool.pool.view import (
 
 @dataclass(frozen=True, slots=True)
 class ViewSource:
-    """What a view is made from. Nothing of it is changed any more, so any thread may read it."""
+    """The source of a view. Nothing of it is changed any more, so any thread may read it."""
 
     state: PoolState
     health: RaftHealth
@@ -97,7 +97,7 @@ def build_view(
 
 
 def view_in_rows(source: ViewSource) -> tuple[PoolView, dict[str, ViewRows]]:
-    """Return a view whose long fields are empty, and these fields by name."""
+    """Return a view with empty long fields, and these fields by name."""
     state, health, now_ms, clock = source.state, source.health, source.now_ms, source.clock
     warnings = pool_warnings(state, health, source.violations)
     view = PoolView(
@@ -129,7 +129,7 @@ def view_in_rows(source: ViewSource) -> tuple[PoolView, dict[str, ViewRows]]:
 
 
 def raft_view(state: PoolState, health: RaftHealth) -> RaftView:
-    """Return the state of consensus as the server whose ``health`` it is sees it."""
+    """Return the state of consensus as the server with this ``health`` sees it."""
     leader = state.servers.get(health.leader) if health.leader else None
     return RaftView(
         role=health.role.value,
@@ -205,7 +205,7 @@ def leases_on(state: PoolState, server: ServerId) -> list[Lease]:
 
 
 def leases_by_gpu(state: PoolState, server: ServerId) -> dict[GpuId, list[LeaseId]]:
-    """Return who has a part of each GPU of a server."""
+    """Return the leases on each GPU of a server."""
     found: dict[GpuId, list[LeaseId]] = {}
     for lease in leases_on(state, server):
         for gpu in dict.fromkeys(p.gpu for p in lease.partitions if p.server == server):
@@ -361,7 +361,7 @@ def _lease_view(
 
 
 def _suspended(state: PoolState, lease: Lease) -> str:
-    """Return by whom and why a lease is suspended, and which servers have not confirmed it."""
+    """Return a lease's suspender and reason, and the servers that have not confirmed it."""
     text, awaited = suspension_reason(lease.suspension), awaited_servers(state, lease)
     names = ", ".join(state.servers[s].name if s in state.servers else s for s in awaited)
     return f"{text}; waits for {names}, which is out of contact" if names else text
@@ -392,7 +392,7 @@ def _left(lease: Lease) -> tuple[Partition, ...]:
 
 
 def _way(state: PoolState, lease: Lease) -> str:
-    """Return where a lease is going, and by whose order."""
+    """Return the target server of a lease's relocation, and the author of the order."""
     found = lease.relocation
     if found is None or found.ending is not None:
         return ""
@@ -427,7 +427,7 @@ def _waiting_views(state: PoolState, now_ms: int) -> Iterator[WaitingView]:
 def pool_warnings(
     state: PoolState, health: RaftHealth, violations: Sequence[str]
 ) -> tuple[str, ...]:
-    """Return what is wrong with the pool, also the invariants that were found violated."""
+    """Return the problems of the pool, also the invariants that were found violated."""
     warnings = [f"the pool's table is wrong, which is a bug of gpupool: {v}" for v in violations]
     for server in health.diverged:
         name = state.servers[server].name if server in state.servers else server
@@ -508,7 +508,7 @@ def _key_warnings(state: PoolState) -> list[str]:
 
 
 def _upgrade_warnings(state: PoolState) -> list[str]:
-    """Return which servers are not upgraded yet: version numbers of gpupool need not differ."""
+    """Return warnings of servers not upgraded yet: gpupool's version numbers need not differ."""
     servers = _members_once_up(state)
     newest = max((server.formats for server in servers), default=0)
     old = [f"{visible(s.name)} (formats {s.formats})" for s in servers if s.formats < newest]

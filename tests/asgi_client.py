@@ -12,7 +12,7 @@ App = Callable[[Any, Any, Any], Awaitable[None]]
 
 @dataclass
 class Answer:
-    """What came back; ``body`` is as it was sent."""
+    """An HTTP response; ``body`` is as it was sent."""
 
     status_code: int = 0
     headers: dict[str, str] = field(default_factory=dict[str, str])

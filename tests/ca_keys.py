@@ -24,7 +24,7 @@ def scalar(key_pem: bytes) -> bytes:
 
 
 def in_memory(pid: int, *wanted: bytes) -> list[bool]:
-    """Return which of these bytes are in the memory of a process."""
+    """Return whether each of these byte strings is in the memory of a process."""
     found = [False for _ in wanted]
     maps = Path(f"/proc/{pid}/maps").read_text()
     with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:

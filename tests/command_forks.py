@@ -23,7 +23,7 @@ ALSO = ("gpupool.remoting.client", "gpupool.remoting.server", "gpupool.remoting.
 
 
 def import_all() -> None:
-    """Import what commands import when they are used."""
+    """Import the modules that commands import on use."""
     for name in ("gpupool.cli", *ALSO):
         package = importlib.import_module(name)
         for each in pkgutil.walk_packages(package.__path__, f"{name}."):

@@ -1,4 +1,4 @@
-"""Starts commands of ``gpupool`` as users do, each a process of its own.
+"""Starts commands of ``gpupool`` as users do, each as a separate process.
 
 A start of Python that imports what a command needs takes three times as long as most commands do,
 and tests start hundreds of them. So one process imports it all, and each command is a fork of it
@@ -84,7 +84,7 @@ class Forks:
 
 
 def _at_start(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what only a new process reads; sources on Python's path are those of the fork."""
+    """Return the variables that only a new process reads; the fork's source path is left out."""
     return {
         name: value
         for name, value in environment.items()
@@ -96,7 +96,7 @@ FORKS_OF_THIS = Forks()
 
 
 class Command(subprocess.Popen[Any]):
-    """A ``Popen`` whose process is such a fork."""
+    """A ``Popen`` with a fork of the preloaded process."""
 
     def _execute_child(self, *given: Any) -> None:
         begin = getattr(subprocess.Popen, "_execute_child")  # noqa: B009
@@ -145,7 +145,7 @@ def start(
 def finish(
     words: Sequence[str], *, env: Mapping[str, str], cwd: Path | None = None, timeout: float
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end without a terminal, and return what it printed."""
+    """Run a command to its end without a terminal, and return its output."""
     with start(words, env=env, cwd=cwd) as process:
         out, err = process.communicate(timeout=timeout)
     return subprocess.CompletedProcess(list(words), process.returncode, out, err)

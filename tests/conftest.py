@@ -1,4 +1,4 @@
-"""What holds for all tests."""
+"""Setup common to all tests."""
 
 import compileall
 import gc
@@ -43,7 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Let the collector of garbage leave out what thousands of collected tests consist of."""
+    """Exclude the objects of collected tests from garbage collection."""
     gc.collect()
     gc.freeze()
     gc.enable()

@@ -62,7 +62,7 @@ class EmulatedPool:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def run(self, *arguments: str, env: Mapping[str, str] | None = None) -> str:
-        """Run one command to its end, and return what it printed."""
+        """Run one command to its end, and return its output."""
         words, variables = [*COMMAND, *arguments], self.env | dict(env or {})
         return subprocess.run(
             words, env=variables, check=True, stdout=subprocess.PIPE

@@ -1,4 +1,4 @@
-"""What the servers of ``fake_web_pool`` have kept: the answers that do not depend on the pool."""
+"""Stored data of the servers of ``fake_web_pool``: the answers that do not depend on the pool."""
 
 from gpupool.pool.history_query import (
     CapacitySum,
@@ -33,7 +33,7 @@ def sums(query: HistoryQuery, users: tuple[str, ...]) -> HistoryPage:
 
 
 def storage(now_ms: int, number: int) -> HistoryPage:
-    """Return what a server keeps; the certificate of the first one ends in 20 days."""
+    """Return a server's storage report; the certificate of the first one ends in 20 days."""
     files = {"history.db": (210 + number) << 20, "usage.db": 24 << 20, "leases.jsonl": 9 << 20}
     tiers = tuple(
         KeptTier(step, kept, Milliseconds(now_ms - 1000 * min(kept, 9 * DAY_S)))
@@ -45,7 +45,7 @@ def storage(now_ms: int, number: int) -> HistoryPage:
 
 
 def of_gpu(query: HistoryQuery, step: int, leases: tuple[tuple[str, str], ...]) -> HistoryPage:
-    """Return leases of a GPU that take turns, or what happened to it."""
+    """Return leases of a GPU that take turns, or the GPU's marks."""
     times = range(int(query.since) // 1000, int(query.until) // 1000, step)
     if query.of == "gpu-marks":
         third = len(times) // 3

@@ -62,7 +62,7 @@ HOSTILE = f"<img src=x onerror=alert(1)>\"'</script><script>alert(2)</script> {L
 
 @dataclass(eq=False)
 class FakePool(PoolSource):
-    """Servers with GPUs, some leases on them; ``time_s`` is what the clock says."""
+    """Servers with GPUs, some leases on them; ``time_s`` is the clock's time."""
 
     servers: int = 12
     gpus: int = 8
@@ -82,7 +82,7 @@ class FakePool(PoolSource):
     _died_at: dict[int, float] = field(default_factory=dict[int, float])
 
     def __post_init__(self) -> None:
-        """Make what every source has."""
+        """Initialize the base class, as every source does."""
         super().__init__()
 
     def now(self) -> float:
@@ -90,7 +90,7 @@ class FakePool(PoolSource):
         return self.time_s
 
     def latest(self) -> PoolSnapshot:
-        """Return the pool as it is now; dead servers keep what they last said."""
+        """Return the pool as it is now; dead servers keep their last telemetry."""
         at_ms = START_MS + int(self.time_s) * 1000
         leases = tuple(self._lease(n) for n in range(self.leases) if n not in self.ended)
         ids = [self._server_id(n) for n in range(self.servers)]
@@ -337,15 +337,15 @@ class FakePool(PoolSource):
         )
 
     def user(self) -> str:
-        """Return who looks."""
+        """Return the name of the viewing user."""
         return self.name
 
     def is_operator(self) -> bool:
-        """Return what the test has set."""
+        """Return the value set by the test."""
         return self.operator
 
     def only_looks(self) -> bool:
-        """Return what the test has set."""
+        """Return the value set by the test."""
         return self.looks
 
     async def usage(self, query: RecordQuery) -> UsageAnswer:

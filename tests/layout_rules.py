@@ -72,7 +72,7 @@ def _lies_in(module: str, folder: str) -> bool:
 def forbidden(
     rules: Iterable[Floors | Apart], edges: Collection[Edge], excused: Collection[Edge] = ()
 ) -> list[str]:
-    """Return what breaks the rules, and the excused edges that exist no more."""
+    """Return violations of the rules, and the excused edges that exist no more."""
     judged = [edge for edge in edges if edge not in excused]
     found = [text for rule in rules for text in rule.violations(judged)]
     stale = [f"no excuse is needed for {a} -> {b}" for a, b in excused if (a, b) not in edges]
@@ -98,7 +98,7 @@ def namesakes(modules: Iterable[str], excused: Collection[str]) -> list[str]:
 def too_long(
     sizes: Mapping[str, int], most: int, excused: Collection[str], of: str = "lines"
 ) -> list[str]:
-    """Return what has more than ``most`` lines, and the excused things that have not any more."""
+    """Return names with more than ``most`` lines, and excused names that need no excuse."""
     long = {name for name, lines in sizes.items() if lines > most}
     found = [f"{name} has {sizes[name]} {of}, more than {most}" for name in long - {*excused}]
     stale = [f"{name} needs no excuse any more: strike it from the list" for name in excused]
@@ -137,7 +137,7 @@ def imports_of(source: str, *, typing_too: bool = True) -> frozenset[tuple[str, 
 
 
 def _parts(node: ast.AST) -> list[ast.AST]:
-    """Return what a node consists of but expressions: no import and no named function is in one."""
+    """Return a node's children but expressions: no import and no named function is in one."""
     return [child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr)]
 
 
@@ -149,7 +149,7 @@ def _statements(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _targets(function: ast.AST) -> Iterator[ast.AST]:
-    """Yield what is assigned in a function, and what that consists of."""
+    """Yield the targets of assignments in a function, and their parts."""
     for each in _statements(function):
         of_one: list[Any] = [getattr(each, name, None) for name in ("target", "optional_vars")]
         for target in (*getattr(each, "targets", ()), *of_one):
@@ -161,7 +161,7 @@ def _is_type_checking(test: ast.expr) -> bool:
 
 
 def function_sizes(source: str) -> dict[str, int]:
-    """Return how many lines each function has, by its name with those of what it lies in."""
+    """Return each function's number of lines, by its name within its enclosing scopes."""
     sizes: dict[str, int] = {}
 
     def visit(node: ast.AST, prefix: str) -> None:

@@ -1,4 +1,4 @@
-"""Ends for tests that hang: each fails by name after two minutes, whatever it waits for.
+"""Time limits for tests that hang: each fails by name after two minutes, in any wait.
 
 There are three ends, one behind the other. All come from the test's ``timeout``, which is that of
 pyproject.toml, or of its own mark.
@@ -118,7 +118,7 @@ def pytest_enter_pdb() -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Cancel an ``async`` test at its limit; after this, pytest-trio has it run by trio."""
+    """Cancel an ``async`` test at its limit; after this, pytest-trio lets trio run it."""
     limit = limit_s(item)
     if limit and isinstance(item, pytest.Function) and item.get_closest_marker("trio"):
         test: Any = item.obj

@@ -19,7 +19,7 @@ def compiled(
     headers: Iterable[Path],
     libraries: Sequence[Path] = (),
 ) -> None:
-    """Run ``words`` for ``source`` into ``target``, or link to what the same gave before.
+    """Run ``words`` for ``source`` into ``target``, or link to the cached output.
 
     ``headers`` are the folders of what it includes. A name in the cache is the digest of the
     compiler, the words, the source, the headers and the libraries, so that any change of them

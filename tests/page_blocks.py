@@ -1,4 +1,4 @@
-"""The shell blocks of the pages, and what their marks say about how tests follow them.
+"""The shell blocks of the pages, and their marks for tests.
 
 A mark is a comment of HTML above a block, which readers do not see::
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDS = {"adr", "results"}
-"""What was decided or seen at a time is not followed."""
+"""Folders of past decisions and observations, which are not followed."""
 BLOCK = re.compile(r"(?ms)^(?: *<!-- (\w+)([^>]*?) -->\n)?( *)```sh\n(.*?)^ *```$")
 
 
@@ -31,7 +31,7 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """Return the pages that tell readers what to type."""
+    """Return the pages with commands for readers."""
     docs = ROOT / "docs"
     found = [path for path in docs.rglob("*.md") if not RECORDS & set(path.parent.parts)]
     return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(found)]

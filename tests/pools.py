@@ -23,7 +23,7 @@ Servers = Mapping[str, "subprocess.Popen[bytes] | None"]
 
 
 def view_of(credentials: str) -> dict[str, Any]:
-    """Return what ``status --json`` says of the pool."""
+    """Return the pool's view as of ``status --json``."""
 
     async def look() -> PoolView:
         with trio.fail_after(LOOK_TIMEOUT_S):
@@ -53,7 +53,7 @@ def wrong_with(servers: Servers, credentials: str) -> str:
 
 
 def observers_of(state_dir: Path) -> list[int]:
-    """Return the processes that write what is measured into a server's state directory."""
+    """Return the processes of exporters that write into a server's state directory."""
     module, folder = b"gpupool.monitoring.observer", os.fsencode(state_dir.resolve() / "monitoring")
     found: list[int] = []
     for entry in Path("/proc").glob("[0-9]*"):
@@ -67,7 +67,7 @@ def observers_of(state_dir: Path) -> list[int]:
 
 
 class Spawned:
-    """The commands that a test has started, each in a session of its own."""
+    """The commands that a test has started, each in a separate session."""
 
     def __init__(self) -> None:
         self._processes: list[subprocess.Popen[str]] = []

@@ -20,14 +20,14 @@ import pytest
 ROOT = str(Path(__file__).parents[1])
 STARTERS = {"subprocess", "run_process", "open_process", "fork", "forkpty", "posix_spawn"}
 HARMLESS: dict[int, object] = {}
-"""What reaches no starter, by its id."""
+"""Objects that reach no starter of processes, by id."""
 
 STARTED: list[object] = []
 """The commands that the running test has started."""
 
 
 def pytest_configure() -> None:
-    """Note what is started, but for the one process by which Python learns its machine."""
+    """Note each started process, but for the one by which Python learns its machine."""
     platform.processor()
     start: Any = subprocess.Popen.__init__
 

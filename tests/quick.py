@@ -1,4 +1,4 @@
-"""Lints what a change touches and tests its rooms in seconds: ``make quick``.
+"""Lints the files of a change and tests its rooms in seconds: ``make quick``.
 
 The change is what differs from the main branch. The tests of a room import from it, and lie in the
 folder of its top folder, in that of ``cli``, which is above all, or in none. Those that start
@@ -20,7 +20,7 @@ SEEDS = 3
 
 
 def lines(*command: str) -> list[str]:
-    """Return what a command prints."""
+    """Return a command's output."""
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     return done.stdout.splitlines()
 

@@ -26,7 +26,7 @@ MANY, FEW = 100, 12
 
 
 class MovingPool(FakePool):
-    """A pool whose clock is trio's, or faster; a snapshot is made once a second of it."""
+    """A pool with trio's clock, or a faster one; it makes a snapshot once a second of that."""
 
     _made: tuple[int, PoolSnapshot | None] = (-1, None)
 
@@ -87,7 +87,7 @@ async def main() -> None:
 
 
 def answer(words: list[str], pool: FakePool, gate: LocalGate, port: int) -> str:
-    """Do what a line says."""
+    """Do the command of a line."""
     match words:
         case ["key"]:
             return f"http://127.0.0.1:{port}/#key={gate.new_key()}"

@@ -1,4 +1,4 @@
-"""What tests share, such as a pool of real servers: sound for every test, whatever was before.
+"""Resources shared by tests, such as a pool of real servers: sound before every test.
 
 To start a pool takes seconds, so a test borrows the one that there is. It is looked at when the
 test has ended. What is not sound then, and does not become so, is ended, and the next test gets a

@@ -1,4 +1,4 @@
-"""A command that is forked is what a new process is, for the command and for the tests."""
+"""A forked command equals a new process, for the command and for the tests."""
 
 import fcntl
 import os
@@ -34,7 +34,7 @@ BOTH = pytest.mark.parametrize("start", [commands.start, ordinary])
 
 
 def facts(process: "subprocess.Popen[Any]") -> dict[str, str]:
-    """Return what Linux says of the process itself, apart from its numbers, words and memory."""
+    """Return Linux's status of the process itself, apart from its numbers, words and memory."""
     status = Path(f"/proc/{process.pid}/status").read_text().splitlines()
     told = dict(line.split(":\t", 1) for line in status if ":\t" in line)
     same = ("PPid", "TracerPid", "Uid", "Gid", "Umask", "Groups", "SigBlk", "SigIgn", "SigCgt")
@@ -42,7 +42,7 @@ def facts(process: "subprocess.Popen[Any]") -> dict[str, str]:
 
 
 def files(process: "subprocess.Popen[Any]") -> list[str]:
-    """Return what its descriptors are of, without numbers.
+    """Return the targets of its descriptors, without numbers.
 
     libffi from 3.5 on keeps one of itself, once a callback was made, so the others have moved on.
     """
@@ -72,7 +72,7 @@ def test_the_folder_is_its_own(start: Start, tmp_path: Path) -> None:
 
 
 def test_linux_tells_no_difference(tmp_path: Path) -> None:
-    """Of parents, users, signals and files; both wait for what nobody writes."""
+    """Of parents, users, signals and files; both wait for input that nobody writes."""
     os.mkfifo(tmp_path / "pipe")
     words = [*GPUPOOL, "policy", "check", str(tmp_path / "pipe")]
     told: list[object] = []

@@ -1,4 +1,4 @@
-"""Every decoder of what comes from outside this process: any bytes give a value or its one error.
+"""Every decoder of data from outside this process: any bytes give a value or its one error.
 
 Most folders fuzz their own decoders as well, in more depth. Here is the whole list, with rubbish,
 and with valid input in which something was changed; an error of another kind is a bug. Messages of
@@ -70,7 +70,7 @@ from gpupool.remoting.transport.pki import (
 
 @dataclass(frozen=True)
 class Case:
-    """A decoder, what it may raise, and one input that it reads."""
+    """A decoder, its permitted errors, and one input that it reads."""
 
     decode: Callable[[bytes], object]
     errors: tuple[type[Exception], ...]
@@ -78,12 +78,12 @@ class Case:
 
 
 def text(decode: Callable[[str], object]) -> Callable[[bytes], object]:
-    """Return ``decode`` for bytes; whatever they are, it gets a text."""
+    """Return ``decode`` for bytes; any bytes reach it as a text."""
     return lambda data: decode(data.decode("utf-8", errors="replace"))
 
 
 def file(name: str, decode: Callable[[Path], object], folder: Path) -> Callable[[bytes], object]:
-    """Return ``decode`` for what stands in a file of this name."""
+    """Return ``decode`` for the content of a file of this name."""
 
     def decode_file(data: bytes) -> object:
         path = folder / name
@@ -128,7 +128,7 @@ def valid_state() -> PoolMachine:
 
 
 def plain(decode: Callable[[Any], object]) -> Callable[[bytes], object]:
-    """Return ``decode`` for the CBOR of what it takes."""
+    """Return ``decode`` for the CBOR of its argument."""
     return lambda data: decode(framing.load(data))
 
 

@@ -1,4 +1,4 @@
-"""What is written down is what the program does."""
+"""The documents agree with the program."""
 
 import builtins
 import errno
@@ -54,7 +54,7 @@ def test_every_test_that_a_page_about_attacks_names_exists(page: str, least: int
 
 
 def threats_without_a_test(text: str) -> list[str]:
-    """Return the threats of a page whose defence names neither a test nor a folder of them."""
+    """Return the threats of a page with a defence that names no test and no folder of tests."""
     tables = re.findall(r"^\| threat \| defence \|\n\|[- |]+\|\n((?:\|.*\n)+)", text, re.MULTILINE)
     rows = [row.split(" | ", 1) for table in tables for row in table.splitlines()]
     assert len(rows) > 20 or text.count("\n") < 20
@@ -169,7 +169,7 @@ def exists(name: str, *, within_rooms: bool = False) -> bool:
 
 
 def paths_in(text: str) -> set[str]:
-    """Return what looks like a path in the backticks of a document, outside of blocks of code."""
+    """Return words like paths in the backticks of a document, outside of blocks of code."""
     outside = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
     return {word for word in re.findall(r"`([^`\s]+)`", outside) if PATH.fullmatch(word)}
 

@@ -1,4 +1,4 @@
-"""The shape of the project: who may import whom, and that the wheel has every folder."""
+"""The shape of the project: permitted imports, and that the wheel has every folder."""
 
 import functools
 import sys
@@ -131,7 +131,7 @@ def name_of(path: Path) -> str:
 
 
 class Facts(NamedTuple):
-    """What is in a module."""
+    """The facts of a module that the rules read."""
 
     imports: frozenset[tuple[str, str]]
     functions: dict[str, int]
@@ -179,7 +179,7 @@ def may_import(path: Path, name: str) -> bool:
 
 
 def test_imports_point_downwards() -> None:
-    """One test for all modules: a test of its own costs each more than its check."""
+    """One test for all modules: a separate test for each would cost more than its check."""
     imports = [(path, name) for path in MODULES for name, _ in facts(path).imports]
     assert len(imports) > 2000
     wrong = [(path, name) for path, name in imports if not may_import(path, name)]

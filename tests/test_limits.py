@@ -1,4 +1,4 @@
-"""A test that hangs is named, whatever it waits for, and the others run all the same."""
+"""A test that hangs in any wait is named, and the others run all the same."""
 
 import os
 import re

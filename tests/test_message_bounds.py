@@ -135,7 +135,7 @@ def test_what_is_only_told_is_trimmed_and_anything_else_is_not_sent() -> None:
 
 
 def test_no_figure_is_infinite_or_no_number() -> None:
-    """A peer's telemetry ended the views of those who rounded it."""
+    """A peer's telemetry ended the views of clients that rounded it."""
     told = [math.nan, math.inf, -math.inf, 1.5]
     plain = [encode(Telemetry(ServerId("a"), Milliseconds(1), loop_lag_s=each)) for each in told]
     found = [decode(Telemetry, each).loop_lag_s for each in plain]

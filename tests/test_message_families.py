@@ -83,7 +83,7 @@ def test_each_message_is_read_as_it_was_sent(kind: type[Message]) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_message_has_a_field_that_is_not_declared(kind: type[Message]) -> None:
-    """Only a client passes over what a newer server adds, and a server in what opens."""
+    """Only a client passes over a newer server's additions, and a server those of openings."""
     message = bare(kind)
     head, plain = split(message)
     fields = fields_of(plain)
@@ -96,7 +96,7 @@ def test_no_message_has_a_field_that_is_not_declared(kind: type[Message]) -> Non
 
 
 def split(message: Message) -> tuple[bytes, Any]:
-    """Return what stands before the CBOR of a message, and that."""
+    """Return the bytes before the CBOR of a message, and the decoded CBOR."""
     data = sent(message)
     size = 1 + (message.family.call_size if isinstance(message.family, PacketFamily) else 0)
     return data[:size], load(data[size:])

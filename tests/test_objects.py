@@ -1,4 +1,4 @@
-"""The cache of compiled C files gives what a compiler would give now."""
+"""The cache of compiled C files gives the output that a compiler would give now."""
 
 import tempfile
 from pathlib import Path

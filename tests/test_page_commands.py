@@ -15,7 +15,7 @@ from gpupool.cli.main import cli
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS = {"adr", "results"}
-"""What was decided or seen at a time is not rewritten."""
+"""Folders of past decisions and observations, which are not rewritten."""
 GENERATED = ("cli.md", "errors.md")
 PAGES = [
     ROOT / "README.md",
@@ -50,7 +50,7 @@ def commands_in(text: str) -> Iterator[list[str]]:
 
 
 def fault_of(words: list[str]) -> str:
-    """Return what is wrong with the words behind ``gpupool``, else nothing."""
+    """Return the fault in the words behind ``gpupool``, else nothing."""
     command: click.Command = cli
     context = click.Context(cli, info_name="gpupool")
     known = {"-h", "--help", "--version"}
@@ -158,4 +158,4 @@ SAY_MORE = (
     "remoting/transport/peer_dial.py",
     "remoting/transport/peer_transport.py",
 )
-"""Modules whose messages are no errors."""
+"""Modules with messages that are no errors."""

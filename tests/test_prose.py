@@ -1,4 +1,4 @@
-"""The rules about the style of documents find what they are about; make lint applies them."""
+"""The rules about the style of documents find their targets; make lint applies them."""
 
 import importlib
 import subprocess
@@ -66,7 +66,7 @@ def test_faults_of_error_sentences_are_found(prose: ModuleType, fault: str) -> N
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Return what the check says of each bad text and of the good one, from one process."""
+    """Return the check's findings on each bad text and on the good one, from one process."""
     page = tmp_path_factory.mktemp("pages") / "page.md"
     page.write_text("\n\n".join([*BAD.values(), GOOD]), encoding="utf-8")
     argv = [sys.executable, str(CHECK), str(page)]

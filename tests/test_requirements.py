@@ -1,4 +1,4 @@
-"""The locked versions are those of what pyproject.toml asks for, and each has its hashes."""
+"""The locked versions are those of pyproject.toml's requirements, and each has its hashes."""
 
 import importlib.util
 import re
@@ -16,7 +16,7 @@ PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(enco
 
 
 def listed(name: str) -> list[str]:
-    """Return what a list that no table of pyproject.toml holds asks for."""
+    """Return the requirements of a list that no table of pyproject.toml holds."""
     text = (ROOT / "requirements" / f"{name}.in").read_text(encoding="utf-8")
     return [line for line in text.splitlines() if not line.startswith("#")]
 
@@ -131,7 +131,7 @@ def test_the_advisories_of_each_locked_list_are_read() -> None:
 
 
 def root_only(path: Path) -> bool:
-    """Return whether a file has tests that are left out for who is not root."""
+    """Return whether a file has tests that are left out for users other than root."""
     text = path.read_text(encoding="utf-8")
     return bool(re.search(r"geteuid\(\) (!=|==) 0|\bimport as_root\b", text))
 

@@ -90,7 +90,7 @@ def secrets_of(kind: Any) -> list[str]:
 
 
 def shown_by(kind: Any, name: str) -> str:
-    """Return the ``repr`` of an object whose field has ``VALUE``, and all others a text."""
+    """Return the ``repr`` of an object with ``VALUE`` in one field, and a text in all others."""
     value = object.__new__(kind)
     for field in dataclasses.fields(kind):
         object.__setattr__(value, field.name, VALUE if field.name == name else Other())

@@ -1,4 +1,4 @@
-"""What tests share is sound for each of them."""
+"""Shared resources of tests are sound for each of them."""
 
 import os
 import subprocess

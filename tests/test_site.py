@@ -1,4 +1,4 @@
-"""What the site is built of: its copy of a page has links that hold there."""
+"""Sources of the site: its copy of a page has links that hold there."""
 
 import importlib.util
 import json

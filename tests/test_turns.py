@@ -1,4 +1,4 @@
-"""Players that take turns in benchmarks: what one cannot do is no figure, and harms no other."""
+"""Players that take turns in benchmarks: a failure is no figure, and harms no other player."""
 
 import os
 import socket

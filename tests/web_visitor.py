@@ -28,7 +28,7 @@ class Page:
         return answer
 
     async def get(self, path: str) -> Any:
-        """Return what the API says."""
+        """Return the API's answer."""
         answer = await self.client.get(f"/api/v1/{path}")
         assert answer.status_code == 200, answer.text
         return answer.json()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpupool.remoting.protocol import messages as m
 
 PATIENCE_S = 3.0
-"""For the server that is looked at to apply what another one has committed."""
+"""Seconds to wait for the queried server to apply another server's commit."""
 
 POLL_S = 0.3
 """Between two looks at a lease that is being suspended or resumed."""
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 )
 @pool_options
 def drain(credentials: str | None, server: str, gpu: str | None, reason: str, moves: bool) -> None:
-    """Stop granting on SERVER, or on one GPU of it; what runs there goes on.
+    """Stop grants on SERVER, or on one of its GPUs; running leases continue.
 
     With --move, leases on the GPU go on with others of the same server, where these have room.
     Those of a whole server go on with other servers, as far as "gpupool move" can have them go.
@@ -89,7 +89,7 @@ def undrain(credentials: str | None, server: str, gpu: str | None) -> None:
 
 
 def still_drained(view: "PoolView", name: str) -> list[str]:
-    """Return a line for each GPU of a server that was drained by an order of its own."""
+    """Return a line for each GPU of a server that is still drained individually."""
     found: list[str] = []
     for server in view.servers:
         for gpu in server.gpus if name in (server.name, server.id) else ():

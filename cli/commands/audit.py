@@ -1,4 +1,4 @@
-"""``gpupool audit``: who administered what, and when."""
+"""``gpupool audit``: administrative acts, with users and times."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -45,7 +45,7 @@ def command(
     state_dir: str | None,
     as_json: bool,
 ) -> None:
-    """Show every administrative act: who did what, and when.
+    """Show every administrative act with its user and time.
 
     The pool keeps the latest 1024. Every server writes all that it has seen to audit.jsonl in its
     state directory; --state-dir reads that, on the server, even when the pool does not answer.

@@ -70,7 +70,7 @@ def _copy_history(folder: Path, to: Path) -> None:
 @click.argument("file", type=click.Path(dir_okay=False, exists=True))
 @pool_options
 def restore(credentials: str | None, file: str) -> None:
-    """Restore what is in FILE, made by "gpupool backup", into this pool.
+    """Restore FILE, a backup by "gpupool backup", into this pool.
 
     The pool must have no policy yet and no leases: leases are never restored. Its own tokens stay
     as they are. Tokens of the former pool hold again only if this pool was made with the former

@@ -41,7 +41,7 @@ def command() -> None:
 @pool_options
 @json_option
 def status(credentials: str | None, as_json: bool) -> int:
-    """Show the CAs that are trusted, the certificates of servers, and who has the key.
+    """Show the trusted CAs, the servers' certificates, and the servers with the CA keys.
 
     Exits with 3 while a server has no certificate of the CA that signs: "gpupool ca retire" would
     shut it out.

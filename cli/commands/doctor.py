@@ -166,7 +166,7 @@ async def _pool(given: str | None, credentials: "Credentials") -> tuple[bool, li
 
 
 async def _servers_test(given: str | None) -> list[Finding]:
-    """Have all servers test themselves, and return what they find, now and before."""
+    """Run the checks of all servers, and return their findings, new and earlier."""
     from gpupool.monitoring.health.pool_health import line, merged
 
     try:
@@ -207,7 +207,7 @@ async def _servers_test(given: str | None) -> list[Finding]:
 
 
 async def _servers_measure(given: str | None) -> list[Finding]:
-    """Have all servers measure the ways between them, and return which are slower than usual."""
+    """Measure bandwidth between servers, and return the paths slower than usual."""
     from statistics import median
 
     from gpupool.monitoring.health.bandwidth_rules import judged, speed_text
@@ -260,7 +260,7 @@ async def _all_servers(
 
 
 async def _server(address: "Address", name: str, credentials: "Credentials") -> list[Finding]:
-    """Connect to one server as ``run`` would; say how long it took, and what confines workers."""
+    """Connect to one server as ``run`` would; return the time taken and the workers' sandbox."""
     from gpupool import __version__
     from gpupool.remoting.protocol.sessions import DOCTOR
     from gpupool.remoting.transport.client_tls import client_context
@@ -287,7 +287,7 @@ async def _server(address: "Address", name: str, credentials: "Credentials") -> 
 
 
 async def _own(connection: "MessageStream", name: str) -> list[Finding]:
-    """Ask one server what confines its workers and what ails its certificate, and close."""
+    """Query one server for its worker sandbox and certificate warnings, and disconnect."""
     import trio
 
     from gpupool.remoting.protocol import messages as m
@@ -361,7 +361,7 @@ async def _door() -> Finding:
 
 
 def door_finding(choice: "DoorChoice", *, built: bool) -> Finding:
-    """Return what is to be said of both doors here, where Python programs would get ``choice``."""
+    """Return the finding on both doors here, where Python programs would get ``choice``."""
     text = f"python3 on the PATH: {choice.door or 'no'} door, {choice.why}"
     if not built and sys.platform == "linux":
         hint = "install a wheel, or gcc and gpupool again"

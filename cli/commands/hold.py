@@ -123,7 +123,7 @@ def release(credentials: str | None, leases: tuple[int, ...], every: bool) -> No
 
 
 async def release_lease(name: str, credentials: str | None) -> str:
-    """Release one lease, and return what became of it.
+    """Release one lease, and return the outcome as text.
 
     Raises:
         GpupoolError: when there is no such lease, or it is not ours.

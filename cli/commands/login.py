@@ -37,7 +37,7 @@ def read_token(given: str | None) -> str:
 
 
 def argument_warning(name: str, instead: str) -> str:
-    """Return what to say when this parameter has come as an argument, which all users can read.
+    """Return a warning if this token came as an argument, which all users can read.
 
     Args:
         name: of the parameter, which has a token.

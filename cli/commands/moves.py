@@ -27,7 +27,7 @@ POLL_S = 0.3
 """Between two looks at a lease that is on its way."""
 
 PATIENCE_S = 3.0
-"""For the server that is looked at to apply what another one has committed."""
+"""Seconds to wait for the queried server to apply another server's commit."""
 
 REASONS_MAX = 3
 """Of so many servers it is said why a lease does not go there."""
@@ -86,7 +86,7 @@ def move(credentials: str | None, lease: int, targets: tuple[str, ...]) -> None:
 
 
 async def move_away(pool: "Pool", server: str, gpu: str | None) -> None:
-    """Move the leases of a drained server, or of one GPU of it; say of each what became of it."""
+    """Move leases off a drained server, or one of its GPUs; print each lease's outcome."""
     view = await pool.view()
     found = next((each for each in view.servers if server in (each.name, each.id)), None)
     if found is None:

@@ -1,4 +1,4 @@
-"""``gpupool policy``: who may hold how much of the pool, and when."""
+"""``gpupool policy``: limits and hours of GPU use, by user."""
 
 import os
 import shlex
@@ -113,7 +113,7 @@ def check(file: str, as_json: bool) -> None:
 def explain(
     credentials: str | None, file: str | None, user: str | None, wanted: Wanted, as_json: bool
 ) -> int:
-    r"""Explain how the policy treats a request, and which leases would be suspended for it.
+    r"""Explain the policy's verdict on a request, and list leases to suspend for it.
 
     \b
       gpupool policy explain -n 2 -p 0.5

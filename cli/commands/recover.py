@@ -73,7 +73,7 @@ class _Case:
         return sorted({*(s.id for s in self.others), *self.survivor.voters} - {self.me.id})
 
     def voter_names(self) -> str:
-        """Return who votes, for people."""
+        """Return the Raft voters' names."""
         servers = self.pool.servers
         return ", ".join(
             sorted(servers[v].name if v in servers else v for v in self.survivor.voters)
@@ -150,7 +150,7 @@ def _require_loss(case: _Case) -> None:
 
 
 async def _answering(servers: "Sequence[Server]") -> list[str]:
-    """Return the names of those whose port takes connections."""
+    """Return the names of servers with a port that accepts TCP connections."""
     import trio
 
     from gpupool.remoting.protocol.addresses import parse_address

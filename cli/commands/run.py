@@ -222,7 +222,7 @@ def marked_shell(shell: str) -> Generator[tuple[list[str], dict[str, str]]]:
 @click.option("--missing", is_flag=True, help="List what CuPy has and the drop-in lacks.")
 @json_option
 def door(missing: bool, as_json: bool) -> None:
-    """Show the folder of the drop-in cupy, or with --missing what it lacks of CuPy.
+    """Show the folder of the drop-in cupy, or with --missing the CuPy API that it lacks.
 
     These are names, and after them modules, parameters of functions and types of ufuncs.
     """

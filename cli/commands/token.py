@@ -1,4 +1,4 @@
-"""``gpupool token``: who may join the pool, and who may use it."""
+"""``gpupool token``: tokens to join the pool, and to use it."""
 
 import sys
 from datetime import UTC, datetime

@@ -162,7 +162,7 @@ def leases(
 
 
 def leases_body(snapshot: PoolSnapshot, *, held: bool = True) -> dict[str, object]:
-    """Return the body of ``leases --json``: of each lease its view, and what its row adds."""
+    """Return the body of ``leases --json``: each lease's view and its row's additions."""
     rows = snapshot.leases if held else []
     return {
         "leases": [
@@ -202,7 +202,7 @@ def top(
     readonly: bool,
     export_svg: str | None,
 ) -> int | None:
-    """Watch the pool: servers, GPUs, leases, who waits for what. "?" shows the keys.
+    """Watch the pool: servers, GPUs, leases and waiting requests. "?" shows the keys.
 
     On a pipe it prints one plain table and exits.
     """

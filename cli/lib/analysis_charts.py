@@ -52,7 +52,7 @@ def sizes_view(sizes: "Sequence[Size]", goal: "Goal") -> Iterator[RenderableType
 
 
 def rows_table(mode: str, rows: "Sequence[Row]") -> Table:
-    """Return what pools of different sizes achieve."""
+    """Return a table of waits and GPU use by pool size."""
     table = _table(f"{mode.upper()}: GPUS", "P50 WAIT", "P95 WAIT", "MAX WAIT", "SUM", "USE")
     for row in rows:
         waits = (row.p50_s, row.p95_s, row.max_s)
@@ -137,7 +137,7 @@ def report_view(report: "Report") -> Iterator[RenderableType]:
 
 
 def report_page(report: "Report") -> str:
-    """Return the report as one HTML page, which loads nothing: what a terminal would show."""
+    """Return the terminal report as one HTML page, which loads nothing."""
     console = Console(file=StringIO(), record=True, width=PAGE_WIDTH)
     for part in report_view(report):
         console.print(part)

@@ -50,7 +50,7 @@ class Process:
 
 @dataclass(slots=True)
 class Record:
-    """What ``gpupool down``, and a second ``gpupool up``, must know."""
+    """Saved state for ``gpupool down`` and a second ``gpupool up``."""
 
     arguments: list[str]  # of "gpupool join", for every server
     names: list[str]
@@ -79,7 +79,7 @@ class BackgroundPool:
         env: Mapping[str, str] | None = None,
         held: int | None = None,
     ) -> None:
-        """Find what lies in the folder.
+        """Read the folder's record.
 
         Args:
             folder: where all of it lies.
@@ -290,7 +290,7 @@ def start_join(
     errors: IO[str],
     held: int | None = None,
 ) -> "subprocess.Popen[str]":
-    """Start a server in a session of its own; one with a token joins the pool of that token.
+    """Start a server in a new POSIX session; with a token, it joins that token's pool.
 
     The token comes over a pipe: all users of a machine see the arguments of its processes.
 

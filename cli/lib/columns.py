@@ -41,7 +41,7 @@ NOT_KNOWN = "-"
 
 @dataclass(frozen=True, slots=True)
 class Glyphs:
-    """Which characters draw: block characters and braille, blocks without it, or ASCII alone."""
+    """Drawing characters: block characters and braille, blocks without it, or ASCII alone."""
 
     ascii: bool = False
     blocks: bool = False  # no braille, as on the console of Linux
@@ -307,7 +307,7 @@ def _wire_cell(row: AnyLease, _glyphs: Glyphs) -> Cell:
 
 
 def _share_cell(row: AnyLease, _glyphs: Glyphs) -> Cell:
-    """Say what part of its GPUs' time a lease got of what it is due; nothing where it is alone.
+    """Return a lease's received and due share of GPU time; empty where it is alone.
 
     What it got counts only while others want theirs.
     """
@@ -366,6 +366,6 @@ def cells_of(columns: Sequence[Column[R]], rows: Iterable[R], glyphs: Glyphs) ->
 
 
 def matches(cells: Sequence[Cell], text: str) -> bool:
-    """Return whether every word of ``text`` occurs in some cell, whatever the case."""
+    """Return whether every word of ``text`` occurs in some cell, ignoring case."""
     line = " ".join(cell.text for cell in cells).casefold()
     return all(word in line for word in text.casefold().split())

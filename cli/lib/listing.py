@@ -33,7 +33,7 @@ def view_options(function: F) -> F:
 
 
 def fetch_snapshot(credentials: str | None) -> PoolSnapshot:
-    """Return the pool as it is now, with what every server measures of itself."""
+    """Return the pool's current state with every server's telemetry."""
 
     async def ask() -> PoolSnapshot:
         async with connected(credentials) as pool:

@@ -158,7 +158,7 @@ def verbose_option(function: F) -> F:
 
 
 def pool_options(function: F) -> F:
-    """Add what every command that talks to a pool takes."""
+    """Add the common options of commands that connect to a pool."""
     function = click.option(
         "--credentials",
         type=click.Path(dir_okay=False),
@@ -183,7 +183,7 @@ HISTORY_OPTIONS = ("keep_10s", "keep_1m", "keep_1h", "history_max")
 
 
 def history_options(function: F) -> F:
-    """Add the options of how long a server keeps what it has measured."""
+    """Add the options for the retention of a server's measurements."""
     for name, default, what in (
         ("--keep-1h", "731d", "an hour"),
         ("--keep-1m", "30d", "a minute"),
@@ -360,7 +360,7 @@ def _wanted(
 
 
 def forbid_requests(ctx: click.Context, instead: str) -> None:
-    """Refuse options that ask for GPUs beside one that says which they are.
+    """Refuse options that request GPUs beside ``instead``, an option that names them.
 
     Raises:
         UsageError: when any is on the command line; what files and environment say is ignored.
@@ -378,7 +378,7 @@ def _is_flag_given(ctx: click.Context, name: str) -> bool:
 def one_of(
     ctx: click.Context, first: tuple[str, A | None], second: tuple[str, B | None]
 ) -> tuple[A | None, B | None]:
-    """Return the one of two options that counts: a flag beats what files and environment say.
+    """Return two exclusive options, at most one set: a flag beats files and environment.
 
     Raises:
         UsageError: when both are given in the same place.
@@ -434,7 +434,7 @@ def check_span(since: float, until: float | None) -> None:
 
 
 def span_options(since: str) -> Callable[[F], F]:
-    """Add ``--since``, with what it is if nobody says, and ``--until``; Unix times in seconds."""
+    """Add ``--since``, with its default, and ``--until``; Unix times in seconds."""
 
     def add(function: F) -> F:
         until = click.option(

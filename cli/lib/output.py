@@ -35,7 +35,7 @@ class Invocation:
 
 
 def invocation() -> Invocation:
-    """Return what holds for the command that runs now."""
+    """Return the global options of the current command."""
     context = click.get_current_context(silent=True)
     found = context.find_object(Invocation) if context is not None else None
     return found if found is not None else Invocation()
@@ -54,7 +54,7 @@ def print_lines(lines: Sequence[Sequence[str]]) -> None:
 
 
 def error_lines(error: GpupoolError) -> list[str]:
-    """Return what happened, why, and what to do next, each on its own line."""
+    """Return the lines of an error's message, cause and hint."""
     from gpupool.pool.view import visible
 
     # A server's words are among them, and no server may write to the user's terminal as it likes.
@@ -111,7 +111,7 @@ def run_async(main: Callable[[], Awaitable[T]]) -> T:
 
 
 def operate(given: str | None, order: "Order", before: str = "") -> None:
-    """Give an order to the pool, and print the result, with what the caller has to say before."""
+    """Give an order to the pool, and print ``before`` and the result."""
     from gpupool.remoting.local.logins import connected, said_if_slow
 
     async def give() -> str:

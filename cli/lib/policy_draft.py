@@ -15,7 +15,7 @@ DRAFT, BEFORE = "policy.toml", "before.toml"
 
 @contextmanager
 def draft_of(text: str) -> Generator[Path, None, None]:
-    """Lend a file with ``text`` in a folder of its own; drafts of killed editors go before."""
+    """Yield a file with ``text`` in a temporary folder; remove killed editors' drafts first."""
     with lent_folder(PREFIX, keeps=was_edited) as folder:
         try:
             for name in (BEFORE, DRAFT):

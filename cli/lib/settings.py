@@ -135,7 +135,7 @@ def _unknown(name: str, known: Sequence[str], where: str) -> UsageError:
 
 
 NOT_SETTINGS = {"help", "version", "json", "verbose", "token", "operator-token", "lease", "all"}
-"""Options that say what to do once; a token is a secret and is never shown."""
+"""Options for one action; a token is a secret and is never shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +192,7 @@ def _command_map(
 def _values(
     options: Mapping[str, click.Option], found: Mapping[str, ConfigValue]
 ) -> dict[str, Any]:
-    """Return what files say, by parameter; of an option that is repeatable, one value is a list."""
+    """Return the values in files by parameter; a repeatable option's single value is a list."""
     values: dict[str, Any] = {}
     for name, each in found.items():
         if (option := options.get(name)) is not None:

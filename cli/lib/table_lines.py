@@ -13,7 +13,7 @@ from rich.text import Text
 from gpupool.cli.lib.columns import Cell, Column, Glyphs, cells_of, chosen_columns
 
 REASONS = ("REASON", "FAULT")
-"""Columns, the last ones of their lists, that say what is wrong."""
+"""Columns for errors, the last ones of their lists."""
 
 KEPT = ("STATE", "SERVER", "GPU", "GPUS", "LEASE", "USER", *REASONS)
 """Columns that stay where a reason needs room."""
@@ -22,7 +22,7 @@ KEPT_LONG = ("AGE", "FREE IN", "BUSY", "PROGRAM")
 """Columns that give way to a reason only when all others have."""
 
 REASON_WIDTH_MIN = 30
-"""Other columns give way to so much of a reason; the rest of it has what is left."""
+"""Least width of a reason, for which other columns yield; it gets spare width, too."""
 
 
 def table_lines(

@@ -25,7 +25,7 @@ AXIS_WIDTH = 8
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What a chart shows, and how large it is."""
+    """Time range and size of a chart."""
 
     since: int  # Unix seconds
     until: int
@@ -90,7 +90,7 @@ def _columns(points: Sequence[Point], frame: Frame, count: int) -> list[float | 
 
 
 def _level(value: float, top: float, most: int) -> int:
-    """Return how many dots high a value is; what is more than nothing has one."""
+    """Return a value's height in dots; a positive value has at least one."""
     if top <= 0 or value <= 0:
         return 0
     return max(1, min(most, round(value / top * most)))

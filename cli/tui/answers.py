@@ -1,4 +1,4 @@
-"""What the live view has asked for because it is looked at: charts, one lease, the usage. Pure."""
+"""Answers to the live view's queries for open panels: charts, one lease, the usage. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -37,26 +37,26 @@ class Charts:
 
 @dataclass(slots=True)
 class Answers:
-    """The latest answers, by what was asked."""
+    """The latest answers by query."""
 
     charts: dict[tuple[Chosen, int], Charts] = field(
         default_factory=dict[tuple[Chosen, int], Charts]
     )
     leases: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    """What is known of a lease, line by line; of one that has ended as well."""
+    """Lines about a lease; about an ended one as well."""
 
     usage: tuple[str, ...] = ()
 
     @property
     def pending(self) -> str:
-        """Return what to show in place of an answer."""
+        """Placeholder for an answer."""
         return "asking the servers ..."
 
 
 def chart_of(
     metric: str, unit: str, pages: Iterable[HistoryPage], scale: float, *, additive: bool
 ) -> ChartData:
-    """Return one line of what several GPUs and servers have kept: their sum, or their mean.
+    """Return one series from histories of several GPUs and servers: their sum or mean.
 
     A moment that only some of them know is that of those: a gap of one is no zero.
     """

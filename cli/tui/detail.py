@@ -41,7 +41,7 @@ def detail_lines(
 
 
 Parts = tuple[list[Text], list[Text]]
-"""What stands above the charts, and below."""
+"""Lines above the charts, and below."""
 
 
 def _nothing(
@@ -169,7 +169,7 @@ def _sessions(row: LeaseRow) -> list[Text]:
 
 
 def _advice(snapshot: PoolSnapshot, server: str, gpu: GpuId | None, glyphs: Glyphs) -> list[Text]:
-    """Return what the checks have found there; of a GPU, its own findings alone."""
+    """Return a server's health findings; for a GPU, its findings alone."""
     health = health_of(snapshot)
     rows = [each for each in health.findings if each.server == server]
     if gpu is not None:

@@ -1,4 +1,4 @@
-"""The tasks of the live view that ask servers for what it does not get by its subscription."""
+"""Tasks of the live view that query servers for data outside its subscription."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -54,7 +54,7 @@ async def ping(screen: LiveView, pool: Pool) -> None:
 
 
 async def fill(screen: LiveView, pool: Pool) -> None:
-    """Fetch what the chosen server has kept of its GPUs, so that their lines begin full."""
+    """Fetch the chosen server's history of its GPUs, so that their lines begin full."""
     trends, asked = screen.collector.trends, dict[tuple[ServerId, str], float]()
     looked_at: UiState | None = None
     await screen.viewed.wait()
@@ -97,7 +97,7 @@ async def _fill_one(
 
 
 async def fill_pool(screen: LiveView, pool: Pool) -> None:
-    """Fetch the last hour of the pool; where it is large, only what one server knows."""
+    """Fetch the last hour of the pool; of a large one, only one server's data."""
     await screen.viewed.wait()
     while True:
         view = screen.collector.watch.view
@@ -133,12 +133,12 @@ Open = tuple[Mode, Chosen, int]
 
 
 def _open(ui: UiState) -> Open:
-    """Return what the view shows that needs answers."""
+    """Return the mode, detail and span that determine the query."""
     return ui.mode, ui.detail if ui.mode is Mode.DETAIL else ("", ""), ui.span_s
 
 
 async def keep_answers(screen: LiveView, pool: Pool) -> None:
-    """Ask for what is open, again and again, and give up what has been left."""
+    """Query servers for the open panel repeatedly; cancel when it is left."""
     while True:
         shown = _open(screen.ui)
         if screen.collector.watch.view is None or shown[0] not in (Mode.DETAIL, Mode.USAGE):
@@ -203,7 +203,7 @@ async def _charts(screen: LiveView, pool: Pool, detail: Chosen, span_s: int) -> 
 
 
 def _servers_of(detail: Chosen, view: PoolView) -> Sequence[ServerId]:
-    """Return who has kept figures of it; none for everybody."""
+    """Return the servers with figures of it; none for all servers."""
     kind, name = detail
     if kind == "server":
         return (ServerId(name),)
@@ -252,6 +252,6 @@ async def _usage(screen: LiveView, pool: Pool) -> None:
 
 
 def _missing(found: FoundUsage) -> list[str]:
-    """Return what an answer lacks."""
+    """Return the gaps of an answer."""
     said = [f"server {name} did not answer ({why})" for name, why in found.silent.items()]
     return [*said, *found.problems]

@@ -1,4 +1,4 @@
-"""The health panel of the live view: what ``gpupool health`` says, from what is at hand. Pure."""
+"""Health panel of the live view: ``gpupool health`` from local data. Pure."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -18,14 +18,14 @@ STYLES = {Health.WARN: "yellow", Health.FAIL: "bold red"}
 
 
 def health_of(snapshot: PoolSnapshot) -> "PoolHealth":
-    """Return the merged findings; what a server said that does not answer now is left out."""
+    """Return the merged findings without those of servers that do not answer now."""
     from gpupool.monitoring.health.pool_health import merged  # only where it is shown
 
     return merged(snapshot.view, snapshot.heard, snapshot.awaited)
 
 
 def health_lines(snapshot: PoolSnapshot, glyphs: Glyphs) -> list[Text]:
-    """Return what is wrong with the pool."""
+    """Return lines of the pool's health findings."""
     health = health_of(snapshot)
     verdict = "not healthy" if health.count(Health.FAIL) else "healthy"
     counts = f"{health.count(Health.FAIL)} fail, {health.count(Health.WARN)} warn"

@@ -5,7 +5,7 @@ from enum import Enum
 
 PANELS = ("servers", "gpus", "leases")
 FIGURES = ("busy", "sm", "memory", "power", "temperature")
-"""What the sparklines of GPUs can show: the history's names."""
+"""Metrics for the sparklines of GPUs, by the history's names."""
 
 INTERVALS_S = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
 FILTER_LENGTH_MAX = 60
@@ -23,13 +23,13 @@ MOVES = {
 }
 MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86_400
 SPANS_S = (15 * MINUTE_S, HOUR_S, 6 * HOUR_S, DAY_S, 7 * DAY_S, 30 * DAY_S)
-"""What the charts of a detail show."""
+"""Time spans of a detail's charts."""
 
 TREES = ("user", "client")
-"""Whose leases and requests the tree puts together."""
+"""Keys by which the tree groups leases and requests."""
 
 Chosen = tuple[str, str]
-"""What a detail is of: server, gpu, lease or waiting, and its id."""
+"""Subject of a detail: server, gpu, lease or waiting, and its id."""
 
 
 class Action(Enum):
@@ -149,7 +149,7 @@ class UiState:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The sizes of the shown lists, within which the cursor stays."""
+    """The sizes of the shown lists, to limit the cursor."""
 
     rows: tuple[int, int, int]
     columns: tuple[int, int, int]

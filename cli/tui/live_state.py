@@ -73,7 +73,7 @@ class LiveView:
         return render(self.snapshot(), self.ui, width, height, self.glyphs, self.answers)
 
     def extent(self) -> Extent:
-        """Return what keys can move over now."""
+        """Return the current range of the cursor keys."""
         snapshot = self.snapshot()
         if snapshot is None:
             return Extent((0, 0, 0), (1, 1, 1))
@@ -88,7 +88,7 @@ class LiveView:
         return row_at(snapshot, self.ui, width, height, line, self.glyphs)
 
     def take_key(self) -> None:
-        """Wake who waits for a key."""
+        """Wake the task that waits for a key."""
         self.pressed.set()
         self.pressed = trio.Event()
 

@@ -32,7 +32,7 @@ from gpupool.remoting.local.logins import connected
 from gpupool.remoting.protocol import messages as m
 
 FRAME_S = 0.04
-"""A frame is drawn at most so often; for what servers say, once an interval of theirs."""
+"""Least seconds between frames; for data of servers, one update interval."""
 
 IDLE_FRAME_S = 1.0
 """A frame is drawn at least so often, since ages grow."""
@@ -51,7 +51,7 @@ ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line says of a live view."""
+    """Command-line options of a live view."""
 
     wide: bool = False
     interval_s: float = 0.5
@@ -215,7 +215,7 @@ async def _take_keys(
 
 
 async def _act(screen: LiveView, pool: Pool, action: Action) -> None:
-    """Drain or undrain the chosen server, and say what came of it."""
+    """Drain or undrain the chosen server, and show the result."""
     snapshot = screen.snapshot()
     row = chosen_server(snapshot, screen.ui, screen.glyphs) if snapshot is not None else None
     if row is None:

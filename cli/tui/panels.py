@@ -1,4 +1,4 @@
-"""The three lists of the live view, sorted and filtered; what is chosen in them. Pure."""
+"""The three lists of the live view, sorted and filtered, and their selection. Pure."""
 
 import json
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ TITLES = {"servers": "1 Servers", "gpus": "2 GPUs", "leases": "3 Leases"}
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One list, sorted and filtered, not yet cut to what fits."""
+    """One list, sorted and filtered, not yet cut to the screen."""
 
     name: str
     title: str
@@ -111,7 +111,7 @@ def _panel(
 
 
 def is_stale(row: AnyRow) -> bool:
-    """Return whether what a row says is old."""
+    """Return whether a row's data is old."""
     match row:
         case ServerRow():
             return row.unreachable
@@ -140,7 +140,7 @@ def chosen_row(snapshot: PoolSnapshot, ui: UiState, glyphs: Glyphs) -> AnyRow | 
 
 
 def subject_of(row: AnyRow) -> Chosen:
-    """Return what a detail of this row is of."""
+    """Return the subject of a row's detail."""
     match row:
         case ServerRow():
             return "server", row.server.id

@@ -163,7 +163,7 @@ def _body(
 def row_at(
     snapshot: PoolSnapshot, ui: UiState, width: int, height: int, line: int, glyphs: Glyphs
 ) -> str:
-    """Return the key ``row:PANEL:NUMBER`` of what a line of the frame shows; empty for no row."""
+    """Return the key ``row:PANEL:NUMBER`` of a frame line's row; empty for no row."""
     top = len(_banner(snapshot, ui, width, height, glyphs))
     all_panels = panels(snapshot, ui, glyphs)
     heights = _heights([len(p.rows) for p in all_panels], ui.panel_index, height - top - 1)
@@ -295,7 +295,7 @@ def _footer(ui: UiState, width: int) -> Text:
 
 
 def _browse_footer(ui: UiState, width: int) -> Text:
-    """Return what keys do, and what is chosen: on a narrow screen without the lesser keys."""
+    """Return the key help, filters and message: on a narrow screen without the lesser keys."""
     told = Text()
     if ui.filter:
         told.append(f"  filter: {ui.filter}", "yellow")

@@ -1,4 +1,4 @@
-"""Bytes of a terminal to names of keys and of what the mouse does. Pure."""
+"""Decoder of terminal bytes into names of keys and mouse events. Pure."""
 
 import re
 

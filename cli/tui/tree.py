@@ -23,7 +23,7 @@ UNNAMED = "(unnamed)"
 
 
 def tree_lines(snapshot: PoolSnapshot, glyphs: Glyphs, by: str = TREES[0]) -> Sequence[Text]:
-    """Return the tree by a word of ``TREES``; who has the most memory comes first.
+    """Return the tree by a word of ``TREES``, sorted by memory, the most first.
 
     Lines are made when they are looked at: a pool may have thousands of leases.
     """
@@ -136,7 +136,7 @@ def _session_line(row: LeaseRow, at: int, glyphs: Glyphs, *, last: bool) -> Text
 
 
 def session_words(row: LeaseRow, server: ServerId) -> list[str]:
-    """Return what one server says of a lease's sessions there."""
+    """Return one server's data on a lease's sessions there."""
     session = row.sessions[server]
     kind = " over ".join(word for word in (session.door, session.transport) if word)
     number = f"{session.workers} session{'' if session.workers == 1 else 's'}"

@@ -28,7 +28,7 @@ SLOT_S = 10
 
 TREND_WIDTH_MIN, TREND_WIDTH_MAX = 20, 60  # characters: two slots each
 OTHER_COLUMNS = 118
-"""What the other columns of GPUs need: a line gets the rest of the screen."""
+"""Width of the other GPU columns: a sparkline gets the rest of the screen."""
 
 SLOTS = 2 * TREND_WIDTH_MAX
 POOL_SPAN_S = 3600
@@ -99,7 +99,7 @@ class Series(Generic[K]):
         self.points[key] = (*points, (slot, (total + value) / (count + 1)))[-self.slots :]
 
     def fill(self, key: K, points: Iterable[Point]) -> None:
-        """Take what was kept; where both are known, that holds, but for the last slot.
+        """Merge points of the history, which override known ones, but for the last slot.
 
         That one may not be over: live readings go on with it.
         """
@@ -162,7 +162,7 @@ class Trends:
                     self.gpus.add((gpu.gpu, name), telemetry.at, value)
 
     def take_pool(self, snapshot: PoolSnapshot) -> None:
-        """Take what the view and all servers say together."""
+        """Add the sums of the view and all servers to the trends."""
         sums, now = snapshot.sums, snapshot.view.now
         if sums.capacity:
             self.pool.add("granted", now, sums.granted / sums.capacity)
@@ -170,7 +170,7 @@ class Trends:
             self.pool.add("busy", now, sums.busy)
 
     def fill(self, server: ServerId, name: str, page: HistoryPage, scale: float) -> None:
-        """Take what a server has kept; where both are known, the history's value holds.
+        """Merge a server's history; where both are known, the history's value holds.
 
         Args:
             server: whose page it is.
@@ -188,7 +188,7 @@ class Trends:
             self.gpus.fill((gpu, name), points)
 
     def fill_pool(self, pages: Iterable[HistoryPage], granted: HistoryPage, held: int) -> None:
-        """Take the last hour of the pool from what its servers have kept.
+        """Fill the pool's last hour from the history of its servers.
 
         Args:
             pages: how busy the GPUs of each server were, in thousandths.

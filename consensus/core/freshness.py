@@ -56,13 +56,13 @@ class TableAge:
         self._points: deque[_Point] = deque()
 
     def said(self, commit_index: int, as_of: float) -> None:
-        """Take what a message says: so much was committed at ``as_of``."""
+        """Note from a message that ``commit_index`` was committed at ``as_of``."""
         if len(self._points) == POINTS_MAX:
             self._points.pop()
         self._points.append(_Point(commit_index, as_of))
 
     def known(self, as_of: float) -> None:
-        """Take over what was known otherwise: the table is as of this instant at least."""
+        """Note from another source that the table is as of ``as_of`` at least."""
         self._as_of = max(self._as_of, as_of)
 
     def as_of(self, applied_index: int) -> float:
@@ -123,5 +123,5 @@ class LeaderClock:
         return expected_s - offset_s
 
     def _expected_s(self, now: float) -> float:
-        """Return what a message that was not held up states, less the time here."""
+        """Return the clock offset of an undelayed message, less the drift since then (seconds)."""
         return self._offset_s - CLOCK_SLACK * (now - self._at)

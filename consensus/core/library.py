@@ -100,7 +100,7 @@ class CoreHost(Protocol):
         ...
 
     def send_snapshot(self, peer: ServerId, *, leading: bool) -> None:
-        """Continue to send the newest snapshot to a peer whose entries are gone here."""
+        """Continue to send the newest snapshot to a peer that needs compacted log entries."""
         ...
 
     def configuration_changed(self) -> None:
@@ -231,7 +231,7 @@ class LibraryCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
 
     @property
     def settled(self) -> bool:
-        """True when a leader has committed an entry of its own term, and no change is pending."""
+        """True for a leader with a committed entry of its term and no pending membership change."""
         committed = self.commit_index
         return (
             self.state == LEADER
@@ -300,13 +300,13 @@ class LibraryCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
         _SyncObj._SyncObj__onMessageReceived(self, node, message)
 
     def library_becomes_leader(self) -> None:
-        """Let the library begin a leadership: with an entry of its own, at the end of the log."""
+        """Begin a leadership with the library's no-op entry at the end of the log."""
         limit, self._commit_limit = self._commit_limit, None
         _SyncObj._SyncObj__onBecomeLeader(self)
         self._commit_limit = limit
 
     def forward_to_host(self, node: Peer, message: Message) -> None:
-        """Pass on what the library itself sends: requests for votes, and votes."""
+        """Pass the library's vote requests and votes to the host."""
         self._host.send(node.name, message)
 
     def receive(self, sender: ServerId, message: Message) -> None:
@@ -316,7 +316,7 @@ class LibraryCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
     # --- overridden methods of the library ---------------------------------------------------
 
     def _SyncObj__applyLogEntries(self) -> Any:
-        """Apply some of what is committed; the rest follows with the next steps.
+        """Apply some committed entries; the next steps apply the rest.
 
         A server that was away would apply a second's worth of commands in one step.
 

@@ -52,7 +52,7 @@ class Progress:
         self._asked: deque[_Asked] = deque()
 
     def become(self, mode: Mode) -> None:
-        """Change the mode; whatever was in flight is not waited for any more."""
+        """Change the mode, and forget the messages in flight."""
         self.mode = mode
         self.probe_sent = self.rests = False
         self.commit_sent = 0
@@ -94,7 +94,7 @@ class Progress:
             self._asked.append(_Asked(previous_index, last_index, now))
 
     def connection_begins(self) -> None:
-        """Forget what was asked by a connection that is gone: its answers do not come any more."""
+        """Forget unanswered messages of the previous connection: their answers never come."""
         self._asked.clear()
 
     def sent_at(self, *, match: int = -1, rejected: int = -1) -> float | None:

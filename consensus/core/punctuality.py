@@ -41,7 +41,7 @@ class Lateness:
             self._worst_s, self._at = self._before
 
     def recent_s(self, now: float) -> float:
-        """Return what to allow for."""
+        """Return the decayed worst lateness for which elections allow, in seconds."""
         if self._worst_s == 0.0:
             return 0.0
         return self._worst_s * 0.5 ** ((now - self._at) / HALF_LIFE_S)

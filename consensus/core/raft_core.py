@@ -115,10 +115,11 @@ VOTE_LOST = "?"
 
 
 class Elections(LibraryCore):
-    """What stands around the library's own campaign and vote."""
+    """PreVote, vote counting and leader stickiness around the library's campaign and vote."""
 
     abstains = False
-    """While True, this voter neither votes nor campaigns: it may lack what it acknowledged."""
+    """While True, this voter neither votes nor campaigns: it may lack entries that it
+    acknowledged."""
 
     def _begin_elections(self) -> None:
         self.elections = 0
@@ -353,7 +354,7 @@ class Replication(Elections):
         self._led_by: tuple[Peer, int] | None = None  # even while it is not heard of
         self._latest_sent: _SentEntries | None = None
         self.alarm = ""
-        """What a voter was found to have lost."""
+        """Alarm text about acknowledged entries that a voter has lost."""
 
     # --- at a follower -----------------------------------------------------------------------
 
@@ -459,7 +460,7 @@ class Replication(Elections):
             self._host.send(node.name, {**answer, "commit_index": self.commit_index})
 
     def observe_leader(self, leader: ServerId | None, message: Message, delay_s: float) -> None:
-        """Take what a voter said of the leader, at a server without a vote.
+        """Learn the leader from a voter's message, at a server without a vote.
 
         ``delay_s`` is for how long the message may have been held up.
         """
@@ -474,7 +475,7 @@ class Replication(Elections):
             self._table_age.said(message["commit_index"], now - delay_s - age_s)
 
     def doubt_messages(self) -> None:
-        """Take notice that this server stood still: what arrives now may have waited."""
+        """Note that this server stood still: messages that arrive now may have waited."""
         self._leader_clock.forget()
 
     def clock_ms(self) -> int:
@@ -487,7 +488,7 @@ class Replication(Elections):
         return int((deadline + offset) * 1000)
 
     def majority_age_s(self) -> float:
-        """Seconds for which this table may lack what a majority has committed since.
+        """Seconds by which this table may lag behind the commits of a majority.
 
         A follower's table is as of the newest heartbeat up to whose commit index it is applied;
         a leader's as of the heartbeats that a majority has answered, when they were sent.
@@ -585,7 +586,7 @@ class Replication(Elections):
         self._SyncObj__raftMatchIndex[node] = 0
 
     def _heard(self, node: Peer, progress: Progress, answer: Message) -> None:
-        """Note that a follower followed when it got what it answers: after that was sent.
+        """Note contact with a follower at the instant at which the answered message was sent.
 
         The answer itself may have waited, at the follower, on its way or in a socket here.
         """
@@ -614,7 +615,7 @@ class Replication(Elections):
         return self._active.now - answered_at < self._settings.leader_fallback_s
 
     def forget_match(self, peer: ServerId) -> None:
-        """Count no more on what a voter acknowledged: its disk has lost some of it."""
+        """Reset a voter's match index: its disk has lost acknowledged entries."""
         node = self._peer(peer)
         if (progress := self._progress.get(node)) is not None:
             progress.become(Mode.PROBE)
@@ -622,7 +623,7 @@ class Replication(Elections):
             self._SyncObj__raftNextIndex[node] = self._journal.last_index + 1
 
     def replicate(self) -> None:
-        """Send every voter what it lacks, as far as flow control allows."""
+        """Send every voter its missing log entries, as far as flow control allows."""
         if self.state == LEADER:
             for peer in self._others():
                 if peer in self._SyncObj__connectedNodes:
@@ -751,7 +752,7 @@ _COVERED = -1  # beside the library's reasons for failure, which are positive
 
 
 class RaftCore(Replication):
-    """Stepped by ``RaftNode`` only; no I/O, no clock, no chance of its own."""
+    """Deterministic Raft core: only ``RaftNode`` steps it; no I/O, clock or random source."""
 
     def __init__(
         self,
@@ -834,7 +835,7 @@ class RaftCore(Replication):
         return index, term
 
     def await_commit(self, index: int, term: int, resolve: Callable[[Outcome], None]) -> None:
-        """Call ``resolve`` when the entry at ``index`` is applied, whichever it then is."""
+        """Call ``resolve`` with the outcome once any entry at ``index`` is applied."""
         if index <= self.applied_index:
             resolve(Unknown("the command's place in the log was decided earlier"))
             return

@@ -1,4 +1,4 @@
-"""The log as Raft sees it: where two logs meet, what gives way, and which voters it names. Pure."""
+"""Raft log operations: log matching, truncation of conflicting entries, voters. Pure."""
 
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ class SafetyError(GpupoolError):
 
 
 class Stored(NamedTuple):
-    """What became of entries that another server sent.
+    """The result of storing entries that another server sent.
 
     Attributes:
         match: the index up to which the log is now the sender's; None if the logs do not meet
@@ -105,7 +105,7 @@ class RaftLog:
         return result
 
     def forget_encoded(self) -> None:
-        """Free what ``encoded`` kept; whenever the log may change next."""
+        """Clear the cache of ``encoded``, whenever the log may change next."""
         self._encoded.clear()
 
     def installed(self, index: int, voters: tuple[ServerId, ...]) -> None:

@@ -50,7 +50,7 @@ def decode(data: bytes) -> Plain:
 
 @lru_cache(64)
 def decode_command(data: bytes) -> Plain:
-    """Return what ``decode`` does for a command, which must not be changed.
+    """Return the decoded command, which callers must not change.
 
     A leader reads a command that was forwarded before it appends it, and once more to apply it;
     the servers of a simulation all read the same ones. Commands are small, see ``settings``.

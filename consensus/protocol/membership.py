@@ -1,4 +1,4 @@
-"""Who votes: configurations in the log, and which single change comes next. Pure."""
+"""Raft membership: voter configurations in the log, and the next single change. Pure."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -60,13 +60,13 @@ class Configurations:
         self._history.append(self.current)
 
     def truncate(self, first_index: int) -> None:
-        """Forget those whose entries were removed from the log."""
+        """Drop the configurations of entries that were removed from the log."""
         while len(self._history) > 1 and self._history[-1].index >= first_index:
             self._history.pop()
         self.current = self._history[-1]
 
     def reset(self, base: Configuration) -> None:
-        """Start anew from a snapshot, keeping what was appended behind it."""
+        """Start anew from a snapshot, and keep the configurations behind it."""
         self._history = [base, *(c for c in self._history if c.index > base.index)]
         self.current = self._history[-1]
 

@@ -160,7 +160,7 @@ _REPEATED = frozenset(kind for kind, (_, fields) in _KINDS.items() if not _VARYI
 
 
 def _values(fields: dict[str, tuple[type, ...]]) -> Callable[[Message], tuple[Any, ...]]:
-    """Return what takes the values of these fields out of a message."""
+    """Return a function that extracts the values of these fields from a message."""
     if len(fields) == 1:
         only = next(iter(fields))
         return lambda message: (message[only],)
@@ -262,7 +262,7 @@ class FrameWriter:
 
 
 class FrameReader:
-    """Drops what one peer sent before, however often or late it arrives."""
+    """Reads frames of one peer, and drops old ones, however often or late they arrive."""
 
     def __init__(self) -> None:
         self._newest = (0, 0)

@@ -19,10 +19,11 @@ SNAPSHOT_CHUNK_BYTES = 512 * 1024
 """One piece of a snapshot in transit: small enough that heartbeats are not held up behind it."""
 
 PROBE_BYTES_MAX = 64 * 1024
-"""Entries sent to a follower whose log is not known yet: a wrong guess wastes no more than this."""
+"""Bytes of entries sent to a follower with an unknown log: a wrong guess wastes no more than
+this."""
 
 BATCH_BYTES_MAX = 1024 * 1024
-"""Entries in one message to a follower whose log is known."""
+"""Bytes of entries in one message to a follower with a known log."""
 
 IN_FLIGHT_BYTES_MAX = 8 * 1024 * 1024
 """Entries sent to one follower and not acknowledged; beyond it the leader waits (finding L5)."""
@@ -40,8 +41,8 @@ APPLYING_S_MAX = 0.005
 """After so long a step applies no further entry: some take as long as a hundred grants."""
 
 UNCOMMITTED_ENTRIES_MAX = 10_000
-"""What a leader appends without hearing from a majority; beyond it proposals are refused. At
-most 160 MiB of commands, and a second of the highest rate of commits that was measured."""
+"""Entries that a leader appends without hearing from a majority; beyond it proposals are refused.
+At most 160 MiB of commands, and a second of the highest measured rate of commits."""
 
 INBOX_BYTES_MAX = 64 * 1024 * 1024
 """Frames received and not processed yet; beyond it the connection ends, and begins anew."""
@@ -114,5 +115,5 @@ class ConsensusSettings:
     keeps all proposals waiting for ``election_max_s``."""
 
     compare_entries: int = 1_024
-    """Entries of which servers compare what became of them; the same on all servers. A frame of 40
+    """Entries in each comparison of results between servers; the same on all servers. A frame of 40
     bytes to each peer for each run, and 3 us for each entry."""

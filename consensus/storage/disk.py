@@ -45,7 +45,7 @@ class Disk(Protocol):
         ...
 
     def overwrite(self, name: str, offset: int, data: bytes) -> None:
-        """Replace bytes within an existing file, whose size stays; not durable before ``sync``."""
+        """Overwrite bytes within an existing file; the size stays; not durable before ``sync``."""
         ...
 
     def sync(self, name: str) -> None:
@@ -70,7 +70,7 @@ class Disk(Protocol):
 
 
 class storage_errors:
-    """Turn ``OSError`` into a ``StorageError`` that says what could not be done.
+    """Turn ``OSError`` into a ``StorageError`` that names the failed operation.
 
     It is a ``NoRoomError`` where the disk is full.
     """
@@ -94,7 +94,7 @@ class storage_errors:
 
 
 AHEAD_BYTES = 1 << 20
-"""Allocated behind what is appended: thousands of small batches."""
+"""Bytes allocated behind the appended data: thousands of small batches."""
 
 _sync_data = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync.
 

@@ -120,7 +120,7 @@ def find_batch(data: bytes, start: int, sequence_min: int) -> int | None:
 
 
 def damaged(offset: int, why: str) -> StorageError:
-    """Return the error of a file that is not what was synced."""
+    """Return the error of a file that differs from its synced content."""
     return StorageError(
         f"the journal is damaged at byte {offset}",
         why=why,
@@ -192,7 +192,7 @@ class Journal:
 
     @classmethod
     def open(cls, disk: Disk, superblock: Superblock | None = None) -> "Journal":
-        """Read the journal, and make what was read durable in a new file, without a torn tail.
+        """Read the journal, and make it durable in a new file without a torn tail.
 
         Raises:
             StorageError: when there is no journal, or when it is damaged.
@@ -251,7 +251,7 @@ class Journal:
         self._pending.append(_TRUNCATE.pack(_Record.TRUNCATE, first_index))
 
     def set_vote(self, term: int, vote: str | None) -> None:
-        """Note the current term and for whom this server voted in it."""
+        """Set the current term and this server's vote in it."""
         assert term >= self.term, "terms never go back"
         self.term, self.vote = term, vote
         self._pending.append(_pack_vote(term, vote))
@@ -458,7 +458,7 @@ class Journal:
         return max(known.batches - self._sequence, 0) if same and known is not None else 0
 
     def _check_lost(self, offset: int) -> None:
-        """Take from the superblock what synced batches said that are missing now.
+        """Take the state of missing synced batches from the superblock.
 
         The boot, the term and the vote are in it. The entries are not: the others have them.
         """

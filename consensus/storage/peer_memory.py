@@ -35,7 +35,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """What one server has said of itself so far."""
+    """The starts, term and index that one server has sent so far."""
 
     start: Start = Start()
     former: Start = Start()
@@ -51,7 +51,7 @@ class PeerMemory:
     """The memory of one server, and its file."""
 
     def __init__(self, disk: Disk) -> None:
-        """Read the file; what is damaged or missing is not remembered."""
+        """Read the file; a damaged or missing one leaves the memory empty."""
         self._disk = disk
         self.servers: dict[ServerId, Remembered] = {}
         self.fenced: dict[ServerId, bool] = {}
@@ -69,7 +69,7 @@ class PeerMemory:
                 _log.warning("what was known of the other servers is lost: %s", error)
 
     def of(self, server: ServerId) -> Remembered:
-        """Return what is remembered of a server; of one never heard of, nothing."""
+        """Return the memory of a server; an empty one for a server never heard of."""
         return self.servers.get(server, _NOTHING)
 
     def set(self, server: ServerId, remembered: Remembered) -> None:

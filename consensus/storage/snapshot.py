@@ -56,7 +56,7 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
 def encode_in_pieces(
     index: int, term: int, voters: tuple[ServerId, ...], fields: list[Field]
 ) -> Generator[None, None, bytes]:
-    """Return what ``encode_snapshot`` does, in steps of a millisecond or so."""
+    """Return the result of ``encode_snapshot``, in steps of a millisecond or so."""
     known: dict[str, Plain] = {"index": index, "term": term, "voters": [*voters]}
     body = [cbor_pieces.map_head(len(known) + 1)]
     body += [closed_cbor.encode(name) + closed_cbor.encode(each) for name, each in known.items()]
@@ -116,7 +116,7 @@ def _decode_state(
 
 
 def decode_snapshot(data: bytes) -> Snapshot:
-    """Return the snapshot in ``data``; raises ``ValueError`` that says what is wrong."""
+    """Return the snapshot in ``data``; raises ``ValueError`` with the reason."""
     try:
         value = closed_cbor.decode(_checked_body(data))
     except RemoteProtocolError as error:

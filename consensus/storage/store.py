@@ -33,7 +33,7 @@ class Storage:
     """
 
     def __init__(self, disk: Disk, *, create: bool) -> None:
-        """Read what ``disk`` holds, or with ``create`` write the storage of a new server.
+        """Read the storage on ``disk``, or with ``create`` write that of a new server.
 
         Raises:
             StorageError: when something is damaged, missing, or would be overwritten.
@@ -67,7 +67,7 @@ class Storage:
         )
 
     def installed(self, snapshot: Snapshot, data: bytes) -> None:
-        """Make a leader's snapshot, whose file is written, the start of this server's log.
+        """Make a leader's snapshot, already in a file, the start of this server's log.
 
         Entries behind it stay if the log agrees with the snapshot; a log that does not reach it,
         or disagrees with it, has nothing that could have been committed behind it.
@@ -91,7 +91,7 @@ class Storage:
         return self._drops
 
     def sync(self) -> None:
-        """Make the journal durable, written anew without what no snapshot needs if that is due."""
+        """Make the journal durable; if due, rewrite it without entries that no snapshot needs."""
         base = self.snapshots.oldest_index
         drops, self._drops = self._drops, False
         if drops and (term := self.journal.term_at(base)) is not None:
@@ -117,7 +117,7 @@ class Storage:
             self.disk.close()
 
     def _reconcile(self) -> None:
-        """Bring the journal in line with the newest snapshot, whatever a crash left (finding S1).
+        """Bring the journal in line with the newest snapshot after any crash (finding S1).
 
         A crash may fall between the rename of a snapshot and the rewriting of the journal. What
         the journal holds beyond the snapshot is never dropped, unless it contradicts it.
@@ -155,7 +155,7 @@ def open_storage(state_dir: Path, *, create: bool = False) -> Storage:
 
 
 def bootstrap(storage: Storage, server_id: ServerId) -> None:
-    """Make a new server's storage that of a pool whose only voter is ``server_id``."""
+    """Start a pool on a new server's storage, with ``server_id`` as its only voter."""
     if not storage.empty:
         raise StorageError("a pool can only be started on empty storage")
     journal = storage.journal

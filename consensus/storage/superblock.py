@@ -57,7 +57,7 @@ class Superblock:
     """Both slots of the file, and the ``repair`` file beside it."""
 
     def __init__(self, disk: Disk) -> None:
-        """Read what is there; a damaged or missing file knows nothing."""
+        """Read both slots; a damaged or missing file leaves ``known`` None."""
         self._disk = disk
         self._count = 0
         self.known: Synced | None = None
@@ -85,7 +85,7 @@ class Superblock:
             self._whole = True
 
     def note(self, synced: Synced) -> None:
-        """Write what the journal's sync has made durable; the other slot stays as it is."""
+        """Write the journal's synced state to one slot; the other slot stays as it is."""
         self._count += 1
         self.known = synced
         data = _pack(self._count, synced)

@@ -1,1 +1,1 @@
-"""GPU use from traces: who would be served by a pool, and how many GPUs it would need."""
+"""Trace analysis of GPU use: the users that a pool would serve, and the GPUs it would need."""

@@ -18,7 +18,7 @@ NOTHING = frozenset(
     {"", "NA", "N/A", "[N/A]", "nan", "NaN", "None", "Unknown", "null", "NULL", "-"}
     | {"[Not Supported]", "[Unknown Error]", "[GPU requires reset]", "[Insufficient Permissions]"}
 )
-"""Words for what is not known, in any of the formats."""
+"""Words for unknown values, in any of the formats."""
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 """The beginnings of cells that a spreadsheet executes."""

@@ -1,4 +1,4 @@
-"""What a trace asks of a pool: tasks for each way of using it, and how much is asked at a time.
+"""Demand of a trace on a pool: tasks for each way of using it, and concurrent demand.
 
 Four ways are compared. As recorded: a job holds its GPUs from its start to its end. Attached: it
 holds them while it computes, and for the idle timeout after. Whole: as recorded, but a share of a
@@ -35,7 +35,7 @@ class Mode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is assumed of jobs in a pool."""
+    """Assumptions about jobs in a pool."""
 
     slowdown: float = 1.0  # a job over the network takes so many times as long
     idle_timeout_s: float = IDLE_TIMEOUT_S
@@ -44,7 +44,7 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The tasks of a trace in one mode, and what could not be made a task."""
+    """The tasks of a trace in one mode, and counts of the omitted and unread jobs."""
 
     tasks: tuple[Task, ...]
     too_large: int = 0  # jobs that ask more of one GPU than it has
@@ -52,7 +52,7 @@ class Demand:
 
 
 def demand_of(trace: Trace, mode: Mode, wish: Wish) -> Demand:
-    """Return what the jobs of ``trace`` ask of a pool."""
+    """Return the demand of the jobs of ``trace`` on a pool."""
     readings = Readings(trace.samples, trace.every_s) if mode is Mode.ATTACHED else None
     tasks: list[Task] = []
     too_large = unseen = 0

@@ -14,7 +14,7 @@ BINS = 10
 
 @dataclass(slots=True)
 class Hours:
-    """GPU-hours by what the GPUs did."""
+    """GPU-hours by state of the GPUs."""
 
     working: float = 0.0
     idle: float = 0.0  # held by somebody, and nothing ran
@@ -33,7 +33,7 @@ class Hours:
 
 @dataclass(slots=True)
 class UserHours:
-    """What one user's jobs held."""
+    """Jobs and GPU-hours of one user."""
 
     user: str
     jobs: int = 0
@@ -82,7 +82,7 @@ def held_spans(trace: Trace) -> dict[tuple[str, str], Spans]:
 def pieces(
     trace: Trace, readings: Readings, gpu: tuple[str, str], held: Sequence[tuple[float, float]]
 ) -> Iterator[tuple[float, float, str, float | None]]:
-    """Return the trace's time on one GPU in pieces: from, to, what it did, how busy it was."""
+    """Return the trace's time on one GPU in pieces: from, to, state, busy share."""
     at = trace.begin
     samples = readings.of(gpu, trace.begin, trace.end)
     for number, sample in enumerate(samples):
@@ -111,7 +111,7 @@ def overlap(spans: Iterable[tuple[float, float]], begin: float, end: float) -> f
 
 
 def _unread(trace: Trace, readings: Readings, account: Account) -> None:
-    """Count GPUs that no reading names: what jobs held is unknown, the rest is free."""
+    """Count GPUs without readings: their held time is unknown, the rest is free."""
     read: dict[str, int] = {}
     for machine, _ in readings.gpus:
         read[machine] = read.get(machine, 0) + 1

@@ -121,7 +121,7 @@ BUSY = {
     "DCGM_FI_PROF_GR_ENGINE_ACTIVE": 1.0,
     "gpupool_gpu_busy_ratio": 1.0,
 }
-"""Metrics that say how busy a GPU is, and what to multiply them with."""
+"""Metrics of GPU utilization, and the factors to multiply them with."""
 
 MEMORY = {"DCGM_FI_DEV_FB_USED": MIB, "gpupool_gpu_memory_used_bytes": 1}
 MACHINE_LABELS = ("server", "Hostname", "hostname", "node", "instance")
@@ -133,7 +133,7 @@ POD_LABELS = (("exported_namespace", "exported_pod"), ("namespace", "pod"))
 
 
 def nvidia_smi(sources: Sequence[Source], builder: Builder) -> None:
-    """Take what ``nvidia-smi --query-gpu`` or ``--query-compute-apps`` prints as CSV.
+    """Import the CSV output of ``nvidia-smi --query-gpu`` or ``--query-compute-apps``.
 
     A machine is called as its file. Processes become jobs, by the rules of ``process_jobs``.
     """
@@ -203,7 +203,7 @@ def _when(row: Row, times: LocalTimes, before: float | None) -> float:
 
 
 def _unit(row: Row, column: str, unit: str) -> float | None:
-    """Return a value of a column that names its unit, or whose values do, or neither."""
+    """Return a column's value; the unit is in its name, in its values, or in neither."""
     text = row.text(f"{column} [{unit}]") or row.text(column)
     if not text:
         return None

@@ -36,7 +36,7 @@ SHELLS = {
     *("sshd", "systemd", "init", "login", "su", "sudo", "slurmstepd", "containerd", "dockerd"),
     *("containerd-shim", "jupyter-lab", "jupyterhub", "cron", "supervisord"),
 }
-"""What starts programs that have nothing to do with each other: no part of a job."""
+"""Parents of unrelated programs: no part of a job."""
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS meta(key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
@@ -76,7 +76,7 @@ class Reading(NamedTuple):
 
 
 class Owner(NamedTuple):
-    """Whose process it is, and which processes belong together."""
+    """Owner of a process: its process tree, user and program."""
 
     tree: str
     user: str
@@ -99,7 +99,7 @@ def process_of(pid: int, proc: Path) -> tuple[int, int, int, str] | None:
 
 
 class Owners:
-    """Finds whose a process is; users are named by a salted hash unless names are wanted."""
+    """Finds owners of processes; users are named by a salted hash unless names are wanted."""
 
     def __init__(self, salt: bytes | None, proc: Path = Path("/proc")) -> None:
         self._salt = salt
@@ -132,7 +132,7 @@ class Owners:
 
 
 def salt_of(path: Path) -> bytes:
-    """Return the salt of a recording, which is in a file of its own: keep that to yourself."""
+    """Return the salt of a recording, which is in a separate file: keep that to yourself."""
     place = path.with_name(path.name + ".salt")
     try:
         descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -335,7 +335,7 @@ def seconds(text: str) -> float:
 
 
 def stop(signal_number: int, frame: object) -> None:
-    """End at a signal; what was read is written."""
+    """End at a signal; readings so far are written."""
     raise KeyboardInterrupt
 
 

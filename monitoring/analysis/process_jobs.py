@@ -1,4 +1,4 @@
-"""Jobs out of processes: what held memory on GPUs, when, and how much of a GPU that was.
+"""Jobs out of processes with memory on GPUs: their times, and their shares of a GPU.
 
 A job is the processes that belong together, such as a process and what it started. It lasts from
 the first reading with any of its processes on a GPU to the last. A pause of less than a minute

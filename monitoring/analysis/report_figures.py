@@ -39,7 +39,7 @@ class TooLarge:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a trace says of the use of GPUs."""
+    """GPU use in a trace."""
 
     source: str
     days: float
@@ -135,7 +135,7 @@ def _heat(trace: Trace, by_hour: list[float]) -> tuple[tuple[float | None, ...],
 
 
 def _too_large(trace: Trace, readings: Readings) -> tuple[TooLarge, ...]:
-    """Return who asked for whole GPUs and used little of their memory, the most hours first."""
+    """Return users of whole GPUs with little memory in use, the most hours first."""
     capacity = {machine.name: machine.memory for machine in trace.machines}
     found: dict[str, list[tuple[float, float]]] = {}
     for job in trace.jobs:

@@ -39,7 +39,7 @@ Spread = Callable[[Callable[[int], int], Iterable[int]], Iterable[int]]
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What a pool must achieve, and of which servers it is made."""
+    """Goal for a pool's waits, and the servers of which it is made."""
 
     wait_s: float = 300.0
     share: float = SHARE
@@ -52,7 +52,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one size of pool achieves."""
+    """Waits and GPU use of one pool size."""
 
     gpu_count: int
     p50_s: float
@@ -103,7 +103,7 @@ def sizes(
 
 
 def tried(trace: Trace, mode: str, goal: Goal, counts: Sequence[int]) -> list[Row]:
-    """Return what pools of these sizes achieve in a mode."""
+    """Return the waits and GPU use of pools of these sizes in a mode."""
     tasks = demand_of(trace, Mode(mode), goal.wish).tasks
     return [row_of(replay(tasks, count, goal)) for count in counts]
 
@@ -192,7 +192,7 @@ def _size_silos(trace: Trace, goal: Goal, tell: Tell) -> Size:
 def fewest(
     tasks: Sequence[Task], goal: Goal, tell: Tell = lambda text: None, *, near: int = 0
 ) -> tuple[int, dict[int, Outcome]]:
-    """Return the fewest GPUs that meet the goal, and what was tried.
+    """Return the fewest GPUs that meet the goal, and the outcomes by GPU count.
 
     Waits grow as GPUs become fewer, so it halves the span between a number that does not do and
     one that does. ``near`` is where to begin.
@@ -244,7 +244,7 @@ def _levels(tasks: Sequence[Task], goal: Goal) -> list[tuple[float, float]]:
 
 
 def replay(tasks: Sequence[Task], count: int, goal: Goal, *, early: bool = False) -> Outcome:
-    """Return what becomes of ``tasks`` in a pool of ``count`` GPUs."""
+    """Return the outcome of ``tasks`` in a pool of ``count`` GPUs."""
     fleet = Fleet(count, goal.per_server, goal.wish.gpu_memory)
     pool = VirtualPool(fleet, strict=goal.strict)
     return pool.run(tasks, goal_s=goal.wait_s if early else -1.0, share=goal.share)

@@ -25,7 +25,7 @@ CHUNK = 1 << 18
 
 @contextlib.contextmanager
 def opened(path: str) -> Generator[Iterator[str]]:
-    """Yield the lines of a file; of standard input for ``-``; of what is packed, unpacked.
+    """Yield the lines of a file; of standard input for ``-``; gzip data unpacked.
 
     Raises:
         TraceError: when it cannot be read, or is no text.
@@ -145,7 +145,7 @@ def is_recording(path: Path) -> bool:
 
 
 def read_recording(path: Path) -> Trace:
-    """Return what a recording says, while it goes on as well.
+    """Return the trace of a recording, even while it goes on.
 
     Raises:
         TraceError: when it is no recording of ours, or damaged.

@@ -1,4 +1,4 @@
-"""The one form of traces: jobs and samples, whatever the file that they came from.
+"""The one form of traces: jobs and samples, for every file format.
 
 Every importer makes a ``Trace``, and every figure is made of one. What an importer had to leave
 out, or to guess, is counted in the trace's notes, which the report prints as sentences.
@@ -23,7 +23,7 @@ TIME_MAX = 1e11
 
 
 class TraceError(GpupoolError):
-    """A trace cannot be read, or does not say what is asked of it."""
+    """A trace is unreadable, or lacks the requested data."""
 
     code = "trace"
 
@@ -45,7 +45,7 @@ NOTES: dict[str, str] = {
     "steps": "{} row(s) are steps of jobs and are left out, because the jobs themselves are there",
     "repeated": "{} reading(s) came twice for one GPU and time; the first counts",
 }
-"""What happens to odd records, one sentence for each kind; ``{}`` is their number."""
+"""Treatment of odd records, one sentence for each kind; ``{}`` is their number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Job:
 
 
 class Sample(NamedTuple):
-    """One reading of one GPU; None for what is unknown."""
+    """One reading of one GPU; None for unknown values."""
 
     t: float
     machine: str
@@ -97,7 +97,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Jobs, samples and machines, sorted by time, with what is odd about them."""
+    """Jobs, samples and machines, sorted by time, with counts of odd records."""
 
     source: str
     begin: float
@@ -116,12 +116,12 @@ class Trace:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """Return what is odd about it, a sentence for each kind."""
+        """A sentence for each kind of odd record."""
         return tuple(NOTES[key].format(f"{n:,}") for key, n in sorted(self.notes.items()) if n)
 
 
 class Builder:
-    """Collects what an importer finds, checks each record, and makes the trace of it."""
+    """Collects an importer's records, checks each one, and makes the trace."""
 
     def __init__(self, source: str, *, zone: str = "UTC", thin_s: float = 0.0) -> None:
         """Begin without records; with ``thin_s``, readings are joined to so long intervals."""

@@ -59,7 +59,7 @@ LOOK_EVERY = 256
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is asked of the pool: GPUs for a while, perhaps several times with pauses between."""
+    """A request for GPUs for a while, perhaps several times with pauses between."""
 
     submit_s: float
     count: int
@@ -73,7 +73,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """The servers of a pool that is tried out: all alike, the last one with what is left."""
+    """The servers of a simulated pool: all alike, but the last one has the remainder."""
 
     gpu_count: int
     per_server: int = 8
@@ -104,7 +104,7 @@ class Fleet:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of the tasks on one fleet."""
+    """Outcome of the tasks on one fleet."""
 
     gpu_count: int
     waits_s: list[float] = field(default_factory=list[float])  # one for each grant
@@ -151,7 +151,7 @@ class _Books:
         return books
 
     def update(self, server: Server) -> None:
-        """Note what is granted of a server now."""
+        """Record the memory granted on a server now."""
         now = tuple(gpu.memory_granted for gpu in server.gpus.values())
         was = self.condition.get(server.id)
         if was == now:
@@ -194,7 +194,7 @@ class VirtualPool:
         self.outcome = Outcome(fleet.gpu_count)
 
     def run(self, tasks: Sequence[Task], *, goal_s: float = -1.0, share: float = 0.95) -> Outcome:
-        """Return what becomes of ``tasks``, which are sorted by the time of their submission.
+        """Return the outcome of ``tasks``, which are sorted by the time of their submission.
 
         With a goal it ends as soon as more than the rest of ``share`` have waited longer.
         """
@@ -281,7 +281,7 @@ class VirtualPool:
                 return
 
     def _grant(self, asking: _Asking) -> bool:
-        """Grant a request what the pool would grant it; return whether it waits no more."""
+        """Grant a request as the pool would; return whether it waits no more."""
         request, task = asking.request, asking.task
         shape = (request.count, request.fraction, request.memory)
         if shape in self._hopeless:
@@ -363,7 +363,7 @@ class VirtualPool:
     def _answer(
         self, server: Server, request: Request, user: str, *, free: bool
     ) -> Offer | NoOffer:
-        """Return what a server answers; what it answered before, while nothing has changed there.
+        """Return a server's answer; the cached one, while the server is unchanged.
 
         Nothing is remembered of servers whose GPUs are kept for who has waited longest.
         """

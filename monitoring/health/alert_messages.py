@@ -70,7 +70,7 @@ class Deadline:
         return found
 
     def why(self, error: Exception) -> str:
-        """Return what to say of an error: that it took too long, if that is what was behind it."""
+        """Return the text of an error, or that it took too long, if that caused it."""
         # A read that times out may be noticed just before the deadline that it was given.
         late = self.is_over or (isinstance(error, TimeoutError) and self._seconds <= TIMEOUT_S)
         return f"it took longer than {self._seconds:g} s" if late else str(error)
@@ -144,7 +144,7 @@ def _time(ms: int) -> str:
 
 
 def signature(secret: bytes, body: bytes) -> str:
-    """Return the header that proves who sent ``body``."""
+    """Return the HMAC header that authenticates the sender of ``body``."""
     return "sha256=" + hmac.new(secret, body, hashlib.sha256).hexdigest()
 
 

@@ -18,7 +18,7 @@ WAITS_S = 15 * 60.0
 WASTE_SHARE = 0.5
 WASTED = "gpupool usage --wasted --since 7d"
 WASTE_HELD_H = 24.0
-"""GPU-hours in a week below which nobody is told."""
+"""GPU-hours in a week, the minimum for an alert."""
 
 
 def _of_checks(checks: tuple[str, ...], status: Health, *, pool: bool) -> str:

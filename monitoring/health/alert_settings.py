@@ -1,4 +1,4 @@
-"""The file ``alerts.toml``: whom alerts are sent to. Secrets stand in files of their own."""
+"""The file ``alerts.toml``: receivers of alerts. Secrets stand in separate files."""
 
 import os
 import tomllib

@@ -15,7 +15,7 @@ from gpupool.remoting.client.check_answers import WaySpeed
 
 WARN_SHARE, FAIL_SHARE = 0.8, 0.2
 ONE_THREAD_MBIT_S = 5_000
-"""What any server's thread encrypts: 7 Gbit/s were measured where two ends shared two cores."""
+"""Encryption rate of a thread: 7 Gbit/s were measured where two ends shared two cores."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The table of all checks: what each looks at, how often, and with how much patience.
+"""The table of all checks: the subject, the interval and the patience of each.
 
 ``docs/health.md`` has a table that is generated from it.
 """
@@ -16,7 +16,7 @@ FAST_S, SLOW_S = 1.0, 10.0
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check, whose results carry its name."""
+    """One check; its results carry its name."""
 
     name: str
     subject: str  # what a finding is about

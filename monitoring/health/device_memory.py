@@ -1,4 +1,4 @@
-"""What a server remembers of its GPUs from one start to the next, as one small file. Pure code.
+"""A server's memory of its GPUs from one start to the next, as one small file. Pure code.
 
 Corrected memory errors are remembered by day, so that those of ten minutes can be compared with the
 mean of a month, and results of self-tests, so that a GPU can be compared with itself.
@@ -39,7 +39,7 @@ class DeviceMemory:
     """See the module."""
 
     def __init__(self, text: str = "") -> None:
-        """Read what an earlier start has written; what cannot be read is forgotten."""
+        """Read the text of an earlier start; unreadable text is ignored."""
         self.gpu_count: int | None = None
         """GPUs at the last start; None: there was none."""
         self._devices: dict[GpuId, _Device] = {}
@@ -56,7 +56,7 @@ class DeviceMemory:
             self.gpu_count, self._devices = None, {}
 
     def text(self, gpu_count: int) -> str:
-        """Return what the next start shall read."""
+        """Return the text for the next start."""
         kept = list(self._devices.items())[-GPUS_MAX:]
         devices = {
             gpu: {"days": known.days, "test": asdict(known.test) if known.test else None}
@@ -100,5 +100,5 @@ class DeviceMemory:
 
 
 def _test_of(row: dict[str, Any]) -> SelfTest:
-    """Return a test as it was written, without what other versions have written of it."""
+    """Return a saved test, without fields of other versions."""
     return SelfTest(**{each.name: row[each.name] for each in fields(SelfTest)})

@@ -1,4 +1,4 @@
-"""Checks of one server's GPUs: pure functions from readings to results. None says what is good.
+"""Checks of one server's GPUs: pure functions from readings to results. None reports success.
 
 A reading that is not to be had leads to no result.
 """
@@ -34,7 +34,7 @@ ACTIONS = {
     3: "a drain of its peers",
     4: "a drain and a reset",
 }
-"""What NVML advises, by its numbers."""
+"""Recovery actions of NVML, by number."""
 
 
 def _fitted(readings: Readings) -> Iterator[tuple[GpuTelemetry, str, str]]:
@@ -88,7 +88,7 @@ def xids(readings: Readings, past: Past) -> Iterator[Result]:
 
 
 def recovery(readings: Readings, past: Past) -> Iterator[Result]:
-    """Tell of what NVML advises to do about a GPU."""
+    """Report NVML's recovery advice for a GPU."""
     for gpu, name, hint in _fitted(readings):
         if gpu.recovery_action:
             advice = ACTIONS.get(gpu.recovery_action, f"action {gpu.recovery_action}")
@@ -170,7 +170,7 @@ def buses(readings: Readings, past: Past) -> Iterator[Result]:
 
 
 def _below_its_best(gpu: GpuTelemetry) -> str:
-    """Return what a GPU's PCIe link lacks, under load; an idle one lets it rest."""
+    """Return the deficits of a loaded GPU's PCIe link; an idle GPU lets it rest."""
     if (gpu.utilization or 0.0) < LOAD:
         return ""
     pairs = {
@@ -197,7 +197,7 @@ def self_tests(readings: Readings, past: Past) -> Iterator[Result]:
 
 
 def foreign_use(readings: Readings, past: Past) -> Iterator[Result]:
-    """Tell of GPUs whose memory programs outside of the pool hold."""
+    """Report GPUs with memory held by programs outside of the pool."""
     server = readings.server
     for gpu in server.gpus.values() if server is not None else ():
         if gpu.memory_foreign > FOREIGN_SHARE * gpu.memory_total:

@@ -1,4 +1,4 @@
-"""What ``gpupool health history`` and the page show: the episodes of all servers, merged. Pure.
+"""Health episodes of all servers, merged, for ``gpupool health history`` and the page. Pure.
 
 Each server has those of its own checks. What several servers found of the pool at the same time is
 one episode; a lack of a majority is not, because it is of the server that was cut off.
@@ -16,10 +16,10 @@ from gpupool.pool.model.ids import Milliseconds, ServerId
 from gpupool.pool.telemetry import Health
 
 SAME_WITHIN_MS = 30_000
-"""Servers find what concerns the pool some seconds after each other."""
+"""Servers find faults of the pool some seconds after each other."""
 
 ANSWERING = ("silent", "answer", "table", "link", "link-rtt", "link-loss", "mtu")
-"""Checks whose subjects are servers."""
+"""Checks with servers as subjects."""
 
 
 @dataclass(frozen=True, slots=True)

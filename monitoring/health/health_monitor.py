@@ -1,4 +1,4 @@
-"""One server's monitor of its own health: rounds of checks, findings, and the signs that drain.
+"""One server's monitor of its health: rounds of checks, findings, and the signs that drain.
 
 The checks of 1 s and those of 10 s have a tracker each. Pure code: ``compose`` calls ``round``
 every second.
@@ -27,7 +27,7 @@ FINDING_COUNT_MAX = 256
 
 @dataclass(slots=True)
 class _Track:
-    """What is known of one check of one subject."""
+    """State of one check of one subject."""
 
     status: Health = Health.OK
     latest: dict[Health, Result] = field(default_factory=dict[Health, Result])  # of each level
@@ -133,11 +133,11 @@ SIGNS = {
     "nvlink": ("nvlink",),
     "self-test": ("self-test",),
 }
-"""The signs for which GPUs can be drained, with the checks whose findings are one."""
+"""Signs for which GPUs can be drained, with the checks of each."""
 
 
 class HealthMonitor:
-    """The checks of one server, and what they have found."""
+    """The checks of one server, and their findings."""
 
     def __init__(
         self, drain_for: Iterable[str] = (), failed: Callable[[str], None] = lambda _text: None
@@ -157,7 +157,7 @@ class HealthMonitor:
         self._slow_at = float("-inf")
 
     def round(self, readings: Readings) -> tuple[Finding, ...]:
-        """Run the checks that are due, and return what there is to say."""
+        """Run the checks that are due, and return the findings."""
         past, now, at = self._past, readings.now_s, readings.at
         if not readings.knows_table:
             self._found = self._fast.round(self._results((quorum,), readings), now, at), ()

@@ -1,4 +1,4 @@
-"""Checks of the whole pool, from the table of whichever server looks: pure, as ``gpu_checks``.
+"""Checks of the whole pool, from the table of any server: pure, as ``gpu_checks``.
 
 Every server says the same of the pool, so whoever asks all of them keeps one of each finding.
 """
@@ -47,7 +47,7 @@ def quorum(readings: Readings, past: Past) -> Iterator[Result]:
 
 
 def silent(readings: Readings, past: Past) -> Iterator[Result]:
-    """Tell of servers without contact, and of those whose table differs."""
+    """Report servers without contact, and servers with a different table."""
     servers = readings.state.servers
     for server in servers.values():
         if server.status is ServerStatus.UNREACHABLE:
@@ -61,7 +61,7 @@ def silent(readings: Readings, past: Past) -> Iterator[Result]:
 
 
 def versions(readings: Readings, past: Past) -> Iterator[Result]:
-    """Tell of servers whose gpupool or whose driver is another one than the others'."""
+    """Report servers with different versions of gpupool or of the driver."""
     up = [each for each in readings.state.servers.values() if each.status is ServerStatus.UP]
     settled = [each for each in up if each.changed_at <= readings.at - VERSIONS_MS]
     known = {each.version for each in settled}
@@ -77,7 +77,7 @@ def versions(readings: Readings, past: Past) -> Iterator[Result]:
 
 
 def waiting(readings: Readings, past: Past) -> Iterator[Result]:
-    """Tell of a request that has waited for long, and what would serve it is not granted."""
+    """Report a request that has waited long, and fitting GPUs that are not granted."""
     state = readings.state
     oldest = min(state.waiting.values(), key=lambda each: each.since, default=None)
     if oldest is None:
@@ -103,7 +103,7 @@ def _withheld(readings: Readings, entry: Waiting) -> list[str]:
 
 
 def tokens(readings: Readings, past: Past) -> Iterator[Result]:
-    """Tell of operators whose last token ends soon."""
+    """Report operators with a last token that ends soon."""
     last: dict[str, int] = {}
     for token in readings.state.tokens.values():
         if token.kind is TokenKind.OPERATOR and not token.refusal(readings.at):
@@ -122,7 +122,7 @@ def tokens(readings: Readings, past: Past) -> Iterator[Result]:
 
 
 def backup(readings: Readings, past: Past) -> Iterator[Result]:
-    """Tell of a pool whose policy, tokens and labels nobody has saved for long."""
+    """Report a pool without a recent backup of its policy, tokens and labels."""
     state = readings.state
     joined = [server.joined_at for server in state.servers.values() if server.joined_at]
     since = state.backup_at or min(joined, default=readings.at)

@@ -31,7 +31,7 @@ class PoolFinding:
 
 @dataclass(frozen=True, slots=True)
 class PoolHealth:
-    """What is wrong with a pool, the worst first."""
+    """Health findings of a pool, the worst first."""
 
     pool: str
     at: Milliseconds
@@ -41,12 +41,12 @@ class PoolHealth:
 
     @property
     def status(self) -> Health:
-        """Return the worst of what nobody has silenced."""
+        """The worst status of findings that are not silenced."""
         return max((each.finding.status for each in self.loud), default=Health.OK)
 
     @property
     def loud(self) -> tuple[PoolFinding, ...]:
-        """Return what nobody has silenced."""
+        """Findings that are not silenced."""
         return tuple(each for each in self.findings if each.silence is None)
 
     @property
@@ -62,7 +62,7 @@ class PoolHealth:
 def merged(
     view: PoolView, telemetry: Mapping[ServerId, Telemetry], awaited: Collection[ServerId] = ()
 ) -> PoolHealth:
-    """Return the health of the pool of a view, with what each server that answered has found.
+    """Return the health of a view's pool, with the findings of each server that answered.
 
     Nothing is said of the servers that are ``awaited``: they had no time to answer.
     """
@@ -92,7 +92,7 @@ def merged(
 
 
 def worst_first(row: PoolFinding) -> tuple[bool, int, str, str]:
-    """Return the key by which findings are sorted: what is silenced stands last."""
+    """Return the sort key of findings: silenced ones stand last."""
     finding = row.finding
     return row.silence is not None, -finding.status, row.server, finding.check
 
@@ -136,7 +136,7 @@ def _seen_from_here(
 def _slow_interfaces(
     view: PoolView, telemetry: Mapping[ServerId, Telemetry], names: Mapping[ServerId, str]
 ) -> list[PoolFinding]:
-    """Tell of servers with a slower interface than most; only who asks all can compare."""
+    """Report servers with a slower interface than most; this compares all servers."""
     speeds = {
         server: said.host.network_speed
         for server, said in telemetry.items()

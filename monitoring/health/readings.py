@@ -1,4 +1,4 @@
-"""What the checks read: the readings of a moment, and a short memory of earlier ones. Pure code."""
+"""Inputs of the checks: the readings of a moment, and a short memory of earlier ones. Pure."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -56,7 +56,7 @@ class Readings:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a check says now, before any patience: see ``finding_tracker``."""
+    """A check's result now, before any patience: see ``finding_tracker``."""
 
     check: str
     subject: str
@@ -108,7 +108,7 @@ class Past:
         self._xids: dict[GpuId, int] = {}
 
     def moments(self, within_s: float, now_s: float) -> Iterator[Remembered]:
-        """Return what is remembered of the latest seconds, the oldest first."""
+        """Return the remembered moments of the latest seconds, the oldest first."""
         return (each for each in self._moments if each.now_s >= now_s - within_s)
 
     def since(self, within_s: float, now_s: float) -> Remembered | None:
@@ -120,7 +120,7 @@ class Past:
         return next((each for each in self._counts if each.now_s >= now_s - within_s), None)
 
     def look(self, readings: Readings, program_xids: frozenset[int]) -> None:
-        """Take note of what is remembered of each second: called before the checks."""
+        """Record the data that is kept of each second: called before the checks."""
         self.lags.append(readings.telemetry.loop_lag_s)
         now = readings.now_s
         for gpu in readings.telemetry.gpus:

@@ -23,7 +23,7 @@ RTT_WARN_S, RTT_TIMES, RTT_TIMES_MIN_S = 0.005, 3.0, 0.001
 APPLY_LAG_WARN = 100
 LOSS_WARN, SEGMENTS_MIN = 0.001, 5000
 MTU_MAX = 60_000
-"""The loopback's is larger than what TCP says of a path."""
+"""The loopback's MTU is larger than TCP reports of a path."""
 JOURNAL_TIMES, JOURNAL_MIN = 4, 64 * MIB
 STANDS_S = 55.0
 ELECTIONS_A_MINUTE = ELECTIONS_AN_HOUR = 3
@@ -43,7 +43,7 @@ def quantile(name: str, histogram: Histogram, share: float) -> float:
 
 
 def _since(name: str, readings: Readings, past: Past, within_s: float) -> Histogram | None:
-    """Return what a histogram has got in the latest seconds."""
+    """Return a histogram's growth in the latest seconds."""
     now = readings.telemetry.histograms.get(name)
     moment = past.since(within_s, readings.now_s)
     if now is None or moment is None:
@@ -88,7 +88,7 @@ def clock(readings: Readings, past: Past) -> Iterator[Result]:
 
 
 def pool_time(readings: Readings, past: Past) -> Iterator[Result]:
-    """Tell of a table whose time is ahead of the clocks."""
+    """Report a table with a time ahead of the clocks."""
     consensus = readings.telemetry.consensus
     if consensus is not None and consensus.table_ahead_s > BOUND_S:
         text = f"the pool's time is {consensus.table_ahead_s:.0f} s ahead of the voters' clocks"
@@ -298,7 +298,7 @@ def certificates(readings: Readings, past: Past) -> Iterator[Result]:
 
 
 def history(readings: Readings, past: Past) -> Iterator[Result]:
-    """Tell of an observer that does not keep what happens."""
+    """Report an exporter that does not keep its history."""
     observer = readings.observer
     if observer is None:
         return

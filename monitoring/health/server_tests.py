@@ -24,7 +24,7 @@ PUSH_SIZE, ARRIVES_S = 64 * 1024, 5.0
 
 
 class Host(Protocol):
-    """Who tests a GPU."""
+    """Interface for self-tests of a GPU."""
 
     async def self_test(self, gpu: Gpu, seconds: float) -> GpuChecked:
         """Test a GPU; raises GpupoolError when nothing can be said of it."""
@@ -93,7 +93,7 @@ class ServerTests:
             await trio.sleep(LOOK_EVERY_S)
 
     async def now(self) -> tuple[Finding, ...]:
-        """Test the links and the idle GPUs, and tell of each, also of what is good."""
+        """Test the links and the idle GPUs, and return a finding for each, good or bad."""
         found: list[Finding] = []
         async with trio.open_nursery() as nursery:
             for server in self._state().servers.values():
@@ -192,7 +192,7 @@ QUIET_S = 6 * 3600.0
 
 
 class SelfTestPlan:
-    """Which GPU of one server is to be tested next."""
+    """The order of self-tests of one server's GPUs."""
 
     def __init__(self) -> None:
         self._drained: set[GpuId] = set()

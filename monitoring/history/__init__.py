@@ -1,1 +1,1 @@
-"""The history of one server: what it measured, in ``history.db``, and what is read from it."""
+"""The history of one server: its measurements in ``history.db``, and their queries."""

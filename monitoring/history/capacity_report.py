@@ -1,4 +1,4 @@
-"""What became of all GPUs that there were: the capacity lines of ``gpupool usage``. Pure.
+"""Use of all GPUs: the capacity lines of ``gpupool usage``. Pure.
 
 Every server keeps the same of the whole pool while it is in touch with a majority. So the figures
 of each day are those of the server that knows most of it. What a line has in its parts is just what
@@ -16,7 +16,7 @@ from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.units import DAY_S
 
 KEYS = ("model", "day")
-"""What capacity can be summed by."""
+"""Keys for sums of capacity."""
 
 PER_GPU_HOUR = 1_000_000 * 3600
 PARTS = ("granted", "free", "drained", "down", "fault", "outside")
@@ -25,13 +25,13 @@ WORDS = ("GRANTED", "FREE", "DRAINED", "DOWN", "AT FAULT", "OUTSIDE")
 
 @dataclass(slots=True)
 class Money:
-    """What the parts of some sums would cost; what has no price is counted apart."""
+    """Costs of the parts of some sums; hours without a price are counted apart."""
 
     parts: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     unpriced_gpu_hours: float = 0.0
 
     def add(self, row: CapacitySum, price: float, unpriced: float) -> None:
-        """Add a sum whose hours have this price in the mean."""
+        """Add a sum with the mean price of its hours."""
         for name, part in parts_of(row).items():
             self.parts[name] += part / PER_GPU_HOUR * price
         self.unpriced_gpu_hours += row.gpus / PER_GPU_HOUR * unpriced
@@ -69,7 +69,7 @@ def capacity_report(
     within: Range,
     timeline: Timeline | None = None,
 ) -> CapacityReport:
-    """Return the report of what servers have answered; with prices also in money.
+    """Return the report of the servers' answers; with prices also in money.
 
     A sum is of a day at most. Where the price changed within one, its mean over that time counts.
     """
@@ -146,7 +146,7 @@ def as_plain(report: CapacityReport) -> dict[str, object]:
 
 
 def _money(report: CapacityReport, key: str | None) -> Money | None:
-    """Return what a row costs, or all of them; None where nobody asked."""
+    """Return the costs of a row, or of all; None without costs."""
     if report.costs is None:
         return None
     return report.costs.whole if key is None else report.costs.rows[key]
@@ -171,7 +171,7 @@ def as_csv(report: CapacityReport) -> str:
 
 
 def table(report: CapacityReport) -> Sequence[tuple[str, ...]]:
-    """Return the lines of a table, its titles first: GPU-hours, and what share each part was."""
+    """Return the lines of a table, its titles first: GPU-hours, and each part's share."""
     titles: list[str] = [report.by.upper(), "GPU-HOURS", *WORDS]
     if report.costs is not None:
         unit = f" {report.costs.currency}" if report.costs.currency else ""

@@ -20,17 +20,17 @@ COUNT_MAX = 50_000
 
 PART_COUNT = 500
 SINCE, UNTIL = "checks since", "checks until"
-"""What is known of the checks: rows of ``about``, in milliseconds of the pool's time."""
+"""Begin and end of the checks' record: rows of ``about``, in milliseconds of the pool's time."""
 
 OF_USERS = "tokens"
-"""The check whose subjects are users."""
+"""The check with users as subjects."""
 
 _WRITE = "INSERT OR REPLACE INTO episode VALUES (?,?,?,?,?,?)"
 _COLUMNS = "name, subject, status, began, ended, text"
 
 
 def write(db: sqlite3.Connection, episodes: Iterable[Episode], until_ms: int) -> None:
-    """Write episodes, and that all which do not end go on at ``until_ms``."""
+    """Write episodes, and ``until_ms`` as the latest time of the open ones."""
     rows = [(e.began, e.check, e.subject, int(e.status), e.ended, e.text) for e in episodes]
     if rows:
         db.executemany(_WRITE, rows)
@@ -45,7 +45,7 @@ def left(db: sqlite3.Connection) -> Left:
 
 
 def expire(db: sqlite3.Connection, before_ms: int) -> None:
-    """Delete what ended before a moment, and the oldest of too many."""
+    """Delete episodes that ended before a moment, and the oldest of too many."""
     if _about(db, SINCE) < before_ms:
         db.execute(
             "DELETE FROM episode WHERE began < ? AND ended BETWEEN 1 AND ?", (before_ms,) * 2
@@ -69,7 +69,7 @@ def drop_oldest(db: sqlite3.Connection, count: int) -> bool:
 
 
 def forget(db: sqlite3.Connection, forgotten: Iterable[Forgotten]) -> list[tuple[str, str, int]]:
-    """Return what is to be replaced: pseudonyms, users, and up to when."""
+    """Return the replacements: pseudonyms, users, and up to when."""
     users = db.execute("SELECT DISTINCT subject FROM episode WHERE name = ?", (OF_USERS,))
     orders = tuple(forgotten)
     return [(o.pseudonym, user, o.at) for (user,) in users if user for o in meant(orders, user)]
@@ -78,7 +78,7 @@ def forget(db: sqlite3.Connection, forgotten: Iterable[Forgotten]) -> list[tuple
 def under_pseudonyms(
     episodes: Iterable[Episode], forgotten: Sequence[Forgotten]
 ) -> Iterator[Episode]:
-    """Yield episodes as they are once the users who are forgotten are."""
+    """Yield episodes with pseudonyms for forgotten users."""
     for each in episodes:
         orders = meant(forgotten, each.subject) if each.check == OF_USERS else ()
         order = next((order for order in orders if each.began <= order.at), None)
@@ -86,7 +86,7 @@ def under_pseudonyms(
 
 
 def replace_users(db: sqlite3.Connection, found: Sequence[tuple[str, str, int]]) -> None:
-    """Put pseudonyms in the place of users, and leave out what was said of them."""
+    """Replace users by pseudonyms, and delete the texts about them."""
     values = [(pseudonym, user, upto, OF_USERS) for pseudonym, user, upto in found]
     db.executemany(
         "UPDATE OR REPLACE episode SET subject = ?, text = ''"

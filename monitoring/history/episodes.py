@@ -25,7 +25,7 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What a file says of the checks: the episodes that go on, and up to when that is known."""
+    """Checks in a file: the open episodes, and up to when they are known."""
 
     episodes: tuple[Episode, ...] = ()
     until: Milliseconds = Milliseconds(0)
@@ -35,7 +35,7 @@ class EpisodeBook:
     """The episodes of one server's checks; sees each sample's findings, in their order."""
 
     def __init__(self, left: Left) -> None:
-        """Begin with what went on when a former observer wrote last."""
+        """Begin with the open episodes of a former exporter's last write."""
         self.lost = 0
         """Episodes that were never written."""
         self._open: dict[Key, Episode] = {(e.check, e.subject): e for e in left.episodes}
@@ -66,7 +66,7 @@ class EpisodeBook:
                 self._note(self._open[key])
 
     def unwritten(self) -> tuple[Episode, ...]:
-        """Return what has begun or ended since it was written."""
+        """Return the episodes that began or ended since they were written."""
         return tuple(self._unwritten.values())
 
     def written(self, episodes: Sequence[Episode]) -> None:

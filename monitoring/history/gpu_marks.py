@@ -1,4 +1,4 @@
-"""Marks of a GPU in the history: why its clocks were held down, and which Xid errors it had. Pure.
+"""Marks of a GPU in the history: reasons for reduced clocks, and Xid errors. Pure.
 
 A mark is a number, so that it is a key of a table: a reason, of which milliseconds are kept, or an
 Xid error, of which it is kept how often it came. A GPU to which nothing happens has no rows.

@@ -17,7 +17,7 @@ from gpupool.pool.history_query import HistoryPage, HistoryQuery, joined
 from gpupool.pool.model.ids import GpuId, LeaseId, ServerId
 
 THIS = ServerId("")
-"""The file's server, whose id the file does not have."""
+"""The file's server; the file does not contain its id."""
 
 PARTS_MAX = 64
 """An answer of any range has fewer."""
@@ -33,7 +33,7 @@ class KeptGpu:
 
 @dataclass(frozen=True, slots=True)
 class KeptServer:
-    """The server whose file it is."""
+    """The server that wrote the file."""
 
     id: ServerId
     name: str
@@ -49,7 +49,7 @@ class KeptLease:
 
 @dataclass(frozen=True, slots=True)
 class KeptHistory:
-    """What a file has figures of."""
+    """The subjects of a history file: servers, leases, and the end of its rows."""
 
     servers: tuple[KeptServer, ...]
     leases: tuple[KeptLease, ...]
@@ -57,7 +57,7 @@ class KeptHistory:
 
 
 def look_into(path: Path) -> KeptHistory:
-    """Return what a file has figures of.
+    """Return the subjects with figures in a file.
 
     Raises:
         StorageError: when it is none, or of a newer gpupool.

@@ -1,4 +1,4 @@
-"""Questions answered from ``history.db``, each on a connection of its own that only reads.
+"""Queries of ``history.db``, each on a separate read-only connection.
 
 The answer comes from the coarsest tier that has enough points, and what is not added up yet from
 the finer ones, so that it reaches to the last ten seconds. A question that takes too long ends.
@@ -121,22 +121,22 @@ PART_POINTS = 8000
 
 PART_SUMS = 2000
 FAR_S, AFTER_MAX = 2**40, 2**31
-"""What strangers ask is cut to what SQLite has numbers for."""
+"""Limits of numbers in queries, within the range of SQLite."""
 
 NAMED = {"user": "user", "class": "user_class", "department": "department"} | {
     each: each for each in ("client", "program")
 }
-"""Columns of a lease's names, by what a key is called."""
+"""Columns of a lease's names, by key."""
 
 SEVERAL = ("user", "client")
-"""What may be asked for by a name that several leases have; columns of these names."""
+"""Query subjects with a name that several leases have; columns of these names."""
 
 NAMES_AT_A_TIME = 500
 SUMMED = ("n", "slots", "idle", "busy_n", "busy", "memory", "granted")
-"""What reports add up of leases, and after them the most memory that was used."""
+"""Lease columns that reports sum; the maximum of used memory follows them."""
 
 OF_GPU = ("gpu-leases", "gpu-marks")
-"""What is asked of one GPU besides its figures."""
+"""Queries about one GPU besides its figures."""
 
 Groups = dict[tuple[int, int, int], list[int]]  # by day or 0, lease and GPU
 HOUR_S = TIERS[-1].step_s
@@ -206,7 +206,7 @@ class _Reader:
         return replace(page, oldest=oldest)
 
     def _episodes(self, query: HistoryQuery) -> HistoryPage:
-        """Return what checks found, which every user may see."""
+        """Return the checks' episodes, which every user may see."""
         cut = replace(
             query,
             since=Milliseconds(min(query.since, 1000 * FAR_S)),
@@ -216,7 +216,7 @@ class _Reader:
         return episode_table.read(self._db, cut)
 
     def _capacity(self, query: HistoryQuery, since: int, until: int) -> HistoryPage:
-        """Return what became of the pool's GPUs, by day and model, which every user may see."""
+        """Return the use of the pool's GPUs, by day and model, which every user may see."""
         source, bounds = _source(CAPACITY, self._exact(since, until), "1", ())
         summed = ", ".join(f"sum({each})" for each in CAPACITY.sums)
         found = self._db.execute(
@@ -271,7 +271,7 @@ class _Reader:
         return step, parts
 
     def _of_gpu(self, query: HistoryQuery, since: int, until: int) -> HistoryPage:
-        """Return what happened to one GPU, which every user may see but for names of leases."""
+        """Return leases or marks of one GPU, which every user may see but for names of leases."""
         step, parts = self._steps(query, since, until)
         row = self._db.execute("SELECT id FROM gpu WHERE gpu = ?", (query.name,)).fetchone()
         if row is None:

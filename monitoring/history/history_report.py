@@ -1,4 +1,4 @@
-"""What ``gpupool history`` shows: named series of values, as points, CSV and JSON. Pure."""
+"""Output of ``gpupool history``: named series of values, as points, CSV and JSON. Pure."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from gpupool.pool.view import PoolView
 
 Places: TypeAlias = "PoolView | KeptHistory"
-"""What words are looked up in: the pool, or what a file has."""
+"""The source of names in a question: the pool, or a history file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is looked at: as a query has it, and on which servers; none: on all of them."""
+    """The subject: as a query has it, and its servers; none for all of them."""
 
     of: str
     name: str
@@ -38,7 +38,7 @@ class Line:
 
 
 def find_subject(text: str, view: Places) -> Subject | None:
-    """Return what a word means: pool, a server, a GPU, a lease, or else a user; None for nothing.
+    """Return the subject of a word: pool, a server, a GPU, a lease, or else a user; or None.
 
     A beginning such as ``lease:`` says which; a GPU is SERVER:NUMBER, or the beginning of its id.
     """
@@ -132,7 +132,7 @@ def lines_of(
 
 
 def gpu_labels(pages: Mapping[ServerId, HistoryPage]) -> dict[tuple[ServerId, GpuId], str]:
-    """Return what GPUs are called on their servers."""
+    """Return the labels of GPUs on their servers."""
     return {
         (server, GpuId(series.key)): series.label
         for server, page in pages.items()

@@ -8,7 +8,7 @@ NOT_BEGUN = "its observer has not begun yet"
 FULL = "the history is not kept: its disk is nearly full"
 CAPPED = "the history is not kept: its files are as large as they may be"
 SET_BACK = "the history is not kept: the clock was set back, and has to catch up first"
-"""What an observer says of itself."""
+"""Status text of an exporter."""
 
 PASSING = FULL, CAPPED, SET_BACK
 """Those that are no fault of the database: it can be read, and is written again later."""

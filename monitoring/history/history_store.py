@@ -1,4 +1,4 @@
-"""``history.db``: what one server measured, in SQLite, within a size that it never exceeds.
+"""``history.db``: one server's measurements, in SQLite, within a size that it never exceeds.
 
 Each slot is one transaction, with the coarser rows that it completes (``INSERT OR REPLACE ...
 SELECT``, so that doing it twice changes nothing). A power loss may lose the last seconds, never the
@@ -75,7 +75,7 @@ def _columns(begin: int, data: bytes) -> Iterator[list[int]]:
 
 
 def _numbers(data: bytes, width: int) -> list[int]:
-    """Return the numbers whose bytes are sorted by weight."""
+    """Return numbers from bytes sorted by weight."""
     count = len(data) // width
     mixed = bytearray(count * width)
     for each in range(width):
@@ -89,15 +89,16 @@ def _numbers(data: bytes, width: int) -> list[int]:
 
 FILE_NAME = "history.db"
 SCHEMA = 5
-"""1 and 2 had neither episodes of the checks nor what became of the pool's GPUs. 3 had no marks of
-GPUs, and of leases neither calls nor the time of those that are waited for. 2 to 4 packed hours."""
+"""1 and 2 had neither episodes of the checks nor the use of the pool's GPUs. 3 had no marks of
+GPUs, and of leases neither calls nor the time of leases that are waited for. 2 to 4 packed
+hours."""
 
 WAL_SIZE_MAX = 16 << 20
 BUSY_S = 5.0
 SYNCHRONOUS = "NORMAL"
 
 MARGIN = 4 << 20
-"""What one write with all that it completes may add; smaller below 16 MiB."""
+"""Largest growth by one write and its roll-ups; smaller below 16 MiB."""
 
 DROP_ROWS = 5000
 """Rows that are deleted at a time, so that no transaction is long."""
@@ -147,7 +148,7 @@ _MAKE_OF_4 = _MAKE_MARKS + "".join(
 )
 
 _MAKE_LATER = {2: _MAKE_OF_3, 3: _MAKE_OF_4}
-"""What files of each schema, and of those before it, lack."""
+"""SQL for the parts missing in files of each schema, and of those before it."""
 
 # Names of our own tables and columns alone are put into statements; values are parameters.
 _INSERT = {
@@ -225,7 +226,7 @@ def connect(path: Path, *, write: bool) -> sqlite3.Connection:
 
 
 def _bring_up(db: sqlite3.Connection, version: int) -> None:
-    """Give a file of an earlier schema, or an empty one, what it lacks, in one transaction."""
+    """Add missing tables to a file of an earlier schema, or an empty one, in one transaction."""
     lacks = [each for before, each in _MAKE_LATER.items() if before >= version]
     db.executescript(f"BEGIN; {''.join(lacks) if version else _make()}")
     if version > 1:
@@ -316,7 +317,7 @@ class HistoryStore:
         self._db.executemany(_INSERT[table.name], values)
 
     def _name(self, slot: Slot, server: str) -> None:
-        """Write down what the keys of this slot's rows stand for."""
+        """Write the names for the keys of this slot's rows."""
         for gpu, books in slot.gpu_books.items():
             row = self._gpus.get(gpu)
             described = (books.index, books.model, books.capacity // MIB)
@@ -343,7 +344,7 @@ class HistoryStore:
             self._db.execute("INSERT OR REPLACE INTO about VALUES ('server', ?)", (server,))
 
     def _roll_up(self, upto: int) -> None:
-        """Add up what is complete before ``upto``, and the hour that goes on."""
+        """Add up the complete rows before ``upto``, and the current hour."""
         for at, (finer, coarser) in enumerate(pairwise(TIERS)):
             complete = upto - upto % coarser.step_s
             since = self._rolled.get(finer.name)
@@ -363,7 +364,7 @@ class HistoryStore:
     # --- what goes -------------------------------------------------------------------------------
 
     def size(self) -> int:
-        """Return the bytes of all files that the observer keeps, with what SQLite keeps beside."""
+        """Return the bytes of all files of the exporter, with SQLite's files beside them."""
         names = (FILE_NAME, "usage.db")
         return sum(
             _size_of(self._path.with_name(name + end))
@@ -429,7 +430,7 @@ class HistoryStore:
                 self._db.execute(f"DELETE FROM {table.name}_{tier} WHERE t < ?", (t,))  # noqa: S608
 
     def expire(self, now: int) -> None:
-        """Delete what is kept no longer, a part at a time."""
+        """Delete expired rows, a part at a time."""
         for tier, kept in zip(TIERS, self._settings.kept_s(), strict=True):
             upto = self._rolled.get(tier.name, 0) if tier is not TIERS[-1] else 2**62
             before = min(now - kept, upto)

@@ -1,4 +1,4 @@
-"""The work of the observer's thread that keeps the history; whatever fails, it says so and goes on.
+"""Work of the exporter's thread that keeps the history; it reports failures and goes on.
 
 A damaged file is put aside and begun anew. While the disk is full, or the files may not grow,
 slots are left out and counted; a gap stays a gap.
@@ -45,7 +45,7 @@ class HistoryWriter:
         self._episodes: EpisodeBook | None = None  # since the file could be read
         self._expired_at = self._moved_at = 0
         self.forgotten: tuple[Forgotten, ...] = ()
-        """Users who are forgotten; any thread may set it."""
+        """Forgotten users; any thread may set it."""
         self._forgot: tuple[Forgotten, ...] = ()
         self.lost = 0
         """Slots that could not be written."""
@@ -54,7 +54,7 @@ class HistoryWriter:
 
     @property
     def refused(self) -> int:
-        """Return how many samples came from before what was written: the clock was set back."""
+        """Samples from before the last written slot: the clock was set back."""
         return self._slots.refused
 
     def take(self, samples: Iterable[Sample]) -> None:

@@ -1,4 +1,4 @@
-"""What an observer keeps, for those who look after its server: sizes, the cap, and since when."""
+"""Storage of an exporter, for administrators: sizes, the cap, and the oldest rows."""
 
 import sqlite3
 from contextlib import suppress
@@ -11,13 +11,13 @@ from gpupool.pool.history_query import HistoryPage, KeptTier, Storage
 from gpupool.pool.model.ids import Milliseconds
 
 SUFFIXES = ("-wal", "-shm")
-"""What SQLite keeps beside a database counts with it."""
+"""SQLite's files beside a database count with it."""
 
 SHOWN = (FILE_NAME, "usage.db", "leases.jsonl")
 
 
 def storage_of(folder: Path, settings: HistorySettings) -> HistoryPage:
-    """Return what a folder has, with what it may have.
+    """Return a folder's file sizes and limits.
 
     Raises:
         StorageError: when the history is of a newer gpupool.
@@ -40,7 +40,7 @@ def storage_of(folder: Path, settings: HistorySettings) -> HistoryPage:
 
 
 def _oldest(path: Path) -> dict[str, int]:
-    """Return when the rows of each tier begin; the history says of itself what fails."""
+    """Return the beginning of each tier's rows; the history itself reports failures."""
     try:
         db = connect(path, write=False)
     except sqlite3.Error:

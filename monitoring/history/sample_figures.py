@@ -1,4 +1,4 @@
-"""What samples add to accounts: how busy, idle and full what was granted has been. Pure.
+"""Accounts from samples: how busy, idle and full grants have been. Pure.
 
 What no sample has seen is unknown, and never counted as idle or as nothing.
 """
@@ -12,10 +12,10 @@ from gpupool.pool.model.state import LeaseRecord
 from gpupool.pool.model.units import HOUR_S
 
 COVERAGE_LOW = 0.9
-"""Below it a row is marked: most of what it says may be of other hours."""
+"""Below it a row is marked: most of its figures may be of other hours."""
 
 ROOMY = 1.25
-"""What is advised to ask for, of what was used at most."""
+"""Advised request, as a multiple of the maximum used."""
 
 TOO_LARGE, TOO_IDLE = 0.6, 0.5
 """Of the request that was used at most, and of the time in which nothing ran: advice is given."""
@@ -23,7 +23,7 @@ TOO_LARGE, TOO_IDLE = 0.6, 0.5
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What is known of one row; None is unknown."""
+    """Figures of one row; None is unknown."""
 
     busy_gpu_hours: float | None = None
     idle_share: float | None = None
@@ -60,7 +60,7 @@ def figures_of(known: SampleSum | None, gpu_hours: float) -> Figures:
 def lease_lines(
     parts: Iterable[LeaseRecord], known: SampleSum | None, gpu_hours: float
 ) -> list[str]:
-    """Return what samples say of one lease, with advice for the next request."""
+    """Return the samples' figures of one lease, with advice for the next request."""
     figures = figures_of(known, gpu_hours)
     if known is None or figures.idle_share is None:
         return [

@@ -1,4 +1,4 @@
-"""What the history holds: its tables, their columns, the tiers, and the metrics made of them.
+"""Schema of the history: its tables, their columns, the tiers, and the metrics made of them.
 
 A row has sums with counts, and maxima; never means. So a row of a coarser tier is that of the finer
 one added up, exactly. Samples come once a second, so a sum of samples is one over seconds. Pure.
@@ -106,7 +106,7 @@ CAPACITY = Table(
     (),
 )
 MARK = Table("mark_sample", ("gpu", "mark"), ("amount",), ())
-"""What happened to a GPU, of the slots in which it did: ``gpu_marks`` says what marks are."""
+"""Events of a GPU, in the slots with any: ``gpu_marks`` defines marks."""
 TABLES = (GPU, LEASE, SERVER, POOL, CAPACITY, MARK)
 
 
@@ -215,7 +215,7 @@ METRICS: dict[str, dict[str, tuple[Table, Metric]]] = {
         "servers": (POOL, Metric(("servers",), "n", "", 1.0, "servers")),
     },
 }
-"""By what is looked at, and by name. A server has its GPUs' metrics as well, a user the leases'."""
+"""By subject and by name. A server has its GPUs' metrics as well, a user the leases'."""
 
 
 def tier_for(range_s: int, oldest_kept: dict[str, int], since_s: int) -> Tier:

@@ -16,7 +16,7 @@ from gpupool.pool.model.units import KIB, MIB
 from gpupool.pool.telemetry import GpuTelemetry, HostTelemetry, SessionTelemetry
 
 GAP_S = 15
-"""After longer silence counters begin anew: what passed meanwhile is of no slot."""
+"""After longer silence counters begin anew: growth meanwhile is of no slot."""
 
 GROWN_MAX = 1 << 33
 """In one sample: beyond any network or GPU, and so little that years of it are an integer."""
@@ -53,7 +53,7 @@ class SlotMaker:
         """Begin after the slot that was written last."""
         self.last_t = last_t
         self.refused = 0
-        """Samples from before what was written."""
+        """Samples from before the written ones."""
         self._slot: Slot | None = None
         self._before: Sample | None = None
         self._counters: dict[str, int] = {}
@@ -202,7 +202,7 @@ class SlotMaker:
         row["resident"] += sum(host.resident.values()) // MIB
 
     def _grown(self, name: str, value: int, unit: int = 1) -> int:
-        """Return by how much a counter has grown, in units; what is left counts next time.
+        """Return the growth of a counter in units; the remainder counts next time.
 
         One that is smaller than before has begun anew; one that is seen for the first time may have
         grown before anybody looked.

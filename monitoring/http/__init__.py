@@ -1,1 +1,1 @@
-"""The observer's HTTP: what it answers over the one port, to whom, and within which limits."""
+"""The exporter's HTTP: its answers over the one port, its clients, and its limits."""

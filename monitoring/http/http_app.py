@@ -1,4 +1,4 @@
-"""The application behind the one port: /metrics, /sd and /healthz, and what others add.
+"""The application behind the one port: /metrics, /sd, /healthz, and added routes.
 
 Who may scrape: the holder of a token of a viewer, a user or an operator, and whoever connects from
 a network that the server was started with. /healthz needs nothing and says one word.
@@ -45,7 +45,7 @@ class _Encoder(Protocol):
 
 
 class _Once(Collector):
-    """Yields what was found; not asked for names, since it is registered for one answer."""
+    """Collector of found series; registered for one answer, so not asked for names."""
 
     def __init__(self, found: Found, users: int) -> None:
         self._found = found
@@ -96,15 +96,15 @@ def written(
 
 
 TEXTS_MAX = 8
-"""Of one second's series: strangers' words of what they accept must not fill the memory."""
+"""Of one second's series: varied Accept headers must not fill the memory."""
 CHALLENGE = {"www-authenticate": 'Bearer realm="gpupool"'}
 COUNTED = ("/metrics", "/sd", "/healthz")
-"""The routes with a label of their own; every path below another root is one of ``OTHER``."""
+"""The routes with a separate label; every path below another root is one of ``OTHER``."""
 OTHER = "other"
 
 
 class Sources(Protocol):
-    """What the application reads."""
+    """Data sources of the application."""
 
     open_networks: Sequence[str]
     users: int
@@ -209,7 +209,7 @@ def build_app(
 
 
 class _Texts:
-    """The texts of the latest series: written once for all who ask within its second."""
+    """The texts of the latest series: written once for all scrapes within its second."""
 
     def __init__(self, users: int) -> None:
         self._users = users
@@ -250,7 +250,7 @@ def is_in(client: str, networks: Sequence[str]) -> bool:
 
 
 async def _refusal(sources: Sources, request: Request) -> Response | None:
-    """Return the answer to somebody who may not scrape; None to somebody who may."""
+    """Return the refusal of a client that may not scrape; None for one that may."""
     client = request.client.host if request.client is not None else ""
     if is_in(client, sources.open_networks):
         return None

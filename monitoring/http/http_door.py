@@ -88,7 +88,7 @@ class HttpDoor:
     # --- what the server tells -------------------------------------------------------------------
 
     def set_up(self, setup: WebSetup) -> None:
-        """Show this certificate from now on, and answer those whom the server names."""
+        """Show this certificate from now on, and answer the networks that the server names."""
         try:
             context = tls_context(setup)
         except (OSError, ssl.SSLError) as error:
@@ -226,7 +226,7 @@ class HttpDoor:
         self._application = build_app(self, self._requests, self._pages())
 
     def _pages(self) -> "Sequence[BaseRoute]":
-        """Return the web page, for what is none of the application's own three paths."""
+        """Return the web page, for paths other than the application's own three."""
         from starlette.routing import Mount
 
         from gpupool.monitoring.web.server_page import server_page

@@ -1,4 +1,4 @@
-"""What a server and its observer tell each other for HTTP; ``frames`` carries it.
+"""HTTP messages between a server and its exporter; ``frames`` carries them.
 
 Connections themselves go over a socket pair of their own, one packet each: the server's has the
 connection's number and its descriptor, the observer's the number of one that has ended.
@@ -18,7 +18,7 @@ PACKET = struct.Struct(">Q")
 
 @message(32)
 class WebSetup(ServerMessage):
-    """What to show and whom to answer; sent again when it changes."""
+    """The certificate, and the clients to answer; sent again when it changes."""
 
     certificate_pem: Blob
     key_pem: Blob
@@ -65,7 +65,7 @@ class TokenAsked(ObserverMessage):
 
 @message(35)
 class TokenAnswered(ServerMessage):
-    """Whose token it is, or why it is refused."""
+    """The user of a token, or the reason of its refusal."""
 
     number: Number
     user: Line = ""

@@ -1,4 +1,4 @@
-"""The observer's side of judging tokens: it asks the server, and remembers what that said.
+"""The exporter's side of judging tokens: it asks the server, and caches the answers.
 
 A good word holds for as long as the server says, twice a second, that no token has changed; when it
 has said nothing for a second, it is asked again. So a scraper that comes again and again does not
@@ -30,7 +30,7 @@ SEEN_FOR_S = 1.2
 2 s, which is this, the tick of the table, and the way."""
 GOOD_FOR_S = 3600.0
 CONNECTIONS_MAX = 128
-"""Of one token, that are remembered as those whose proof the server has heard of."""
+"""Remembered connections of one token; the server has heard of their proof."""
 REMEMBERED_MAX = 1024
 ASKED_PER_S = 100.0
 """Each costs the server's loop some 0.1 ms. Strangers begin up to 150 connections a second, and
@@ -67,7 +67,7 @@ class TokenChecks:
     """Asks the server for its word on tokens."""
 
     def __init__(self, ask: Callable[[TokenAsked], None], clock: Callable[[], float]) -> None:
-        """Make it; ``ask`` sends a question whose answer comes to ``answered``."""
+        """Make it; ``ask`` sends a question, and the answer comes to ``answered``."""
         self._ask = ask
         self._clock = clock
         self._known: OrderedDict[bytes, _Known] = OrderedDict()
@@ -129,7 +129,7 @@ class TokenChecks:
         self._open.answered(answer.number, answer)
 
     def _holds(self, known: _Known, connection: int, now: float) -> bool:
-        """Return whether what was said of a token is still so."""
+        """Return whether a token's judgement still holds."""
         if not known.judgement.kind:
             return now - known.at < KEPT_S
         if connection not in known.connections:

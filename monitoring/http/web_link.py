@@ -30,10 +30,10 @@ from gpupool.pool.user_bound import Holder, UserBound
 from gpupool.remoting.transport.descriptor_passing import receive_packet, send_packet
 
 UNPROVEN_S = 30.0
-"""How long a connection lasts over which no good token has come."""
+"""Lifetime in seconds of a connection without a good token."""
 PROVEN_MAX, PROVEN_BOUND = 512, UserBound(user=64, token=48)
-"""Connections over which one has come: of all, and of one user or token. When all are taken, the
-user with the most loses the oldest for the next one."""
+"""Connections with a good token: of all, and of one user or token. When all are taken, the user
+with the most loses the oldest for the next one."""
 HAND_OVER_S = 2.0
 TARGETS_EVERY_S = 1.0
 TOKENS_EVERY_S = 0.5
@@ -64,7 +64,7 @@ class WebLink:
     # --- for the server --------------------------------------------------------------------------
 
     def set_up(self, setup: WebSetup) -> None:
-        """Have the observer show and answer so from now on; nobody is served before."""
+        """Apply this setup in the exporter from now on; nobody is served before."""
         self._setup = setup
         self._say(setup)
 
@@ -99,7 +99,7 @@ class WebLink:
         return pair
 
     async def run(self, door: socket.socket, say: Say) -> None:
-        """Serve by the observer that has the other end of ``door``, until cancelled."""
+        """Serve by the exporter with the other end of ``door``, until cancelled."""
         self._door, self._say = door, say
         try:
             if self._setup is not None:
@@ -187,7 +187,7 @@ class WebLink:
             await trio.sleep(TOKENS_EVERY_S)
 
     async def _tell_targets(self) -> None:
-        """Tell the observer which servers there are, whenever that changes."""
+        """Tell the exporter the list of servers, whenever that changes."""
         said, seen, trusted = None, None, b""
         while True:
             state, ca_pem = self._state(), self.ca_pem()

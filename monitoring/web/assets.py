@@ -26,7 +26,8 @@ LEFT_OUT = {
         (re.compile(r"\s*([{};])\s*"), r"\1"),
     ),
 }
-"""What of our own files is for those who read them here. Comments of scripts are whole lines."""
+"""Comments and indentation of our own files, which are not served. Comments of scripts are whole
+lines."""
 
 TYPES = {
     ".html": "text/html; charset=utf-8",

@@ -1,4 +1,4 @@
-"""Who may use the page on a client's loopback: a one-time key, a cookie, and hosts that are ours.
+"""Access to the page on a client's loopback: a one-time key, a cookie, and hosts that are ours.
 
 The command prints an address whose fragment has the key. Browsers send no fragment; the page's
 script exchanges the key for a cookie, and for a second secret that it keeps in its origin's storage
@@ -24,7 +24,7 @@ ORDER_HEADER = "x-gpupool"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What a key is exchanged for."""
+    """The credentials that a key is exchanged for."""
 
     cookie: str = field(repr=False)  # the whole header
     order_secret: str = field(repr=False)
@@ -39,7 +39,7 @@ class NoEntry:
 
 
 class LocalGate:
-    """Lets in those who have a key that this process has made."""
+    """Lets in holders of a key that this process has made."""
 
     entry = "key"  # what lets a browser in
     hint = 'open the address that "gpupool web" prints'
@@ -86,7 +86,7 @@ class LocalGate:
         return f"{self._name}=; Path=/; HttpOnly; SameSite=Strict; Max-Age=0"
 
     async def source(self, request: Request) -> PoolSource | None:
-        """Return the pool for one who has the cookie."""
+        """Return the pool for a request with the cookie."""
         return self._source if self._secret(request) is not None else None
 
     def may_order(self, request: Request) -> bool:

@@ -23,7 +23,7 @@ NEVER = Milliseconds(0)
 
 
 def findings_of(snapshot: PoolSnapshot) -> list[PoolFinding]:
-    """Return what is known to be wrong, and the checks that pass, the worst first."""
+    """Return known faults, and the checks that pass, the worst first."""
     view = snapshot.view
     found = list(merged(view, snapshot.heard, snapshot.awaited).findings)
     known = {(row.server, row.finding.check, row.finding.subject) for row in found}
@@ -69,7 +69,7 @@ def _drains(row: ServerRow) -> list[PoolFinding]:
 
 
 def findings_table(snapshot: PoolSnapshot, found: list[PoolFinding]) -> Table:
-    """Return the findings as columns; ``key`` is what a silence is of, or would be of."""
+    """Return the findings as columns; ``key`` is the subject of an actual or possible silence."""
     view = snapshot.view
     gpus = {str(gpu.id): f"GPU {gpu.index}" for server in view.servers for gpu in server.gpus}
     each = [row.finding for row in found]

@@ -1,4 +1,4 @@
-"""What servers have kept, as series for the page's charts, by the words of ``gpupool history``."""
+"""History of servers, as series for the page's charts, by the words of ``gpupool history``."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -23,7 +23,7 @@ SUBJECT_LENGTH_MAX = 208
 
 
 async def ask_series(source: PoolSource, asked: Mapping[str, str]) -> dict[str, object]:
-    """Return the series of a subject, its metrics, and which servers did not answer."""
+    """Return the series of a subject, its metrics, and the servers without an answer."""
     snapshot = source.known()
     text = asked.get("of", "pool")
     found = find_subject(text, snapshot.view) if len(text) <= SUBJECT_LENGTH_MAX else None
@@ -59,7 +59,7 @@ async def ask_series(source: PoolSource, asked: Mapping[str, str]) -> dict[str, 
 
 
 def lacking(view: PoolView, answer: HistoryAnswer) -> dict[str, object]:
-    """Return what an answer lacks: the servers that did not give one, and what others say of it."""
+    """Return the gaps of an answer: the servers without one, and the others' problems."""
     silent = silent_servers(view, answer.silent)
     return {
         "silent": {visible(name): visible(why) for name, why in silent.items()},
@@ -90,13 +90,13 @@ def _asked_time(asked: Mapping[str, str], name: str) -> Milliseconds:
 
 
 LEASES_SHOWN = 6
-"""Leases with a colour of their own, those with the most memory; the rest are one."""
+"""Leases with a separate colour, those with the most memory; the rest are one."""
 
 MIB_A_GIB = 1024
 
 
 async def ask_gpu_history(source: PoolSource, asked: Mapping[str, str]) -> dict[str, object]:
-    """Return the memory that leases of one GPU had in use, and what happened to the GPU."""
+    """Return the memory in use by leases of one GPU, and the GPU's marks."""
     snapshot = source.known()
     text = asked.get("of", "")[: SUBJECT_LENGTH_MAX + 1]
     found = find_subject(text, snapshot.view)
@@ -123,7 +123,7 @@ async def ask_gpu_history(source: PoolSource, asked: Mapping[str, str]) -> dict[
 async def _ask_all(
     source: PoolSource, queries: Mapping[str, HistoryQuery], servers: tuple[ServerId, ...]
 ) -> dict[str, HistoryAnswer]:
-    """Ask everything at once; the source bounds what is under way."""
+    """Send all queries at once; the source bounds the queries under way."""
     found: dict[str, HistoryAnswer] = {}
     failures: list[GpupoolError] = []
 

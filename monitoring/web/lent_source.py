@@ -25,7 +25,7 @@ Start = Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
 
 
 class LentSource(PoolSource):
-    """A pool by the token of who looks."""
+    """A pool by the viewer's token."""
 
     def __init__(self, user: str, kind: str, connect: Connect, start: Start) -> None:
         """Make it; ``start`` runs a task beside, for as long as the observer does."""
@@ -68,7 +68,7 @@ class LentSource(PoolSource):
             self._changed.set()
 
     def user(self) -> str:
-        """Return whose token it is, by the server's word."""
+        """Return the token's user, by the server's word."""
         return self._user
 
     def is_operator(self) -> bool:

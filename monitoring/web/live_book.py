@@ -78,7 +78,7 @@ class Book:
         self._encoded.clear()
 
     def answer(self, since: int) -> Packed:
-        """Return what changed since that version: all, when it is not one of the last."""
+        """Return the changes since that version: all, when it is not one of the last."""
         old = next((each for number, each in self._versions if number == since), None)
         key = since if old is not None else 0
         found = self._encoded.get(key)

@@ -42,7 +42,7 @@ Columns = Mapping[str, Callable[[R], object]]
 
 @dataclass(slots=True)
 class Memory:
-    """What has to stay the same from one document to the next."""
+    """State kept from one document to the next."""
 
     slow: Table = field(default_factory=dict[str, list[object]])
     slow_until: float = 0.0
@@ -51,7 +51,7 @@ class Memory:
 def summary(
     snapshot: PoolSnapshot, now: float, memory: Memory, viewer: Mapping[str, object]
 ) -> Document:
-    """Return what every page shows; ``viewer`` is who looks, and what they may do."""
+    """Return the document of every page; ``viewer`` is the user, and their permissions."""
     found = findings_of(snapshot)
     level, text = sentence(snapshot, found)
     return Document(
@@ -231,7 +231,7 @@ def _gpus(snapshot: PoolSnapshot, now: float, memory: Memory) -> Table:
 
 
 def _slow(rows: list[GpuRow], now: float, memory: Memory) -> Table:
-    """Return what changes slowly; of very many GPUs coarser, and anew every ten seconds only."""
+    """Return the slow columns; of very many GPUs coarser, and anew every ten seconds only."""
     coarse = len(rows) > COARSE_FROM
     if coarse and len(memory.slow.get("used", ())) == len(rows) and now < memory.slow_until:
         return memory.slow

@@ -1,4 +1,4 @@
-"""The API of the page: what changed, reports, and the few orders that a page may give."""
+"""The API of the page: changes, reports, and the few orders that a page may give."""
 
 import dataclasses
 import json
@@ -50,7 +50,7 @@ from gpupool.remoting.protocol.time_zones import zone_of
 
 MIB = 1 << 20
 SCALES = {"max_gpus": UNIT, "max_memory": MIB, "max_leases": 1}
-"""Of each limit: what the page's numbers are multiples of."""
+"""Units of the page's numbers, by limit."""
 
 NO_ZONES = "hours of the policy are left out: this machine does not know their time zone"
 
@@ -69,7 +69,7 @@ class PolicyLimits:
         self._compiled = _Compiled(0, Rulebook(Policy()))
 
     async def told(self, source: PoolSource, now_ms: int, user: str = "") -> dict[str, object]:
-        """Return the class, the department and the limits of each user who has or wants anything.
+        """Return class, department and limits of each user with a lease or a request.
 
         ``user`` is one besides, who may have nothing.
         """
@@ -117,7 +117,7 @@ async def _compile(source: PoolSource, version: int, now_ms: int) -> _Compiled:
 
 
 async def ask_storage(source: PoolSource, asked: Mapping[str, str]) -> dict[str, object]:
-    """Return a row of each server that answers, and which do not."""
+    """Return a row of each server that answers, and the servers that do not."""
     snapshot = source.known()
     answer = await source.history(HistoryQuery("storage"))
     names = {each.id: visible(each.name) for each in snapshot.view.servers}
@@ -148,7 +148,7 @@ ROWS_MAX = 2000
 
 
 async def ask_checks(source: PoolSource, asked: Mapping[str, str]) -> dict[str, object]:
-    """Return the episodes of all servers' checks in a time, and which servers do not tell."""
+    """Return the episodes of all servers' checks in a time, and the servers without an answer."""
     snapshot = source.known()
     since, until = asked_span(asked)
     answer = await source.history(HistoryQuery("health", since=since, until=until))
@@ -178,7 +178,7 @@ async def ask_checks(source: PoolSource, asked: Mapping[str, str]) -> dict[str, 
 JSON = "application/json"
 BODY_MAX = 64 * 1024
 FRESH_S = 0.9
-"""A document younger than that is not made anew: many viewers cost what one costs."""
+"""Seconds for which a document is reused: many viewers cost as much as one."""
 
 ACT_MARK = " (web)"
 HOURS_MAX = 24 * 90
@@ -187,7 +187,7 @@ GPU_DIGITS_MAX = 4
 NAME_LENGTH_MAX = 256
 
 Gate = LocalGate | ServerGate
-"""Says who looks: on a client's loopback, or on a server."""
+"""Identifies the viewer: on a client's loopback, or on a server."""
 
 Handler = Callable[[Request, PoolSource], Awaitable[Response]]
 Ask = Callable[[PoolSource, Mapping[str, str]], Awaitable[dict[str, object]]]
@@ -256,7 +256,7 @@ class Api:
         self._live: WeakKeyDictionary[PoolSource, _Live] = WeakKeyDictionary()
 
     def routes(self) -> list[Route]:
-        """Return what may be asked."""
+        """Return the routes of the API."""
         looks: dict[str, Handler] = {
             "/live": self._changed,
             "/work": self._changed,

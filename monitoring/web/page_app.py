@@ -1,4 +1,4 @@
-"""The application: one page with its files, the API below it, and what holds for every answer."""
+"""The application: one page with its files, the API below it, and the headers of every answer."""
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -38,7 +38,7 @@ HTML = TYPES[".html"].encode()
 
 
 def _headers(*, page: bool) -> dict[str, str]:
-    """Return what holds for a page, or for files and data, of which there are many."""
+    """Return the headers of a page, or of files and data, of which there are many."""
     return HEADERS_OF_PAGES if page else HEADERS
 
 
@@ -74,7 +74,7 @@ class Guarded:
 
 
 def make_app(gate: Gate, *, readonly: bool = False) -> Guarded:
-    """Return the application for the viewers whom ``gate`` lets in."""
+    """Return the application for the viewers admitted by ``gate``."""
     assets = load_assets()
     page = assets["/static/index.html"]
     api = Api(gate, readonly=readonly)

@@ -1,4 +1,4 @@
-"""The pool's last 24 hours as shares: what was granted and busy, from what servers have kept.
+"""The pool's last 24 hours as shares granted and busy, from the history of servers.
 
 A voter keeps what was granted and the capacity; how busy GPUs were each server keeps of its own.
 So busy is asked of all servers, and only in pools where that is little work.

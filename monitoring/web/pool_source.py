@@ -54,11 +54,11 @@ class PoolSource:
         return trio.current_time()
 
     def latest(self) -> PoolSnapshot | None:
-        """Return what is known now; None before anything has arrived."""
+        """Return the current snapshot; None before anything has arrived."""
         return self._watch.snapshot(self.now())
 
     def known(self) -> PoolSnapshot:
-        """Return what is known now.
+        """Return the current snapshot.
 
         Raises:
             UnreachableError: when nothing has arrived yet.
@@ -79,7 +79,7 @@ class PoolSource:
         return self._pool
 
     def user(self) -> str:
-        """Return the name of the user who looks, also when no server is connected any more."""
+        """Return the viewer's user name, also when no server is connected any more."""
         self._user = self.connected().user() or self._user
         return self._user
 
@@ -101,7 +101,7 @@ class PoolSource:
             return await self.connected().usage(query)
 
     async def history(self, query: HistoryQuery, servers: Sequence[ServerId] = ()) -> HistoryAnswer:
-        """Return what these servers have measured, or all, after the questions under way."""
+        """Return measurements of these servers, or all, after the queries under way."""
         async with self._asking:
             return await self.connected().history(query, servers)
 

@@ -1,4 +1,4 @@
-"""What this page has seen in the last hour, for the charts: every GPU's readings in steps of 5 s.
+"""The last hour's readings on this page, for the charts: every GPU's, in steps of 5 s.
 
 The servers keep a history that is longer and has no gaps. This one needs nobody's answer, so a
 chart is there at once, and it begins when ``gpupool web`` begins. One step of 8,000 GPUs takes

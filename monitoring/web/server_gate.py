@@ -1,4 +1,4 @@
-"""Who may use the page of a server: the holder of a token, for as long as the token is good.
+"""Access to the page of a server: for a token's holder, as long as the token is good.
 
 A browser logs in with a token, or with a key that ``gpupool web --on`` got for one. It gets a
 cookie, and a second secret that it sends with every order. Sessions are in memory alone: twelve
@@ -63,7 +63,7 @@ class _Key:
 
 
 class ServerGate:
-    """Lets in who has a token."""
+    """Lets in holders of a token."""
 
     entry = "token"  # what lets a browser in, by a form that asks for one
     hint = "log in with a token"
@@ -111,7 +111,7 @@ class ServerGate:
         return Entry(f"{COOKIE}={value}; {COOKIE_RULES}", secret)
 
     async def invite(self, request: Request) -> str | NoEntry:
-        """Return a key for who shows a token, as ``gpupool web --on`` does."""
+        """Return a key for a client that shows a token, as ``gpupool web --on`` does."""
         kind, _, text = request.headers.get("authorization", "").partition(" ")
         if kind.lower() != "bearer" or not text.strip():
             return NoEntry(UsageError("this takes a token: Authorization: Bearer gpupool-..."), 401)
@@ -129,7 +129,7 @@ class ServerGate:
         return f"{COOKIE}=; {COOKIE_RULES}; Max-Age=0"
 
     async def source(self, request: Request) -> PoolSource | None:
-        """Return the pool for one whose cookie and token are good.
+        """Return the pool for a request with a good cookie and token.
 
         Raises:
             UnreachableError: when the server cannot judge the token now.
@@ -159,7 +159,7 @@ class ServerGate:
         return known and is_own_origin(request, "https")
 
     def _source_of(self, text: str) -> LentSource | None:
-        """Return what a session of the same token uses: one set of connections is enough."""
+        """Return the source of a session with this token: one set of connections is enough."""
         return next((each.source for each in self._sessions.values() if each.text == text), None)
 
     def _make_room(self, user: str, text: str) -> None:
@@ -203,5 +203,5 @@ def _drop_own(
 
 
 def _digest(value: str) -> bytes:
-    """Return what a secret is looked up by, so that looking tells nothing of its bytes."""
+    """Return a secret's lookup key, so that looking tells nothing of its bytes."""
     return hashlib.sha256(value.encode(errors="replace")).digest()

@@ -54,7 +54,7 @@ def query_of(asked: Mapping[str, str]) -> RecordQuery:
 
 
 async def ask_report(source: PoolSource, asked: Mapping[str, str]) -> dict[str, object]:
-    """Return sums by a key, with what is missing, and what they cost if that is asked."""
+    """Return sums by a key, with their gaps, and their costs if requested."""
     cost = asked.get("cost") == "1"
     found = await ask_usage(source, source.known().view, query_of(asked), cost=cost)
     assert found.report is not None  # no lease was asked for
@@ -62,7 +62,7 @@ async def ask_report(source: PoolSource, asked: Mapping[str, str]) -> dict[str, 
 
 
 async def ask_capacity(source: PoolSource, asked: Mapping[str, str]) -> dict[str, object]:
-    """Return what became of all GPUs within the range of a query, by day or else by model."""
+    """Return the use of all GPUs within the range of a query, by day or else by model."""
     view, query = source.known().view, query_of(asked)
     within = Range(query.since, min(query.until, view.now))
     if within.since >= within.until:

@@ -59,7 +59,7 @@ REFUSED = {
 """Flags that CUDA refuses, in C: a call without a reply has to be refused where it is made."""
 
 KNOWN = {"cuEventElapsedTime_v2": "gp_known_elapsed(a0, a1, a2)"}
-"""Calls whose answer the library may have already."""
+"""Calls with a result that the client library may know already."""
 
 
 def handles_of(tokens: list[str], kinds: str = "segx") -> list[str]:
@@ -109,7 +109,7 @@ class Stub:
         self.made = ""
         """The kind of handle that the call creates."""
         self.ended = ""
-        """The parameter whose handle the call destroys."""
+        """Parameter with the handle that the call destroys."""
 
     def add(self, at: int, word: str, kind: str) -> None:
         """Add parameter ``at``, of C type ``kind``, that is annotated with ``word``."""

@@ -1,4 +1,4 @@
-"""Write what is generated from ``records.py``; with ``--check``, say whether it is current.
+"""Write the files generated from ``records.py``; with ``--check``, check that they are current.
 
 Run ``python packaging/driver_api/generate_records.py [--check]``. It needs no CUDA.
 """

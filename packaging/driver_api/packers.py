@@ -29,7 +29,7 @@ NOT_PACKED = {
     **dict.fromkeys(("DRAIN", "SYNC_STREAM", "SYNC_EVENT", "SYNC_DEVICE"), BY_NUMBER),
     **dict.fromkeys(("QUERY_STREAM", "QUERY_EVENT"), BY_NUMBER),
 }
-"""Records that nothing packs but what the reason says."""
+"""Records without a generated packer, each with the reason."""
 
 CALLS_SENT = {
     "cuStreamCreate": "stream flags",
@@ -131,7 +131,7 @@ def opening(record: Record, tail: Tail) -> list[str]:
 
 
 def posting(record: Record) -> list[str]:
-    """Return the function that sends a record which has no tail, or bytes behind its frame."""
+    """Return the function that posts a record without a tail, or with bytes behind its frame."""
     lines, name, count = packed(record)
     parameters = [declared(field) for field in record.fields]
     number, lower = f"GP_{record.name}", record.name.lower()
@@ -186,7 +186,7 @@ def exchanging(record: Record) -> list[str]:
 
 
 def structure(record: Record) -> list[str]:
-    """Return the structure of a record whose fields are not all words."""
+    """Return the C structure of a record with some fields that are not words."""
     name = f"struct gp_{record.name.lower()}_record"
     lines = [f"{name} {{"]
     for field in record.fields:
@@ -211,7 +211,7 @@ def filling(record: Record) -> list[str]:
 
 
 def functions(record: Record) -> list[str]:
-    """Return what packs one record."""
+    """Return the C functions that pack one record."""
     if record.late:
         return filling(record)
     if not record.plain:

@@ -1,4 +1,4 @@
-"""The C source of per-thread variants: the functions whose default stream is the thread's own.
+"""The C source of per-thread variants: functions with the thread's own default stream.
 
 A program that is compiled for such streams calls ``_ptds`` and ``_ptsz`` functions. Each one calls
 the plain function of the same name, with the stream of the thread.
@@ -72,7 +72,7 @@ def without_stream(
 
 
 def thread_ex(symbol: str, plain: str) -> str:
-    """Return a per-thread variant whose stream lies in a structure."""
+    """Return a per-thread variant with its stream in a structure."""
     count = {"cuLaunchKernelEx": 4, "cuGraphInstantiateWithParams": 3}[plain]
     types = ", ".join("void *" for _ in range(count))
     named = ", ".join(f"void *a{at}" for at in range(count))

@@ -34,7 +34,7 @@ FETCHED_LINKS = {"stylesheet", "preconnect", "preload", "icon", "modulepreload",
 
 
 def main() -> None:
-    """Copy the sources, build, and look for what a browser would fetch from elsewhere."""
+    """Copy the sources, build the site, and check its pages for external resources."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--url", default="", help="the repository, for links to its files")
     url: str = parser.parse_args().url.rstrip("/")
@@ -79,7 +79,7 @@ def search_front_matter(place: Path) -> str:
 
 
 def with_links_of_the_site(page: Path, url: str) -> str:
-    """Return the text of a page, whose links lead to pages of the site or to the repository."""
+    """Return the text of a page, with links to pages of the site or to the repository."""
     here = place_of(page).parent
 
     def replaced(found: re.Match[str]) -> str:
@@ -101,7 +101,7 @@ def with_links_of_the_site(page: Path, url: str) -> str:
 
 
 def with_lists_apart(text: str) -> str:
-    """Return text whose lists stand apart from the paragraph above, as MkDocs needs them."""
+    """Return text with a blank line above each list, as MkDocs needs it."""
     return re.sub(r"(?m)^((?![-*>|#]|\d+\. |\s|$).+)\n(?=(?:[-*]|1\.) \S)", r"\1\n\n", text)
 
 

@@ -31,7 +31,7 @@ heading. `gpupool run` and `gpupool shell` exit with 125 instead of 1 and 3.
 
 @dataclass(slots=True)
 class Kind:
-    """A class of errors: its code for programs, its exit code, and what it means."""
+    """A class of errors: its code for programs, its exit code, and its meaning."""
 
     name: str
     base: str
@@ -117,7 +117,7 @@ def kinds_of(trees: Iterable[ast.Module]) -> dict[str, Kind]:
 
 
 def kind_of(node: ast.ClassDef, base: str) -> Kind:
-    """Return a class of errors with what it says of itself."""
+    """Return the ``Kind`` of an error class, read from its definition."""
     kind = Kind(
         node.name, base, meaning=" ".join((ast.get_docstring(node) or "").split("\n\n")[0].split())
     )
@@ -198,7 +198,7 @@ def texts(node: ast.expr, known: dict[str, list[ast.expr]], depth: int = 0) -> l
 
 
 def part_of(node: ast.expr) -> str:
-    """Return what stands for a part of an f-string."""
+    """Return the text or placeholder for a part of an f-string."""
     if isinstance(node, ast.Constant):
         return str(node.value)
     value = node.value if isinstance(node, ast.FormattedValue) else node

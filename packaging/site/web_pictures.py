@@ -42,7 +42,7 @@ from gpupool.remoting.protocol import messages as m  # noqa: E402
 
 SPEED = 60.0
 LOOKS_S = 25.0
-"""For how long a page is open that shows what it has seen itself: twenty-five of its minutes."""
+"""Seconds for which a page stays open to collect its live data: twenty-five of its minutes."""
 
 HEAT_STEPS, POWER_STEPS = (150, 165), ((40, 58), (210, 236))
 """Of a day in steps of 288 s: when a GPU was too hot, and when its power limit held it down."""
@@ -79,7 +79,7 @@ max_memory = "3T"
 
 
 class Picture(NamedTuple):
-    """One picture: which page, how much of it, in which colours, after how long a look."""
+    """One picture: page, height and colours, and whether the page stays open long."""
 
     path: str
     height: int = 0
@@ -124,7 +124,7 @@ def measured(gpu: GpuTelemetry, at_s: float, phase: float, granted: int) -> GpuT
 
 
 class PicturePool(MovingPool):
-    """A pool whose past fits its present."""
+    """A pool with a history that fits its present."""
 
     def _view(self, at_ms: int, ids: list[ServerId], leases: tuple[LeaseView, ...]) -> PoolView:
         found = super()._view(at_ms, ids, leases)
@@ -154,7 +154,7 @@ class PicturePool(MovingPool):
         return replace(await super().policy(version), packed=pack_text(POLICY.lstrip() + PRICES))
 
     async def history(self, query: HistoryQuery, servers: Sequence[ServerId] = ()) -> HistoryAnswer:
-        """Return a day of each figure, and what happened to a GPU in it."""
+        """Return a day of each figure, and the events of a GPU in it."""
         if query.of not in ("pool", "server", "gpu", "gpu-leases", "gpu-marks"):
             return await super().history(query, servers)
         step = max(10, int(query.until - query.since) // 300_000)
@@ -221,7 +221,7 @@ def marks(times: range) -> tuple[HistorySeries, ...]:
 
 
 def draw(address: str, folder: Path) -> None:
-    """Open each page, and write what it looks like."""
+    """Open each page, and save its screenshot."""
     playwright: Any = importlib.import_module("playwright.sync_api")
     chromium = shutil.which("chromium") or "/usr/bin/chromium"
     origin = address.partition("/#")[0]

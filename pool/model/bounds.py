@@ -1,4 +1,4 @@
-"""Bounds of what a message may say, declared at its fields: ``name: Annotated[str, Bound(64)]``.
+"""Bounds of message fields, declared at the fields: ``name: Annotated[str, Bound(64)]``.
 
 ``codec`` refuses what is beyond a bound, whoever has sent it, and our own ends do not send it. What
 is only told, such as a figure or a line for a log, is trimmed when it is sent. So nothing that a

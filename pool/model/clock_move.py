@@ -1,4 +1,4 @@
-"""A move of the table's time back: how it changes instants, and which leases it has not reached.
+"""A move of the table's time back: the change of instants, and the leases not moved yet.
 
 An operator's ``SetClock`` begins it (``transitions.clock_setting``). Leases are moved in the order
 of their ids, some with each command. One that a command changes meanwhile is moved ahead of them.
@@ -11,7 +11,7 @@ from gpupool.pool.model.ids import LeaseId, Milliseconds
 
 @dataclass(frozen=True, slots=True)
 class ClockMove:
-    """What lay between ``to`` and ``before`` in the table is of the accident."""
+    """Instants between ``to`` and ``before`` in the table come from the accident."""
 
     to: Milliseconds
     before: Milliseconds  # the table's time when it was set

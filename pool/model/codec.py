@@ -34,11 +34,11 @@ INTEGER_MAX = 2**64
 """No integer of ours is larger; CBOR would carry bignums of any size otherwise."""
 
 ITEM_COUNT_MAX = 1_000_000
-"""Upper bound on any list or dict; each message and command has a size limit of its own."""
+"""Upper bound on any list or dict; each message and command has a separate size limit."""
 
 
 class CodecError(ValueError):
-    """A plain value is not what the type asks for; the text says where."""
+    """A plain value does not match the type; the text names the place."""
 
 
 def encode(value: object) -> Plain:
@@ -65,12 +65,12 @@ def decode(kind: type[T], plain: object, *, unknown_fields: bool = False) -> T:
 
 
 def encoder_of(kind: Any) -> Encoder:
-    """Return what encodes a value of type ``kind``, as ``encode`` does inside a dataclass."""
+    """Return the encoder of type ``kind``, as ``encode`` applies it inside a dataclass."""
     return _encoder(kind)
 
 
 def decoder_of(kind: Any) -> Decoder:
-    """Return what decodes a value of type ``kind``, as ``decode`` does inside a dataclass."""
+    """Return the decoder of type ``kind``, as ``decode`` applies it inside a dataclass."""
     return _decoder(kind, False)
 
 

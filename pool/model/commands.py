@@ -100,7 +100,7 @@ class RemoveServer:
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """What changed about one GPU outside our control."""
+    """Changes of one GPU outside our control: foreign memory and a fault."""
 
     memory_foreign: int
     fault: str
@@ -108,7 +108,7 @@ class GpuReading:
 
 @dataclass(frozen=True, slots=True)
 class ReportGpus:
-    """A server's readings that decide what is grantable; sent only when they move."""
+    """A server's GPU readings that decide its grantable memory; sent only when they move."""
 
     server: ServerId
     incarnation: Incarnation
@@ -297,7 +297,7 @@ class GiveNotice:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Advance table time, so that what lapses with time lapses."""
+    """Advance table time, so that entries past their time lapse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +333,7 @@ class RetireCa:
 
 @dataclass(frozen=True, slots=True)
 class ReportIssuer:
-    """A server says which CA has signed the certificate that it has now."""
+    """A server reports the CA that signed its current certificate."""
 
     server: ServerId
     incarnation: Incarnation

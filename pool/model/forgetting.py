@@ -1,4 +1,4 @@
-"""Users whose names the accounts forget: by a salted hash, so that the table need not say the name.
+"""Users forgotten by the accounts: the table needs a salted hash, and not the name.
 
 An order carries the hash, and each server finds by it whose records and history it is. A server
 that was away finds the order in its table when it is back.
@@ -32,7 +32,7 @@ class ForgetUser:
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """A user who is forgotten, up to a record and an instant: later ones are of a new name."""
+    """A forgotten user, up to a record and an instant: later ones are of a new name."""
 
     salt: Blob
     digest: Blob
@@ -41,7 +41,7 @@ class Forgotten:
 
     @property
     def pseudonym(self) -> str:
-        """Return what stands in place of the name."""
+        """Return the pseudonym in place of the name."""
         return pseudonym_of(self.digest)
 
 

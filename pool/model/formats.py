@@ -28,14 +28,14 @@ VERSION = 12
 """Of this program. It grows by one with a release that changes any of the above."""
 
 ALL_STARVED_SINCE = 12
-"""The version of a pool from which on GPUs are kept for all starved requests in turn, those that
-are free soonest, and limits count both servers of a lease whose move was given up lately."""
+"""The pool version from which on GPUs are kept for all starved requests in turn, those that are
+free soonest, and limits count both servers of a lease after its move was given up lately."""
 
 ADDRESSES_SINCE = 12
 """The version from which on servers tell each other addresses, over links and in the table."""
 
 BEFORE_VERSIONS = 5
-"""Of a server whose program does not say: it links to its own version alone."""
+"""Version of a server with a program that states none: it links to that version alone."""
 
 SINCE: Mapping[str, int] = {
     "set-silence": 7,
@@ -55,7 +55,7 @@ SINCE: Mapping[str, int] = {
 
 
 class OutdatedError(GpupoolError):
-    """A server's program cannot read what its pool says by now; the server stops."""
+    """A server's program cannot read its pool's formats any more; the server stops."""
 
     code = "outdated"
 

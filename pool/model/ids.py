@@ -27,7 +27,7 @@ Milliseconds = NewType("Milliseconds", int)
 """Table time: milliseconds since the Unix epoch, never decreasing along the log."""
 
 Plain: TypeAlias = "bool | int | float | str | bytes | list[Plain] | dict[str, Plain] | None"
-"""The closed set of values that may cross a wire or enter the log; exactly what CBOR carries."""
+"""The closed set of values that may cross a wire or enter the log; CBOR carries exactly these."""
 
 
 def lease_name(lease_id: LeaseId) -> str:

@@ -150,7 +150,7 @@ class PersistentMap(Mapping[K, V], Generic[K, V]):
         return iter(self._chunks.values())
 
     def changed_since(self, before: "PersistentMap[K, V]") -> list[tuple[K, V]] | None:
-        """Return what was set since an older map, or None when that is not seen at once.
+        """Return the entries set since an older map, or None if they are not found at once.
 
         It takes the time of a change when ``before`` is the map that this one was made from, in a
         few steps. Keys that have gone are not told: compare the lengths.
@@ -168,7 +168,7 @@ class PersistentMap(Mapping[K, V], Generic[K, V]):
         return found
 
     def __eq__(self, other: object) -> bool:
-        """Return whether the same keys have the same values, in whatever order, as dicts do."""
+        """Return whether the same keys have the same values, in any order, as dicts do."""
         if self is other:
             return True
         if not isinstance(other, (PersistentMap, dict)):

@@ -10,7 +10,7 @@ from gpupool.pool.model.ids import LeaseId, lease_name
 
 
 def to_plain(value: Any) -> Any:
-    """Return ``value`` as what JSON carries: dataclasses as objects, bytes as hex.
+    """Return ``value`` as JSON values: dataclasses as objects, bytes as hex.
 
     Fields that are leases have their names, as commands take them. A number would be read as the
     name of another lease.

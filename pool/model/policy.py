@@ -1,4 +1,4 @@
-"""The pool's policy as data: who may hold how much, of what, when, and for how long.
+"""The pool's policy as data: limits of users and classes on GPUs, times and durations.
 
 A policy is written as one TOML document (``policy_document`` reads it), and in force as the frozen
 dataclasses below, which are what the table holds. ``rulebook`` answers questions about it. Every
@@ -25,7 +25,7 @@ MILLI = UNIT // 1000
 """Limits are written with three decimals at most."""
 
 NO_LIMIT = -1
-"""The number of a rule whose value is "none"."""
+"""The number of a rule with the value "none"."""
 
 MIN_RUN_MS = 10 * 60_000
 """Between two suspensions of one lease, unless ``min_run_time`` says otherwise."""
@@ -110,7 +110,7 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """Users whose name matches a glob are in a class; the first match counts, exact names first."""
+    """A glob of user names in a class; the first match counts, exact names first."""
 
     user: str
     group: str
@@ -142,7 +142,7 @@ class PolicyVersion:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What all live leases of one user count against limits."""
+    """The sums of all live leases of one user that limits count."""
 
     units: int = 0
     memory: int = 0  # bytes

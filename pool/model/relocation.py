@@ -21,7 +21,7 @@ RELOCATION_MS = 15 * 60_000
 """A relocation that is not confirmed for so long is given up."""
 
 BEGIN_MS = 60_000
-"""So is one whose program has opened no session on the new server by then."""
+"""A relocation is given up, too, if its program has opened no session on the new server by then."""
 
 
 class RelocationState(Enum):
@@ -49,14 +49,14 @@ class Relocation:
 
     @property
     def ending(self) -> ServerId | None:
-        """Return the server whose part is to be freed."""
+        """Return the server with the part that is to be freed."""
         if self.state is RelocationState.LEAVING:
             return None
         return self.source if self.state is RelocationState.GONE else self.target
 
     @property
     def uncounted(self) -> ServerId:
-        """Return the server whose part limits of the policy do not count: a lease counts once."""
+        """Return the server with the part that policy limits do not count: a lease counts once."""
         return self.source if self.state is RelocationState.GONE else self.target
 
 

@@ -29,7 +29,7 @@ class Silence:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """Return what it is of."""
+        """Return the silence's check, server and subject."""
         return self.check, self.server, self.subject
 
 

@@ -1,4 +1,4 @@
-"""The replicated table: what every server knows, as frozen dataclasses.
+"""The replicated table, known to every server, as frozen dataclasses.
 
 Nothing here is ever changed in place. ``transitions.apply`` makes a new state from an old one, so
 a reader that holds a state holds a consistent picture. All sizes are bytes, all times are table
@@ -58,7 +58,7 @@ WAITING_LAPSE_MS = 15_000
 """A waiting entry that was not renewed for so long is dropped (design section 3.6)."""
 
 STARVED_AFTER_MS = 60_000
-"""After so long a wait, claims of what the oldest waiting request needs are refused."""
+"""After so long a wait, claims of GPUs that the oldest waiting request needs are refused."""
 
 PARTITION_SIZE_MIN = 1 << 20
 """The smallest partition, and the unit to which sizes are rounded down: 1 MiB."""
@@ -94,7 +94,7 @@ class Gpu:
 
     @property
     def capacity(self) -> int:
-        """Return the bytes that leases could ever have: what a fraction is a fraction of."""
+        """Return the bytes that leases could ever have: the base of a fraction."""
         capacity = self.memory_total - self.memory_reserved
         return capacity if capacity > 0 else 0
 
@@ -243,7 +243,7 @@ class Operator(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """What a GPU must be like to be chosen; see ``filters``."""
+    """A condition that a GPU or its server must meet to be chosen; see ``filters``."""
 
     key: str
     operator: Operator
@@ -251,7 +251,7 @@ class Filter:
 
 
 class Placement(Enum):
-    """Which of the GPUs that could serve a request are preferred."""
+    """The preference among the GPUs that could serve a request."""
 
     PACK = "pack"  # the least memory left over, on the fullest server
     SPREAD = "spread"  # the most memory free, on the least loaded server
@@ -260,7 +260,7 @@ class Placement(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a client asks for: ``count`` partitions on separate physical GPUs."""
+    """A client's request: ``count`` partitions on separate physical GPUs."""
 
     id: RequestId
     count: int
@@ -290,7 +290,7 @@ class Waiting:
 
 
 class TokenKind(Enum):
-    """What a token may do."""
+    """The rights of a token."""
 
     SERVER = "server"  # lets one server join
     USER = "user"
@@ -324,7 +324,7 @@ class Token:
         return self.used_by is not None or len(self.admitted) >= self.uses
 
     def spent_on(self, server: ServerId) -> "Token":
-        """Return what is left of it once it has let a server in."""
+        """Return the token after it has let a server in."""
         if self.uses == 1:
             return replace(self, used_by=server)
         return replace(self, admitted=(*self.admitted, server))
@@ -404,7 +404,7 @@ class LeaseRecord:
 
 @dataclass(frozen=True, slots=True)
 class Former:
-    """The pool whose backup was restored into this one."""
+    """The pool from which a backup was restored into this one."""
 
     cluster_id: str
     digest: bytes  # SHA-256 of the packed backup

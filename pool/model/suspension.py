@@ -1,4 +1,4 @@
-"""Suspension in the table: what it has of a lease whose workers let go of their GPUs for a while.
+"""Suspension in the table: leases with workers that release their GPUs for a while.
 
 A lease goes from held to suspending, suspended, resuming, and is held again. Its memory is counted
 all the time but while it is suspended: it is given back once all servers of the lease have said
@@ -76,7 +76,7 @@ class Suspension:
 
 
 def suspension_reason(suspension: Suspension | None) -> str:
-    """Return who suspended a lease, and why, for people; nothing for a lease that is not."""
+    """Return a lease's suspender and reason, for people; empty for a lease not suspended."""
     if suspension is None:
         return ""
     why = f": {suspension.why}" if suspension.why else ""
@@ -161,7 +161,7 @@ class ConfirmResumed:
 
 @dataclass(frozen=True, slots=True)
 class MoveLease:
-    """Suspend a lease, and have it go on with other GPUs of one of its servers; a person's order.
+    """Move a lease to other GPUs of one of its servers, by a suspension; a person's order.
 
     GPUs that it cannot have by then leave it where it was.
     """
@@ -177,7 +177,7 @@ class MoveLease:
 
 @dataclass(frozen=True, slots=True)
 class SuspensionHistory:
-    """What a lease has been through; it has none before it is suspended first."""
+    """The suspension history of a lease; a lease has none before its first suspension."""
 
     resumed_at: Milliseconds = Milliseconds(0)
     """When it was resumed last after others had suspended it, not its own user; 0: never."""
@@ -191,7 +191,7 @@ class SuspensionHistory:
     """When it got other GPUs than its grant gave it, the latest time; 0: never."""
 
     def back(self, now: Milliseconds) -> "SuspensionHistory":
-        """Return the history of a lease whose memory is taken again now."""
+        """Return the history of a lease that takes its memory again now."""
         away = self.until(now)
         lasted = sum(end - begin for begin, end in away)
         return replace(self, away=away, away_ms=lasted, away_since=Milliseconds(0))

@@ -1,4 +1,4 @@
-"""A hash of a dataclass with all its rows, computed in pieces: what tells equal tables apart.
+"""A hash of a dataclass with all its rows, computed in pieces, to compare tables.
 
 Two values that are equal have the same hash, in every process: rows are summed, so that the order
 of a map does not matter; the maps within a row are sorted; an integer in a field of floats counts
@@ -67,7 +67,7 @@ def shape_of(kind: type[object]) -> int:
 
 
 def _rows(path: str, kind: Any, value: Any) -> Iterator[tuple[Any, ...]]:
-    """Return what is hashed: a row of each map and tuple, and each other field."""
+    """Yield the hashed items: a row of each map and tuple, and each other field."""
     kind = _stripped(kind)
     if (inner := _optional(kind)) is not None:
         if value is None:
@@ -92,7 +92,7 @@ def _rows(path: str, kind: Any, value: Any) -> Iterator[tuple[Any, ...]]:
 
 @lru_cache(maxsize=1024)
 def _plain(kind: Any) -> Plain:
-    """Return what makes a row's part of a value: what is equal becomes the same text."""
+    """Return a function that converts a value for its row: equal values become the same text."""
     kind = _stripped(kind)
     if dataclasses.is_dataclass(kind):
         return _plain_dataclass(_hints(kind))
@@ -163,7 +163,7 @@ def _listed(texts: Iterable[str]) -> str:
 
 
 def _optional(kind: Any) -> Any:
-    """Return what ``kind`` is when it is not None, or None when it cannot be None."""
+    """Return the type of ``kind`` other than None, or None when it cannot be None."""
     if typing.get_origin(kind) not in (typing.Union, types.UnionType):
         return None
     inner = [each for each in typing.get_args(kind) if each is not type(None)]

@@ -79,7 +79,7 @@ _FAR = 2**64
 
 
 class LeaseRow(Protocol):
-    """What the indexes of leases need of one."""
+    """The fields of a lease that the indexes of leases need."""
 
     @property
     def id(self) -> LeaseId:
@@ -113,7 +113,7 @@ class LeaseRow(Protocol):
 
 
 class WaitingRow(Protocol):
-    """What the indexes of waiting requests need of one."""
+    """The fields of a waiting request that the indexes of waiting requests need."""
 
     @property
     def priority(self) -> int:

@@ -128,7 +128,7 @@ class Admission:
         )
 
     def usage_of(self, terms: Terms, cap: Cap) -> int:
-        """Return what those hold that a cap counts together."""
+        """Return the usage of all holders that a cap counts together."""
         usage = self.state.usage
         if cap.holder == "user":
             return used(usage.get(terms.user, NOTHING), cap.dimension)

@@ -1,4 +1,4 @@
-"""Leases that give way by the policy's rules: which may be suspended again, and for how long.
+"""Suspension of leases by the policy's rules: candidates, reasons, and the longest time.
 
 A window with ``leases = "suspend"`` suspends those that the rules allow no more, and would allow
 had it not changed. They go on when the rules allow it and there is room. A lease that has been
@@ -18,7 +18,7 @@ GOES_ELSEWHERE = "it is being moved to another server"
 
 
 def window_suspensions(state: PoolState) -> dict[LeaseId, Window]:
-    """Return the leases to be suspended because a window has changed, and which window."""
+    """Return the leases to suspend because a window has changed, with that window."""
     if not rulebook(state.policy).suspends_leases:
         return {}
     terms = Admission(state).terms

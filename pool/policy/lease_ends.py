@@ -40,7 +40,7 @@ NOTICE_MS_MAX = 5 * 60_000
 
 @dataclass(frozen=True, slots=True)
 class IdlePlan:
-    """What a server must do about leases that are not used."""
+    """The notices and commands of a server about unused leases."""
 
     nearly: frozenset[LeaseId]  # idle on all servers, and within the notice of their end
     propose: tuple[Command, ...]
@@ -66,7 +66,7 @@ def idle_plan(
     idle_s: Mapping[LeaseId, float],
     nearly_s: Mapping[LeaseId, float],
 ) -> IdlePlan:
-    """Return which leases to announce the end of, and what to propose.
+    """Return the leases with an end to announce, and the commands to propose.
 
     Args:
         state: the table as applied here.
@@ -132,7 +132,7 @@ def _idle_elsewhere(lease: Lease, server: ServerId) -> bool:
 
 
 def with_terms(state: PoolState, lease: Lease) -> Lease:
-    """Return a new lease with what the policy gives it along."""
+    """Return a new lease with the terms of the policy."""
     terms = Admission(state).terms(lease.user)
     ends_at = notice_at = 0
     why = ""
@@ -157,7 +157,7 @@ def notice_text(lease: Lease) -> str:
 
 
 def due(state: PoolState, now: int) -> tuple[EndLease | GiveNotice, ...]:
-    """Return what the leader should propose at ``now``, which is not before the table's time."""
+    """Return the leader's proposals at ``now``, which is not before the table's time."""
     found: list[EndLease | GiveNotice] = [
         EndLease(lease.id, lease.ends_why) for lease in state.leases.ended_by(now)
     ]
@@ -168,7 +168,7 @@ def due(state: PoolState, now: int) -> tuple[EndLease | GiveNotice, ...]:
 
 
 def allowed_no_more(state: PoolState, *, suspends: bool = False) -> dict[LeaseId, Window]:
-    """Return the leases that the rules forbid because a window has changed, and which window.
+    """Return the leases that the rules forbid because a window has changed, with that window.
 
     Those of windows that end leases, or with ``suspends`` of those that suspend them.
     """

@@ -42,7 +42,7 @@ def to_utc(zone: Zone, local_ms: int) -> int:
 
 
 def phase(span: Span, zone: Zone, now: int) -> Phase:
-    """Return whether ``span`` holds at ``now``, and between which instants that does not change."""
+    """Return whether ``span`` holds at ``now``, and the interval in which that does not change."""
     if span.once:
         start, end = to_utc(zone, span.start), to_utc(zone, span.end)
         if now < start:

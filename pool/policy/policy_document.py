@@ -104,7 +104,7 @@ RULE_KEYS: dict[str, tuple[str, ...]] = {
     "class": (*HELD, *HELD_PER_USER, *TERMS, *GIVING_WAY, "guarantee", "weight"),
     "user": (*HELD, *TERMS),
 }
-"""Which rules can be written where: for every user, for all together, for a class, for a user."""
+"""The rule keys of each table: for every user, for all together, for a class, for a user."""
 
 SPAN_KEYS = ("from", "to", "days", "zone")
 WINDOW_KEYS = ("name", *SPAN_KEYS, "leases", "grace", *RULE_KEYS)
@@ -263,7 +263,7 @@ class _Reader:
         return rules
 
     def _members(self, document: Table) -> tuple[Membership, ...]:
-        """Return who is in which class: users by name first, then globs, then everybody else."""
+        """Return the class members in order: users by name, then globs, then everybody else."""
         exact: dict[str, Membership] = {}
         globs: list[Membership] = []
         groups = self._table(("class",), document.get("class", {}))
@@ -435,7 +435,7 @@ class _Reader:
 
     @staticmethod
     def _peek(scope: object, key: str, default: object) -> object:
-        """Return one value of what should be a table."""
+        """Return one value of an object that should be a table."""
         return (
             cast("dict[str, object]", scope).get(key, default)
             if isinstance(scope, dict)

@@ -1,4 +1,4 @@
-"""The values of a policy's document: sizes, durations, times, words and what a rule holds.
+"""The values of a policy document: sizes, durations, times, words and the value of a rule.
 
 A value of the wrong kind raises ``WrongValueError``; ``policy_document`` adds the line to it.
 """

@@ -24,7 +24,7 @@ CURRENCY = "currency"
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What an hour of one whole GPU costs, of models that match a glob."""
+    """The price of an hour of one whole GPU, of models that match a glob."""
 
     models: str
     micro: int
@@ -63,7 +63,7 @@ def price_of(value: object) -> int:
 
 
 def check_entry(key: str, value: object) -> None:
-    """Refuse what is no price and no currency.
+    """Refuse an entry that is no price and no currency.
 
     Raises:
         WrongValueError: with what would be one.

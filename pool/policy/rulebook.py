@@ -1,4 +1,4 @@
-"""What the pool's policy says to one request at one moment, with the rule that says so.
+"""The policy's answer to one request at one moment, with the rule that gives it.
 
 ``rulebook(policy)`` compiles a policy once for each version; that is kept outside the table, and
 is a pure function of it. What then costs little: which windows hold changes only at known
@@ -32,7 +32,7 @@ from gpupool.pool.policy.usage import NOTHING, plus, usage_of, used
 
 RULEBOOK_COUNT_MAX = 8
 USER_COUNT_MAX = 16_384
-"""Users whose terms are remembered at a time."""
+"""Users with remembered terms, at most."""
 
 AHEAD_MAX = 64
 """Openings and closings looked at to say when a request will be allowed."""
@@ -70,7 +70,7 @@ class Cap:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What applies to one user."""
+    """The terms of the policy for one user."""
 
     user: str
     group: str  # the class, or empty
@@ -113,7 +113,7 @@ class Moment:
         self._terms: dict[str, Terms] = {}
         self._later: dict[str, list[Moment]] = {}
         self._open: dict[Key, Source] = {}
-        """What open windows put in the place of other rules."""
+        """Rules of open windows that replace other rules."""
         for number in sorted(active):
             window = book.policy.windows[number]
             for rule in window.rules:
@@ -269,7 +269,7 @@ class Rulebook:
         return Moment(self, moment.active ^ {number}, moment.start, moment.end)
 
     def moments_after(self, moment: Moment, user: str) -> Iterator[Moment]:
-        """Return what ``Moment.later`` remembers."""
+        """Yield the moments that ``Moment.later`` remembers."""
         group = self.group_of(user)
         concerned = {("user", user), ("class", group), ("defaults", ""), ("pool", "")}
         numbers = [
@@ -421,7 +421,7 @@ class Rulebook:
 
 
 _NOTHING_RESERVED: dict[Place, Reservation] = {}
-"""The same object each time, which tells who remembers answers that nothing has changed."""
+"""The same object each time, so that caches see that nothing has changed."""
 
 
 def _rank(found: tuple[int, ServerId, int, Gpu, Server]) -> tuple[int, ServerId, int]:
@@ -455,7 +455,7 @@ def _word(found: Source | None) -> str:
 
 @lru_cache(maxsize=1024)
 def matches_any(name: str, globs: tuple[str, ...]) -> bool:
-    """Return whether a GPU's name matches one of the globs, whatever its case; no globs: any."""
+    """Return whether a GPU's name matches a glob in any case; without globs, any name does."""
     return not globs or any(fnmatchcase(name.lower(), each.lower()) for each in globs)
 
 

@@ -1,4 +1,4 @@
-"""What leases count against the limits of a policy."""
+"""Usage of leases that counts against the limits of a policy."""
 
 from collections.abc import Callable
 from operator import attrgetter
@@ -15,7 +15,7 @@ def units_of(partition: Partition, gpu: Gpu) -> int:
 
 
 def usage_of(lease: Lease) -> Usage:
-    """Return what a lease counts: the parts not freed yet; a suspended one counts as a lease.
+    """Return the usage of a lease: the parts not freed yet; a suspended one counts as a lease.
 
     One that goes to another server has memory on both, and counts one of them.
     """
@@ -50,9 +50,9 @@ USED: dict[str, Callable[[Usage], int]] = {
     "max_memory": attrgetter("memory"),
     "max_leases": attrgetter("leases"),
 }
-"""What a cap of each dimension is compared with."""
+"""The usage with which a cap of each dimension is compared."""
 
 
 def used(usage: Usage, dimension: str) -> int:
-    """Return what a cap of this dimension is compared with."""
+    """Return the usage with which a cap of this dimension is compared."""
     return USED[dimension](usage)

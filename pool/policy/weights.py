@@ -1,4 +1,4 @@
-"""The weights of classes: by what their leases' shares of a GPU's computing time are multiplied.
+"""The weights of classes: factors of their leases' shares of a GPU's computing time.
 
 They are read from the policy in force and not from the grant, so that a new policy, or a window
 that opens, changes the turns of leases that run. A server asks for those of its own leases.

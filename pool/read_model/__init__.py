@@ -1,1 +1,1 @@
-"""What people see of a pool: derived at one place, shown by the command line and the page."""
+"""The pool as people see it: derived at one place, shown by the command line and the page."""

@@ -32,7 +32,7 @@ from gpupool.pool.view import GpuView, LeaseView, PoolView, ServerView, WaitingV
 
 
 def other_versions(view: PoolView, said: Mapping[ServerId, Telemetry]) -> dict[ServerId, str]:
-    """Return the servers that have another gpupool than most, and what is to be said of it.
+    """Return the servers with another gpupool than most, and a text about the difference.
 
     Some speak another version of the links, so that the servers in touch with the one that
     answered cannot understand them.
@@ -145,7 +145,7 @@ class PoolSnapshot:
 
     @cached_property
     def heard(self) -> dict[ServerId, Telemetry]:
-        """Return what the servers say that answer: what the others said is not so now."""
+        """Return the telemetry of servers that answer; that of the others is out of date."""
         return {k: told for k, told in self.telemetry.items() if k not in self.unreachable}
 
     @property
@@ -199,7 +199,7 @@ class PoolSnapshot:
 
     @cached_property
     def other_versions(self) -> dict[ServerId, str]:
-        """Return the servers with another gpupool than most, and what is to be said of it."""
+        """Return the servers with another gpupool than most, and a text about it."""
         return other_versions(self.view, self.telemetry)
 
     @cached_property
@@ -234,7 +234,7 @@ class ServerRow:
 
     @property
     def telemetry(self) -> Telemetry | None:
-        """Return what it measured last."""
+        """Return the latest telemetry of the server."""
         return self.snapshot.telemetry.get(self.server.id)
 
     @property
@@ -274,7 +274,7 @@ class ServerRow:
 
     @property
     def other_version(self) -> str:
-        """Return in what its gpupool is not that of the others."""
+        """Return a text about the server's gpupool if it differs from the others, or nothing."""
         return self.snapshot.other_versions.get(self.server.id, "")
 
     @property

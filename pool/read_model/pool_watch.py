@@ -1,4 +1,4 @@
-"""Keeps what arrives of a pool: the view, measurements with their ages, and rates. Pure.
+"""Keeps the received data of a pool: the view, measurements with their ages, and rates. Pure.
 
 ``top``, ``gpupool web`` and a server's page feed it with the updates of a subscription, and show
 its snapshots. Rates are made of counters by the clock of the server that counts, so that delays on
@@ -18,7 +18,7 @@ WINDOW_MS = 3000
 """Rates are means over so long: workers report about once a second, updates come more often."""
 
 LATE_S = 3.0
-"""A server whose measurements are asked for seldom is silent when they are late by so much."""
+"""A server with rarely requested measurements is silent when they are late by so much."""
 
 Reading = tuple[int, SessionTelemetry]
 """The counters of a lease on one server, with that server's time in milliseconds."""
@@ -53,7 +53,7 @@ class PoolWatch:
         return max(STALE_AFTER_S, self.interval_s + LATE_S)
 
     def take(self, update: PoolUpdate, now: float) -> list[Telemetry]:
-        """Take what arrived at ``now``, and return the measurements that are new.
+        """Take an update that arrived at ``now``, and return the new measurements.
 
         A server that is silent keeps its last ones.
         """

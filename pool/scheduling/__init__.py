@@ -1,1 +1,1 @@
-"""Placement: which GPUs fit a request, and which offer is best."""
+"""Placement: GPUs that fit a request, and the best offer."""

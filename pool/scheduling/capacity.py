@@ -1,4 +1,4 @@
-"""What fits on which GPU: the size of a partition, and whether an empty GPU could hold it."""
+"""Capacity of GPUs: the size of a partition, and whether an empty GPU could hold it."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING

@@ -82,7 +82,7 @@ def starved(state: PoolState) -> Iterator[Waiting]:
 
 
 def is_held_back(admission: Admission, entry: Waiting) -> bool:
-    """Return whether a limit, rather than memory, is what this entry waits for."""
+    """Return whether this entry waits for a limit, rather than for memory."""
     if not admission.terms(entry.user).caps:
         return False
     need = least_need(entry.request, sizes_of_all(admission.state))
@@ -110,7 +110,7 @@ def reserved_for_others(
 
 
 def kept_from(state: PoolState, request: RequestId, user: str) -> list[ReservedGpus]:
-    """Return who goes before this request, the first one first, with their GPUs."""
+    """Return the entries that go before this request, the first one first, with their GPUs."""
     found: list[ReservedGpus] = []
     priority: int | None = None
     own = state.waiting.get(request) if state.formats() >= ALL_STARVED_SINCE else None
@@ -128,7 +128,7 @@ def kept_from(state: PoolState, request: RequestId, user: str) -> list[ReservedG
 
 
 def going_first(state: PoolState) -> tuple[ReservedGpus, ...]:
-    """Return for whom GPUs are kept, and which, the first one first."""
+    """Return the entries for which GPUs are kept, with these GPUs, the first one first."""
     known = _going_first.get(state)
     return known if known is not None else _going_first.put(tuple(_go_first(state)), state)
 
@@ -176,7 +176,7 @@ class _Line:
         self._in_vain: set[tuple[str, Request]] = set()
 
     def __iter__(self) -> Iterator[Waiting]:
-        """Return them; what was found for each is noted before the next one comes."""
+        """Yield the requests; the GPUs found for each are noted before the next one comes."""
         if not self._is_fair:
             yield from islice(starved(self._state), 1)
             return
@@ -191,7 +191,7 @@ class _Line:
                 yield entry
 
     def note(self, entry: Waiting, gpus: frozenset[Place]) -> None:
-        """Take note of what is kept for an entry."""
+        """Note the GPUs kept for an entry."""
         self._examined[entry.user] += 1
         self._kept_count += bool(gpus)
         if not gpus:
@@ -206,7 +206,7 @@ class _Line:
 
 @lru_cache(maxsize=4096)
 def shape_of(request: Request) -> Request:
-    """Return a request as all that are like it: what serves one serves each of them."""
+    """Return the shape of a request: GPUs that serve one of a shape serve each of them."""
     plain = Request(RequestId(b""), request.count, request.fraction, request.memory)
     wanted = request.servers, request.across, request.filters
     return _same_shape(replace(plain, servers=wanted[0], across=wanted[1], filters=wanted[2]))

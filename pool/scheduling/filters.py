@@ -1,4 +1,4 @@
-"""What a request may say of the servers and GPUs that it wants: ``gpu.memory >= 40GiB``.
+"""Filters of a request on servers and GPUs: ``gpu.memory >= 40GiB``.
 
 A filter is parsed once, where a person wrote it, and evaluated in offers, in ``apply`` and in views
 by the same pure functions. Evaluation is total: what a server does not know of itself equals
@@ -52,7 +52,7 @@ Version = tuple[int, ...]
 
 
 class ServerFacts(Protocol):
-    """What a filter can know of a server: the table's ``Server``, or a view of it."""
+    """The server fields that a filter reads: the table's ``Server``, or a view of it."""
 
     @property
     def id(self) -> str:
@@ -96,7 +96,7 @@ class ServerFacts(Protocol):
 
 
 class GpuFacts(Protocol):
-    """What a filter can know of a GPU."""
+    """The GPU fields that a filter reads."""
 
     @property
     def id(self) -> str:
@@ -120,7 +120,7 @@ class GpuFacts(Protocol):
 
 
 class Kind(Enum):
-    """What the values of a key are."""
+    """The type of a key's values."""
 
     TEXT = "text"
     LABEL = "label"

@@ -26,7 +26,7 @@ def plan_moves(
     gpus: Sequence[GpuId],
     to: Sequence[GpuId],
 ) -> tuple[GpuMove, ...] | Result:
-    """Return which partitions of a lease go where, or why they cannot.
+    """Return the moves of a lease's partitions, or the reason why they cannot move.
 
     Args:
         state: the table.

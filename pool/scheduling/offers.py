@@ -1,4 +1,4 @@
-"""The answers of a server to a request: what it can give now, or why it gives nothing.
+"""The answers of a server to a request: the GPUs to give now, or the reason for none.
 
 ``placement`` makes them. They stand apart from it, because clients only read them.
 """
@@ -23,7 +23,7 @@ class OfferedGpu:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What one server can give now."""
+    """The GPUs that one server can give now."""
 
     server: ServerId
     name: str

@@ -282,7 +282,7 @@ def _policy_refusal(
 
 
 def _lacking_text(server: Server, request: Request) -> str:
-    """Return what keeps GPUs from a request that is no lease's doing, of two of them at most."""
+    """Return the reasons other than leases that keep GPUs from a request, of two GPUs at most."""
     found: list[str] = []
     for gpu in sorted(server.gpus.values(), key=lambda each: each.index):
         if why := gpu.fault or gpu.clash:
@@ -321,7 +321,7 @@ def _coming_text(state: PoolState, request: Request) -> str:
 
 
 def _kept_text(state: PoolState, server: Server, request: Request) -> str:
-    """Return what is kept here for a request that goes first, and who is to let go, or nothing."""
+    """Return a text on GPUs kept here for a request and on leases that hold them, or nothing."""
     own = next((e for e in fairness.going_first(state) if e.entry.request.id == request.id), None)
     gpus = {gpu for server_id, gpu in own.gpus if server_id == server.id} if own else None
     if not gpus:

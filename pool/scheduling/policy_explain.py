@@ -1,4 +1,4 @@
-"""What the policy says to a user and a request, in sentences that name their rules."""
+"""The policy's answers to a user and a request, in sentences that name their rules."""
 
 from collections.abc import Iterable, Sequence
 
@@ -94,7 +94,7 @@ def _terms_lines(state: PoolState, user: str) -> list[str]:
 
 
 def explain_preemption(state: PoolState, user: str, request: Request) -> list[str]:
-    """Return which leases would be suspended for a request, and why others would not."""
+    """Return sentences on leases to suspend for a request, and on the reasons to spare others."""
     rules = Rules(state)
     if not rules.admission.book.has_priorities:
         return []
@@ -144,7 +144,7 @@ class _Case:
         self.found = choose(rules, entry, taken)
 
     def chosen_text(self, lease: Lease) -> str:
-        """Return what is said of a lease that would be suspended."""
+        """Return the sentence about a lease that would be suspended."""
         what = f"{_gib([lease])}, priority {self._rules.priority(lease)}, {self._ran(lease)}"
         who = f"lease {lease_name(lease.id)} of {lease.user}"
         return f"{who} would be suspended for it: {what}"

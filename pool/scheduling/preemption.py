@@ -1,4 +1,4 @@
-"""Preemption: which leases are suspended so that a request of higher priority can begin.
+"""Preemption: suspension of leases so that a request of higher priority can begin.
 
 The leader asks for it, and ``apply`` asks again, so that nothing is suspended that the table of
 that moment does not need. A lease may be chosen when its priority is lower, when it or its class is
@@ -41,8 +41,8 @@ TURN_MS = 5_000
 """After so long it is the turn of other requests behind the first ones."""
 
 SERVERS_MAX, LOOKED_AT_MAX = 16, 256
-"""Servers whose leases are compared, those first that lack the least; and servers looked at for
-leases that may give way at all."""
+"""Servers with leases to compare, those first that lack the least; and servers looked at for leases
+that may give way at all."""
 
 EXACT_MAX = 10
 """Leases of which all choices are compared, 1,024 at most."""
@@ -53,7 +53,7 @@ Cost = tuple[int, tuple[int, ...], int, tuple[LeaseId, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """What is suspended for one request."""
+    """The leases to suspend and the GPUs to keep for one request."""
 
     entry: Waiting
     leases: tuple[LeaseId, ...]  # none: what is free, or is being suspended for it, is enough
@@ -61,7 +61,7 @@ class Preemption:
 
 
 def due_preemptions(state: PoolState) -> tuple[SuspendLease, ...]:
-    """Return what the leader should propose now, so that waiting requests can begin."""
+    """Return the suspensions that the leader should propose, so that waiting requests begin."""
     # It looks far more often than anything changes, and may be late by a second.
     parts, second = _parts(state), state.now // 1000
     known = _planned.get(*parts)
@@ -94,7 +94,7 @@ def is_due(state: PoolState, lease: LeaseId, request: RequestId) -> bool:
 
 
 def preemptions(state: PoolState, also: RequestId | None = None) -> tuple[Preemption, ...]:
-    """Return what must be suspended for each waiting request, the first in the line first.
+    """Return the suspensions for each waiting request, the first in the line first.
 
     Not all requests are looked at each time, but ``also`` is.
     """
@@ -150,7 +150,7 @@ def _examined(rules: "Rules", also: RequestId | None) -> list[Waiting]:
 
 
 class Rules:
-    """What the policy and the table say of leases that could give way."""
+    """The facts of the policy and the table about leases that could give way."""
 
     def __init__(self, state: PoolState) -> None:
         self.state = state
@@ -167,7 +167,7 @@ class Rules:
         return known if known is not None else self.admission.terms(lease.user).priority
 
     def cost(self, leases: Sequence[Lease]) -> Cost:
-        """Return what it costs to suspend these leases: the least is chosen."""
+        """Return the cost of suspending these leases: the least is chosen."""
         now = self.state.now
         return (
             sum(part.memory for lease in leases for part in lease.partitions),
@@ -186,7 +186,7 @@ class Rules:
         return self._running.get(group, 0) - source.rule.number * MILLI
 
     def _running_units(self) -> dict[str, int]:
-        """Return what the classes' leases have that are neither over nor suspended."""
+        """Return the GPU units of each class in leases that are neither over nor suspended."""
         found: dict[str, int] = {}
         group_of = self.admission.book.group_of
         for lease in self.state.leases.values():
@@ -234,7 +234,7 @@ class Rules:
 
 
 class _Room:
-    """The GPUs that one request may have, and what is missing on each of them."""
+    """The GPUs that one request may have, and the missing memory on each of them."""
 
     def __init__(self, rules: Rules, entry: Waiting, servers: Iterable[Server]) -> None:
         self.rules = rules
@@ -268,7 +268,7 @@ class _Room:
         return sum(max(0, each) for each in sorted(cards.values())[: self.request.count])
 
     def lessened(self, leases: Iterable[Lease]) -> dict[Place, int]:
-        """Return what is missing once these leases have let go."""
+        """Return the missing memory once these leases have let go."""
         missing = dict(self.missing)
         for lease in leases:
             for part in lease.partitions:
@@ -381,7 +381,7 @@ def _is_needed(room: _Room, leases: list[Lease], lease: Lease | None) -> bool:
 
 
 def _cleared(room: _Room, candidates: list[Lease], among: Lease | None) -> list[Lease] | None:
-    """Clear GPU after GPU, the cheapest first; then leave out what is not needed."""
+    """Clear GPU after GPU, the cheapest first; then leave out leases that are not needed."""
     rules = room.rules
     on: dict[Place, list[Lease]] = {}
     for lease in candidates:

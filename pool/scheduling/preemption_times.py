@@ -1,4 +1,4 @@
-"""When leases can be suspended for a request, at the latest: what a client that waits is told.
+"""The latest time at which leases can be suspended for a request, told to its client.
 
 A lease that was resumed is left alone for its minimum run time. So a request may have to wait for
 that, and not for the end of any lease.
@@ -49,7 +49,7 @@ def entry_of(rules: Rules, user: str, request: Request) -> Waiting:
 
 
 def before_entry(rules: Rules, entry: Waiting) -> tuple[list[Preemption], frozenset[Place]]:
-    """Return for whom leases are suspended first, and all GPUs that others have first."""
+    """Return the earlier preemptions, and all GPUs that others have first."""
     state, turn = rules.state, fairness.turn(entry)
     ahead = [each for each in preemptions(state) if fairness.turn(each.entry) < turn]
     kept = fairness.kept_from(state, entry.request.id, entry.user)

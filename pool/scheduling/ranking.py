@@ -1,4 +1,4 @@
-"""Which offers a client takes: the best GPUs of one server, or of several together.
+"""The offers that a client takes: the best GPUs of one server, or of several together.
 
 A request is satisfied by separate cards, one partition each, all of the same bytes: with mixed GPUs
 a fraction means that of the smallest chosen one. So GPUs of equal size are preferred to a mixture

@@ -1,4 +1,4 @@
-"""Which GPUs serve a request soonest, and which leases last, so that theirs do not.
+"""The GPUs that serve a request soonest; the GPUs of lasting leases do not.
 
 GPUs for a request that goes first are kept where they are free soonest. Nobody knows the end of a
 lease that the policy does not end, but one that is far older than most leases become is no good
@@ -31,7 +31,7 @@ LATEST_COUNT = 64
 """Ended leases that say how long leases run."""
 
 SPAN_COUNT = 32
-"""Spans for which is remembered what lasts: one for each request that goes first, and more."""
+"""Spans with remembered lasting leases: one for each request that goes first, and more."""
 
 Place = tuple[ServerId, GpuId]
 Held = dict[GpuId, int]
@@ -41,7 +41,7 @@ _NOTHING: Held = {}
 
 
 class Span(NamedTuple):
-    """Who lasts, for one request: leases that began before ``begun`` and end after ``ends``."""
+    """The lasting leases of one request: begun before ``begun``, and ending after ``ends``."""
 
     begun: int
     ends: int
@@ -54,7 +54,7 @@ def _span(begun: int, ends: int) -> Span:
 
 
 def span_for(state: PoolState, since: int) -> Span:
-    """Return which leases last for a request that has waited since ``since``."""
+    """Return the span of lasting leases for a request that has waited since ``since``."""
     step = max(1, state.starved_after_ms // 4)  # so that answers hold for a while
     longest = max(state.starved_after_ms, _usual_ms(state.records) * 2, (state.now - since) // 2)
     now, longest = state.now // step * step, longest // step * step
@@ -85,7 +85,7 @@ def _lasts(lease: Lease, span: Span) -> bool:
 
 
 class _Row:
-    """A server with its leases, and what those hold that were found to last."""
+    """A server with its leases, and the bytes held by leases that were found to last."""
 
     __slots__ = ("_by_leases", "_by_span", "_leases", "_oldest", "server")
 
@@ -137,7 +137,7 @@ _rows: Memo[_Row] = Memo(8192)
 
 
 class ServerOffer(NamedTuple):
-    """What one server has for a starved request."""
+    """One server's offer for a starved request."""
 
     server: ServerId
     fitting: list["_Candidate"]  # the readiest first, no more than are wanted
@@ -147,7 +147,7 @@ class ServerOffer(NamedTuple):
 def make_server_offer(
     server: Server, request: Request, usable: May, held: Held | None
 ) -> ServerOffer:
-    """Return what a server has for a request, but for what ``usable`` leaves out."""
+    """Return a server's offer for a request, without the GPUs that ``usable`` excludes."""
     fitting = _candidates(server, request, usable, held) if server.grantable else []
     whole = len(fitting) >= request.count
     fitting = fitting[: request.count]
@@ -218,7 +218,7 @@ class _Candidate(NamedTuple):
 
 
 class Board:
-    """What all servers have for one shape of requests: of 1,000, a grant changes one."""
+    """The offers of all servers for one shape of requests: of 1,000, a grant changes one."""
 
     def __init__(self) -> None:
         self._rows: Rows = ()
@@ -229,7 +229,7 @@ class Board:
     def offers(
         self, rows: Rows, request: Request, usable: May, span: Span | None
     ) -> list[ServerOffer]:
-        """Return what each server has now, in their order; it is the caller's."""
+        """Return the present offer of each server, in their order; the list is the caller's."""
         if len(rows) != len(self._rows):
             self._rows, self._held = (), [None] * len(rows)
             self._offers = [ServerOffer(each.server.id, [], None) for each in rows]

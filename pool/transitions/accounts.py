@@ -47,7 +47,7 @@ def begin_accounts(state: PoolState) -> PoolState:
 
 
 def with_request(state: PoolState, lease: Lease) -> Lease:
-    """Return a lease that is being granted with what its records will say of its request."""
+    """Return a lease that is being granted, with the request data for its records."""
     if not state.accounts_since:
         return lease
     terms, waiting = Admission(state).terms(lease.user), state.waiting.get(lease.request)
@@ -114,7 +114,7 @@ def _since(away: tuple[Span, ...], begin: Milliseconds) -> tuple[Span, ...]:
 
 
 def _gpus(state: PoolState, lease: Lease, server: ServerId) -> tuple[RecordedGpu, ...]:
-    """Return the GPUs of a part. Their shares add up to what the grant counted."""
+    """Return the GPUs of a part. Their shares add up to the units of the grant."""
     known = state.servers.get(server)
     found: list[RecordedGpu] = []
     left = lease.units.get(server, 0)
@@ -135,13 +135,13 @@ def _share(state: PoolState, part: Partition) -> int:
 
 
 def records_since(state: PoolState, number: int) -> tuple[LeaseRecord, ...]:
-    """Return the records in the table whose number is larger than ``number``, oldest first."""
+    """Return the records in the table with a number larger than ``number``, oldest first."""
     count = min(max(0, state.record_count - number), len(state.records))
     return state.records[len(state.records) - count :]
 
 
 def forget_user(state: PoolState, command: ForgetUser) -> Step:
-    """Have the accounts know a user by a pseudonym; who has leases or waits is not forgotten."""
+    """Replace a user by a pseudonym in the accounts, unless the user has leases or waits."""
     if (len(command.salt), len(command.digest)) != (SALT_SIZE, DIGEST_SIZE):
         return state, refuse(RefusalKind.INVALID, "malformed hash of a name")
     if any(each.salt == command.salt for each in state.forgotten):
@@ -163,7 +163,7 @@ def forget_user(state: PoolState, command: ForgetUser) -> Step:
 
 
 def under_pseudonym(made: LeaseRecord, forgotten: tuple[Forgotten, ...]) -> LeaseRecord:
-    """Return a record as it is once the users who are forgotten are."""
+    """Return a record after the orders to forget users are carried out."""
     orders = [order for order in forgotten if made.number <= order.number]
     if made.reason and (reason := without_names(made.reason, orders)) != made.reason:
         made = replace(made, reason=reason)

@@ -291,11 +291,11 @@ class PoolMachine:
         return state.now // self.hash_every_ms + state.era * _SINCE_ERA
 
     def hashing(self) -> TableHash:
-        """Return what hashes the table of this moment, in pieces."""
+        """Return a hasher of the table of this moment, in pieces."""
         return TableHash(self.state)
 
     def restoring(self) -> PieceDecoder[PoolState]:
-        """Return what makes a table of a snapshot in pieces, on any thread; see ``adopt``."""
+        """Return a decoder of a snapshot's table in pieces, on any thread; see ``adopt``."""
         return PieceDecoder(PoolState)
 
     def adopt(self, state: PoolState) -> None:

@@ -53,6 +53,6 @@ def record(state: PoolState, kind: str, *, by: str, subject: str, text: str = ""
 
 
 def acts_since(state: PoolState, number: int) -> tuple[Act, ...]:
-    """Return the acts in the table whose number is larger than ``number``, oldest first."""
+    """Return the acts in the table with a number larger than ``number``, oldest first."""
     count = min(max(0, state.act_count - number), len(state.acts))
     return state.acts[len(state.acts) - count :]

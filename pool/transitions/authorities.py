@@ -1,4 +1,4 @@
-"""The pool's CAs in the table: which certificates are trusted, and which one signs.
+"""The pool's CAs in the table: the trusted certificates, and the one that signs.
 
 A table without any means the CA of the servers' state directories, as it is until the first
 exchange. ``RotateCa`` adds the next one, which signs from then on; both are trusted until
@@ -67,7 +67,7 @@ def rotate_ca(state: PoolState, command: RotateCa) -> Step:
 
 
 def _without_new_key(state: PoolState, keepers: tuple[ServerId, ...]) -> PoolState:
-    """Note which servers lack a key from now on: they may say so after another one has left."""
+    """Note the servers without a key from now on: they may say so after another one has left."""
     servers = state.servers
     for server in servers.values() if keepers else ():
         if server.has_keys and server.id not in keepers:
@@ -105,7 +105,7 @@ def retire_ca(state: PoolState, command: RetireCa) -> Step:
 
 
 def report_issuer(state: PoolState, command: ReportIssuer) -> Step:
-    """Note which CA has signed a server's certificate."""
+    """Note the CA that has signed a server's certificate."""
     server = state.servers.get(command.server)
     if server is None or server.incarnation != command.incarnation:
         return state, refuse(RefusalKind.CONFLICT, "not the current incarnation")

@@ -1,4 +1,4 @@
-"""A backup of what people have decided about a pool: policy, tokens, labels, history, audit.
+"""A backup of people's decisions about a pool: policy, tokens, labels, history, audit.
 
 Never in it: leases and what waits, which belong to a moment; servers, which join again; secrets,
 of which the table holds hashes only; and keys, which the table never had. A backup is one line
@@ -43,7 +43,8 @@ BYTES = "$bytes"
 """The key of a JSON object that stands for bytes, in hex."""
 
 _HALF_CHARACTER = re.compile(rb"\\u[dD]")
-"""What may begin one, or a whole one that JSON writes in two halves."""
+"""The possible start of a lone surrogate, or of a character that JSON writes as a surrogate
+pair."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,7 @@ def from_file(data: bytes) -> Backup:
 
 
 def _limit_broken(backup: Backup) -> str:
-    """Return what the table could not hold, or an empty string; types are checked already."""
+    """Return the part beyond the table's limits, or an empty string; types are checked already."""
     if len(backup.tokens) > TOKEN_COUNT_MAX or len({t.id for t in backup.tokens}) != len(
         backup.tokens
     ):
@@ -210,7 +211,7 @@ def pack(file: bytes) -> list[bytes]:
 
 
 def unpack(data: bytes) -> Backup:
-    """Return the backup whose packed parts, joined, are ``data``.
+    """Return the backup from its packed and joined parts in ``data``.
 
     Raises:
         BackupError: when it is none.

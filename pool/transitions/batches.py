@@ -59,7 +59,7 @@ def _some(found: Iterator[LeaseId]) -> tuple[list[LeaseId], bool]:
 
 
 def unfinished(state: PoolState) -> tuple[Command, ...]:
-    """Return what the leader proposes again: what of these commands is not done."""
+    """Return the unfinished commands, which the leader proposes again."""
     settings = [SetClock(state.moving.to, state.era - 1, "")] if state.moving else []
     removals = [RemoveServer(each, "") for each in state.removed if each in state.servers]
     return (*settings, *(RevokeToken(token, "") for token in state.revoking), *removals)

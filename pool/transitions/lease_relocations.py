@@ -82,7 +82,7 @@ def relocate_lease(state: PoolState, command: RelocateLease) -> Step:
 
 
 def _unsuitable(state: PoolState, lease: Lease, target: ServerId) -> Result | None:
-    """Return why a lease cannot go to another server now, whatever room that has."""
+    """Return why a lease cannot go to another server now, apart from the room there."""
     if lease.relocation is not None:
         why = "it is being moved to another server already; try again when that is done"
         return refuse(RefusalKind.BUSY, why)
@@ -166,7 +166,7 @@ def _name(state: PoolState, server: ServerId) -> str:
 
 
 def late_relocations(state: PoolState, now_ms: int) -> tuple[RefuseRelocation, ...]:
-    """Return what the leader proposes of relocations that nobody confirms."""
+    """Return the leader's refusals of relocations that nobody confirms."""
     leaving = state.leases.relocating().values()
     found = ((lease.id, lease.relocation) for lease in leaving if lease.held)
     why = f"it has not gone within {RELOCATION_MS // 60_000} min"

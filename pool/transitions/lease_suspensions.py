@@ -273,7 +273,7 @@ def resume_lease(state: PoolState, command: ResumeLease) -> Step:
 
 
 def not_resumed_by(command: ResumeLease | MoveLease, lease: Lease, suspension: Suspension) -> str:
-    """Return why whoever gives an order may not have a suspended lease go on, or nothing."""
+    """Return why the author of an order may not resume a suspended lease, or nothing."""
     if not command.by or command.operator or suspension.by in ("", command.by, lease.user):
         return ""
     return f"{suspension.by} has suspended it, and an operator resumes it"

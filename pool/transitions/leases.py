@@ -119,7 +119,7 @@ def _token_refusal(state: PoolState, command: Grant) -> Result | None:
 
 
 def _shape_refusal(state: PoolState, command: Grant) -> Result | None:
-    """Check what does not depend on how full the pool is."""
+    """Check the parts of a grant that do not depend on how full the pool is."""
     partitions, request = command.partitions, command.request
     if not well_formed(request.filters):
         return refuse(RefusalKind.INVALID, "malformed filters")
@@ -156,7 +156,7 @@ def _shape_refusal(state: PoolState, command: Grant) -> Result | None:
 def policy_refusal(
     state: PoolState, user: str, partitions: tuple[Partition, ...], lease_count: int = 1
 ) -> Result | None:
-    """Check the pool's policy: which GPUs this user may use, and how much of all."""
+    """Check the pool's policy: the GPUs that this user may use, and the user's limits."""
     if not state.policy.version:
         return None
     admission = Admission(state)
@@ -171,7 +171,7 @@ def policy_refusal(
 
 
 def units_by_server(state: PoolState, partitions: tuple[Partition, ...]) -> dict[ServerId, int]:
-    """Return what partitions count against limits of GPUs, by server."""
+    """Return the units that partitions count against limits of GPUs, by server."""
     units: dict[ServerId, int] = {}
     for part in partitions:
         gpu = state.servers[part.server].gpus[part.gpu]
@@ -182,7 +182,7 @@ def units_by_server(state: PoolState, partitions: tuple[Partition, ...]) -> dict
 def space_refusal(
     state: PoolState, partitions: tuple[Partition, ...], *, goes_on: bool = False
 ) -> Result | None:
-    """Check that there is room for ``partitions``, whose GPUs the pool has.
+    """Check that there is room for ``partitions``, on GPUs that the pool has.
 
     A drain of a server does not keep away what ``goes_on`` there.
     """
@@ -221,7 +221,7 @@ def fairness_refusal(
 
 
 def wait(state: PoolState, command: Wait) -> Step:
-    """Record or renew a waiting entry; the time since the first one is what counts."""
+    """Record or renew a waiting entry; the time since the first one counts."""
     request = command.request
     if request.id in state.closed or request.id in state.by_request:
         return state, refuse(RefusalKind.CLOSED, "the request waits no more")
@@ -455,7 +455,7 @@ def charge(state: PoolState, partitions: tuple[Partition, ...], *, sign: int) ->
 
 
 def count(state: PoolState, user: str, change: Usage, *, sign: int) -> PoolState:
-    """Return ``state`` with what a user holds changed in the books of the policy."""
+    """Return ``state`` with a user's usage changed in the books of the policy."""
     usage = plus(state.usage.get(user, NOTHING), change, sign)
     if usage == NOTHING:
         return with_changes(state, usage={k: u for k, u in state.usage.items() if k != user})

@@ -67,7 +67,7 @@ def unpack_text(packed: bytes) -> str:
 
 
 def pack_draft(draft: Draft) -> bytes:
-    """Return what is sent in parts."""
+    """Return a draft as bytes, which are sent in parts."""
     plain = {"text": draft.text.hex(), "policy": _to_json(encode(draft.policy))}
     return zlib.compress(json.dumps(plain, separators=(",", ":")).encode(), 9)
 
@@ -112,7 +112,7 @@ def apply_policy(state: PoolState, command: ApplyPolicy) -> Step:
 
 
 def digest_of(data: bytes) -> bytes:
-    """Return what ``ApplyPolicy`` announces of a packed draft."""
+    """Return the digest of a packed draft, which ``ApplyPolicy`` announces."""
     return sha256(data).digest()
 
 

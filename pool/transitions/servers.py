@@ -1,4 +1,4 @@
-"""Servers in the table: joining, coming up, losing contact, leaving, and what operators order.
+"""Servers in the table: joining, coming up, losing contact, leaving, and operators' orders.
 
 A server that joins is known; one that came up with its inventory grants GPUs; one that the leader
 lost contact with keeps its leases charged until it is back, restarts or is removed for good.
@@ -49,7 +49,7 @@ ORDER_COUNT_MAX = 16
 """Orders that a server's entry remembers. A repetition comes within seconds."""
 
 RECOVERY = "gpupool recover"
-"""Who removes the servers that are lost for good."""
+"""The author of the removals of servers that are lost for good."""
 
 UNSETTLED = "not settled yet"
 """The clash of a GPU that its server has not shown before; ``settle_clashes`` decides."""
@@ -170,7 +170,7 @@ def _without_vote(state: PoolState, leaving: ServerId) -> PersistentMap[ServerId
 
 
 def _without(state: PoolState, leaving: ServerId) -> PoolState:
-    """Return the table without a server; the version that it agreed on stays, whoever is left."""
+    """Return the table without a server; the version that it agreed on stays in any case."""
     agreed, servers = state.formats(), state.servers.without(leaving)
     state = with_changes(state, servers=servers)
     if state.formats() < agreed and all(s.status is ServerStatus.JOINED for s in servers.values()):

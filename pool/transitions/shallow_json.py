@@ -9,14 +9,14 @@ DEPTH_MAX = 64
 """Policies and backups nest less than ten deep."""
 
 STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
-"""A string of JSON. It never goes back over what it has read: a backup has 100,000 characters."""
+"""A JSON string, matched without backtracking: a backup has 100,000 characters."""
 
 _OTHERS = bytes(set(range(256)) - set(b"[]{}"))
 _OPENING = frozenset(b"[{")
 
 
 def load_shallow(data: bytes, object_hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
-    """Return the value in ``data``, with each object replaced by what ``object_hook`` makes of it.
+    """Return the value in ``data``, with each object replaced by the result of ``object_hook``.
 
     Raises:
         ValueError: when it is not JSON, or nested too deeply.

@@ -55,7 +55,7 @@ def set_silence(state: PoolState, command: SetSilence) -> Step:
 
 
 def _mistake(state: PoolState, command: SetSilence) -> str:
-    """Return what is wrong with an order, or an empty string."""
+    """Return the mistake in an order, or an empty string."""
     names = (command.check, command.server)
     if not command.check or any(len(each) > SILENCE_NAME_MAX for each in names):
         return "a silence is of a check or a rule, and at most of one server"

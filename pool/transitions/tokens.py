@@ -77,7 +77,7 @@ def renew_token(state: PoolState, command: RenewToken) -> Step:
 
 
 def revoke_token(state: PoolState, command: RevokeToken) -> Step:
-    """Refuse a token from now on, and end what it holds, as much as one command may."""
+    """Refuse a token from now on, and end its leases, as many as one command may."""
     token = state.tokens.get(command.token)
     if token is None:
         return state, refuse(RefusalKind.NEVER, f"the pool has no token {command.token}")

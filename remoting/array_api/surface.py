@@ -74,7 +74,7 @@ def _read(lines: list[str]) -> tuple[set[str], dict[str, list[str]]]:
 
 
 def gaps() -> list[str]:
-    """Return what CuPy has and the drop-in has not beside names, sorted.
+    """Return CuPy's features, beside names, that the drop-in lacks, sorted.
 
     These are modules, parameters of functions and methods, and types of ufuncs. A function that
     takes any keyword sends it to the server's library, so it lacks none.

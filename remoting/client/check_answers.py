@@ -22,7 +22,7 @@ CHECKS_TIMEOUT_S = 26.0
 
 @dataclass(slots=True)
 class CheckAnswer:
-    """What servers have found, and why others said nothing."""
+    """Findings of servers, and the reasons why others did not answer."""
 
     findings: dict[ServerId, tuple[Finding, ...]] = field(
         default_factory=dict[ServerId, tuple[Finding, ...]]
@@ -31,7 +31,7 @@ class CheckAnswer:
 
 
 async def ask_checks(connections: Connections) -> CheckAnswer:
-    """Ask all servers at once, and return what they say within half a minute."""
+    """Ask all servers at once, and return their findings within half a minute."""
 
     async def ask(server: ServerId) -> tuple[Finding, ...]:
         connection = await connections.reach(server, REACH_S)
@@ -47,7 +47,7 @@ ROUND_COUNT_MAX = 63
 
 @dataclass(frozen=True, slots=True)
 class WaySpeed:
-    """What the way from one server to another carries."""
+    """The bandwidth from one server to another."""
 
     source: ServerId
     target: ServerId

@@ -112,7 +112,7 @@ def from_text(data: bytes) -> Credentials:
 
 
 def to_text(credentials: Credentials) -> str:
-    """Return what a file of these credentials holds."""
+    """Return the content of a credentials file."""
     return json.dumps(
         {
             "schema": SCHEMA,

@@ -1,4 +1,4 @@
-"""Asks servers of a pool for what they have measured; each has its own figures alone.
+"""Asks servers of a pool for their measurements; each one keeps its own figures alone.
 
 All are asked at once, for two seconds, with one more try. A server that does not answer is named,
 never left out in silence.
@@ -31,7 +31,7 @@ PARTS_MAX = 64
 
 @dataclass(slots=True)
 class HistoryAnswer:
-    """What servers say, each for itself."""
+    """Measurements by server."""
 
     pages: dict[ServerId, HistoryPage] = field(default_factory=dict[ServerId, HistoryPage])
     silent: dict[ServerId, str] = field(default_factory=dict[ServerId, str])
@@ -41,7 +41,7 @@ class HistoryAnswer:
 async def ask_history(
     connections: Connections, query: HistoryQuery, servers: Sequence[ServerId] = ()
 ) -> HistoryAnswer:
-    """Return what these servers say, or all of them, as far as they answer in time.
+    """Return the history of these servers, or of all, as far as they answer in time.
 
     Raises:
         GpupoolError: when no server answers.

@@ -78,7 +78,7 @@ class _Round(Refusals):
 
 @dataclass(slots=True)
 class _Cancelling:
-    """The cancel of a claim whose outcome is not known."""
+    """The cancel of a claim with an unknown outcome."""
 
     successor: RequestId  # of the request
     deadline: float

@@ -26,7 +26,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """The text of what the request waits for has changed."""
+    """The text about the request's wait has changed."""
 
     text: str
 
@@ -97,7 +97,7 @@ class NegotiationSettings:
     """Time in which further offers are collected after the first one."""
 
     claim_timeout_s: float = 2.5
-    """More than the 1.6 s within which a server answers a claim."""
+    """More than the 1.6 s that a server takes at most to answer a claim."""
 
     cancel_timeout_s: float = 2.5
     cancel_patience_s: float = 10.0

@@ -149,7 +149,7 @@ class Pool:
         return max(views, key=lambda view: view.raft.applied_index)
 
     async def _leaders(self, view: "PoolView") -> "PoolView":
-        """Return the view of the leader, who alone hears each voter; or ``view``."""
+        """Return the leader's view, as the leader alone hears each voter; else ``view``."""
         for connection in list(self.connections.by_server.values()):
             if connection.name == view.raft.leader and connection.server != view.answered_by:
                 with suppress(GpupoolError):
@@ -264,7 +264,7 @@ class Pool:
     async def history(
         self, query: "HistoryQuery", servers: Sequence[ServerId] = ()
     ) -> "HistoryAnswer":
-        """Return what these servers have measured, or all that answer in time, each for itself."""
+        """Return the history of these servers, or of all that answer in time, each separately."""
         from gpupool.remoting.client.history_answers import ask_history
 
         return await ask_history(self.connections, query, servers)
@@ -282,7 +282,7 @@ class Pool:
         return await ask_bandwidth(self.connections)
 
     def user(self) -> str:
-        """Return whose token this client has."""
+        """Return the user of this client's token."""
         return next(iter(each.welcome.user for each in self.connections.by_server.values()), "")
 
     def is_operator(self) -> bool:
@@ -296,7 +296,7 @@ class Pool:
         return (await self._call(m.GetBackup(), timeout_s=BACKUP_TIMEOUT_S)).data
 
     async def restore(self, file: bytes) -> str:
-        """Restore a backup file into this pool, and return what was restored, for people.
+        """Restore a backup file into this pool, and return a user-readable summary of it.
 
         Raises:
             UsageError, DeniedError: it is damaged, or this pool is not one to restore into.

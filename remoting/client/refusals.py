@@ -60,7 +60,7 @@ class Refusals:
         return None
 
     def final_error(self, request: Request, wait_s: float | None) -> GpupoolError:
-        """Return the error of a request whose time to wait, ``wait_s``, is over."""
+        """Return the error of a request after its waiting time ``wait_s``."""
         kinds = self.kinds()
         if self.claim_kind == RefusalKind.NO_QUORUM or (
             RefusalKind.NO_QUORUM in kinds and RefusalKind.BUSY not in kinds

@@ -75,7 +75,7 @@ class ServerConnection:
         self._calls = OpenCalls[m.Message]()
 
     async def run(self, pushed: "Callable[[ServerConnection, m.Message], None]") -> None:
-        """Receive until the connection is gone, whatever the reason."""
+        """Receive until the connection is gone for any reason."""
         reason = "the server hung up"
         try:
             while (received := await self._stream.receive()) is not None:
@@ -155,7 +155,7 @@ class ServerConnection:
             await self._send(call.number, m.Ping())
 
     async def _send(self, number: int, message: m.Call) -> None:
-        """Write a message whole, whoever gives up meanwhile.
+        """Write a whole message, even if the caller gives up meanwhile.
 
         Half a message would make the connection useless, and leases live on it. A server that takes
         nothing for so long is lost in any case.

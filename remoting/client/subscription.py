@@ -43,7 +43,7 @@ class Subscription:
         self._views: dict[ServerId, tuple[float, PoolView]] = {}
         self._telemetry: dict[ServerId, Telemetry] = {}
         self._viewers: dict[ServerId, float] = {}
-        """Who is asked for the view, and since when."""
+        """Servers asked for the view, with the start time of each."""
         self._nursery: trio.Nursery | None = None
         self._first = trio.Event()
 

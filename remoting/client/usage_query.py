@@ -37,14 +37,14 @@ SUM_TIMEOUT_S = 32.0
 
 @dataclass(slots=True)
 class UsageAnswer:
-    """What all servers together say."""
+    """The combined answer of all servers."""
 
     records: list[LeaseRecord] = field(default_factory=list[LeaseRecord])
     groups: dict[str, GroupSum] = field(default_factory=dict[str, GroupSum])
     whole: GroupSum = GroupSum("")
     others: tuple[ClassSum, ...] = ()
     missing: Runs = ()
-    """Numbers of records that no server has which answered."""
+    """Numbers of records that no answering server has."""
     answered: dict[ServerId, RecordPage] = field(default_factory=dict[ServerId, RecordPage])
     silent: dict[ServerId, str] = field(default_factory=dict[ServerId, str])
     """Servers that did not answer, and why."""
@@ -100,7 +100,7 @@ def _is_sum(group: GroupSum) -> bool:
 
 
 async def _read(connections: Connections, query: RecordQuery, answer: UsageAnswer) -> None:
-    """Read the pages of the server that has the most, and what it lacks from the others."""
+    """Read the pages of the server with the most records, and the missing ones from others."""
     count = {server: page.newest - _size(page.missing) for server, page in answer.answered.items()}
     best = sorted(count, key=lambda server: -count[server])
     newest = query.through or max(page.newest for page in answer.answered.values())
@@ -134,7 +134,7 @@ async def _read(connections: Connections, query: RecordQuery, answer: UsageAnswe
 
 
 class _Collected:
-    """What was read so far: each record once."""
+    """The records read so far, each once."""
 
     def __init__(self) -> None:
         self.records: dict[tuple[LeaseId, ServerId, int], LeaseRecord] = {}

@@ -35,7 +35,7 @@ def visible_devices(visible: str, names: Sequence[str]) -> list[int] | None:
 def visible_servers(
     visible: str | None, partitions: Sequence[Partition], servers: Sequence[ServerId]
 ) -> tuple[ServerId, ...]:
-    """Return the servers whose devices a process of the CUDA door sees; all, where that is unclear.
+    """Return the servers with devices visible to a process of the CUDA door; all, where unclear.
 
     Devices are numbered server after server.
     """

@@ -59,7 +59,7 @@ class PoolBootstrap:
     save_login: SaveLogin = save_login
 
     def print_welcome(self, state: StateDir) -> None:
-        """Show what to type next, once."""
+        """Print the commands to type next, once."""
         lines = [
             "",
             f"Pool {self.identity.pool} is up on {self.address}.",

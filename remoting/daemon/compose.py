@@ -326,7 +326,7 @@ class _Server:
             stop.set()
 
     async def _found(self, replicated_log: RaftDriver, committer: Committer) -> PoolBootstrap:
-        """Make the pool, unless it is there; return what knows the tokens that were made."""
+        """Create the pool, unless it exists; return the bootstrap with the new tokens."""
         founder = PoolBootstrap(
             self._identity,
             self._address,
@@ -483,7 +483,7 @@ class _Server:
     def _follow(
         self, replicated_log: RaftDriver, servers: Sequence[ServerId], voters: Sequence[ServerId]
     ) -> None:
-        """Tell consensus who belongs to the pool, once this server's table knows."""
+        """Tell consensus the pool's members, once this server's table is up to date."""
         removed = self._identity.server in self.machine.state.removed
         if self._identity.server not in servers and not removed:
             return  # the table has not reached the point at which this server joined

@@ -120,7 +120,7 @@ async def enter_pool(
 
 
 def _check_resumed(identity: ServerIdentity, options: JoinOptions, log: logging.Logger) -> None:
-    """Say which options a server has no use for that is in a pool already.
+    """Report options that are useless for a server that is in a pool already.
 
     Raises:
         UsageError: the token is one of another pool.
@@ -281,7 +281,7 @@ def is_trusted(state: StateDir, ca_pem: bytes, now: datetime) -> bool:
 
 
 def _settle(state: StateDir, identity: ServerIdentity, key: bytes, joined: JoinedPool) -> None:
-    """Write what a pool has given to a new server, which lives here from now on."""
+    """Write a pool's answer to a new server, which lives here from now on."""
     members = tuple(Member(m.server, m.address) for m in joined.members)
     state.write(CA_CERTIFICATE, joined.ca_pem)
     if joined.ca_key_pem:

@@ -113,13 +113,13 @@ CERTIFICATES_EVERY_S = 3600.0
 TOLD_EVERY_S = 600.0
 OBSERVER_EVERY_S = 60.0
 DEVICES_EVERY_S = 3600.0
-"""How often what is remembered of the GPUs is written; it is written first when they are known."""
+"""Seconds between writes of the remembered GPUs; the first write comes when they are known."""
 ABSENCES = (AWAY, NO_HISTORY, NOT_BEGUN)
-"""What an observer that has only just started says, or what is said for one that is away."""
+"""Texts of an exporter that has only just started, and for one that is away."""
 
 
 class HealthRounds:
-    """Runs the checks, and tells the controller of what they find."""
+    """Runs the checks, and reports their findings to the controller."""
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ class HealthRounds:
             await self._rounds(nursery, controller)
 
     def remember(self, text: str) -> None:
-        """Take what the last start wrote of the GPUs; it is no news to be written again."""
+        """Take the GPUs as the last start wrote them, without writing them again."""
         self.devices = DeviceMemory(text)
         self._gpus_before = self.devices.gpu_count
         self._tested = self.devices.tests()
@@ -192,7 +192,7 @@ class HealthRounds:
             await trio.sleep(DEVICES_EVERY_S)
 
     async def answer(self, query: ObserverQuery) -> ObserverPage:
-        """Answer what a client asks of this server beside its table."""
+        """Answer a client's query about this server's data beside its table."""
         if not isinstance(query, ServerTest):
             page = await self._observer_link.answer(query)
             return self._with_ends(page) if _asks_storage(query) else page
@@ -257,14 +257,14 @@ class HealthRounds:
         return self._ends_ms | ({"web": self._web.ends_ms} if self._web.ends_ms else {})
 
     def _with_ends(self, page: ObserverPage) -> ObserverPage:
-        """Return what the observer keeps, with the certificates, which it does not have."""
+        """Return the exporter's page with the certificates' ends, which the exporter lacks."""
         if not isinstance(page, HistoryPage):
             return page
         ends = {name: Milliseconds(end) for name, end in self._ends().items()}
         return replace(page, storage=replace(page.storage or Storage(), ends=ends))
 
     async def _ask_observer(self, observer: ObserverLink) -> None:
-        """Ask the observer whether it keeps what happens; its silence is counted elsewhere."""
+        """Ask the exporter whether it stores its data; its silence is counted elsewhere."""
         nothing = HistoryQuery("pool", "granted", since=Milliseconds(0), until=Milliseconds(1))
         pages = [await observer.answer(each) for each in (RecordQuery(count=0), nothing)]
         problems = [page.problem for page in pages if isinstance(page, RecordPage | HistoryPage)]
@@ -313,7 +313,7 @@ def _asks_storage(query: ObserverQuery) -> bool:
 
 
 def _gate(context: ServiceContext) -> int:
-    """Return what the sender of alerts is told: whether it sends, whether there is a majority."""
+    """Return the state for the sender of alerts: whether it sends, whether there is a majority."""
     now = context.consensus.health()
     sends = SENDS if sends_alerts(context.state, context.me.id, now) else 0
     return sends | (MAJORITY if has_quorum(now) else 0)

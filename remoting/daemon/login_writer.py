@@ -1,4 +1,4 @@
-"""Logs the creator of a pool in: writes the credentials file of the user who started the server.
+"""Logs in the creator of a pool: writes the credentials file of the user that started the server.
 
 A server that gives up root's privileges cannot write there any more. So it forks off a process that
 can before it does, and that takes one login, writes it to the one place that was given before, and
@@ -22,7 +22,7 @@ from gpupool.remoting.local.logins import file_beside, first_login, store_login
 from gpupool.remoting.privileges.forked import ForkedProcess, fork
 
 SaveLogin = Callable[[Credentials], str]
-"""Writes a login, and returns a sentence that says where, and what became of a former one."""
+"""Writes a login; returns a sentence with its place, and the fate of a former login."""
 
 
 def save_login(credentials: Credentials) -> str:

@@ -1,4 +1,4 @@
-"""What a server measures every ten seconds: the machine, its processes, the journal and the links.
+"""Measurements of a server every ten seconds: the machine, its processes, the journal and links.
 
 The files are read on a thread, since a disk that hangs must hold up nothing; the figures are
 written on the event loop.
@@ -49,7 +49,7 @@ def advertised_interface(address: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class JournalState:
-    """What lies in the folder of consensus; None: there is no snapshot."""
+    """Sizes of the journal and snapshot of consensus; None: there is no snapshot."""
 
     size: int  # of the journal
     snapshot_age_s: float | None = None  # of the newest
@@ -71,7 +71,7 @@ def journal_state(folder: Path) -> JournalState:
 
 
 class Links(Protocol):
-    """What is measured of the links to other servers."""
+    """The measured properties of the links to other servers."""
 
     def clock_sample(self, peer: ServerId) -> ClockSample | None:
         """Return the latest measurement of a peer's clock."""
@@ -89,7 +89,7 @@ class Links(Protocol):
 def link_states(
     peers: Iterable[ServerId], links: Links, now: float
 ) -> tuple[dict[ServerId, LinkPath], dict[ServerId, float]]:
-    """Return what the kernel knows of each link, and for how long a push has not arrived."""
+    """Return the kernel's figures of each link, and the seconds of each overdue push."""
     paths: dict[ServerId, LinkPath] = {}
     stalls: dict[ServerId, float] = {}
     for peer in peers:
@@ -103,7 +103,7 @@ def link_states(
 
 
 async def push_now_and_then(peers: Callable[[], Iterable[ServerId]], links: Links) -> None:
-    """Send 64 KiB to each peer every ten minutes: a path may swallow what is large."""
+    """Send 64 KiB to each peer every ten minutes: a path may drop large packets."""
     while True:
         await trio.sleep(PUSH_EVERY_S)
         for peer in list(peers()):

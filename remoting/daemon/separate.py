@@ -64,7 +64,7 @@ def fork_signer(
     *,
     has_own_user: bool = False,
 ) -> RemoteVault:
-    """Fork the signer off, and wait until it has sealed what was in the clear.
+    """Fork the signer off, and wait until it has sealed the keys in the clear.
 
     Must be called while the process has one thread.
 
@@ -91,7 +91,7 @@ def fork_signer(
 
 
 def _close_others(needed: set[int]) -> None:
-    """Close what the server has open: its lock on the state directory would outlive it."""
+    """Close the server's descriptors: its lock on the state directory would outlive it."""
     for name in os.listdir("/dev/fd"):
         if (number := int(name)) > STDERR and number not in needed:
             with contextlib.suppress(OSError):  # of the listing itself
@@ -103,12 +103,12 @@ VARIABLE = "GPUPOOL_KEEPER"
 
 USER_NAME = "gpupool"
 UID = UID_BASE - 1
-"""Whom a server becomes where there is no user of that name."""
+"""Uid of a server where there is no user of that name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Separated:
-    """A server's options, and the processes that have the privileges which it gave up."""
+    """A server's options, and the processes with the privileges that it gave up."""
 
     #: The state directory has no links in it: those may lie where only root reaches them.
     options: JoinOptions
@@ -129,7 +129,7 @@ class Separated:
 
     @property
     def save_login(self) -> SaveLogin:
-        """Return who writes the login of the creator of a pool."""
+        """The writer for the login of a pool's creator."""
         return save_login if self.login_writer is None else self.login_writer.save
 
     def end(self) -> None:
@@ -142,7 +142,7 @@ class Separated:
 
 
 def separate(options: JoinOptions, log: logging.Logger) -> Separated:
-    """Give up root's privileges, if this process has them, and return who keeps them.
+    """Give up root's privileges, if this process has them; return the privileged processes.
 
     Must be called while the process has one thread. Without a keeper, which is logged, the server
     starts its workers itself, with the privileges that it has.
@@ -304,7 +304,7 @@ def _check(user: User) -> None:
 
 
 def _wake_gpus(options: JoinOptions) -> None:
-    """Have the driver make its device nodes, which only root can, by a process that ends."""
+    """Let the driver make its device nodes, as only root can, by a process that ends."""
     if options.witness or options.emulate is not None:
         return
     ForkedProcess(*fork(socket.SOCK_STREAM, lambda _socket: PynvmlNvml().open())).end()

@@ -62,7 +62,7 @@ class ServerIdentity:
 
 
 def identity_of(body: object) -> ServerIdentity:
-    """Return what ``encoded`` made, or an older build.
+    """Return the identity from a body of ``encoded``, or of an older build.
 
     Raises:
         ValueError: when it makes no sense; and so do KeyError and TypeError.

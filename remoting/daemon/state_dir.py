@@ -70,7 +70,7 @@ class StateDir:
             os.close(self.lock)
 
     def begin(self, identity: ServerIdentity) -> None:
-        """Start to create a server here; what an interrupted creation left is removed."""
+        """Start to create a server here; remains of an interrupted creation are removed."""
         assert self.is_new
         self._write_identity(replace(identity, complete=False))
         shutil.rmtree(self.path / CONSENSUS, ignore_errors=True)
@@ -115,7 +115,7 @@ class StateDir:
             self.write(CA_KEY, key_pem)
 
     def addresses_of(self, server: ServerId, known: Server | None) -> list[str]:
-        """Return the addresses of a server by the table, and by what was kept of it."""
+        """Return a server's addresses from the table, and from its stored member entry."""
         members = self.identity.members if self.identity is not None else ()
         kept = [text for each in members if each.server == server for text in each.addresses]
         return [*((known.address, *known.names) if known is not None else ()), *kept]
@@ -189,7 +189,7 @@ class StateDir:
         return self.tls_identity(CERTIFICATE)
 
     def tls_identities(self) -> tuple[Identity, Identity | None]:
-        """Return what this server proves itself with: the usual one, and one of the newest of two.
+        """Return this server's identities: the usual one, and one of the newest of two CAs.
 
         Raises:
             StorageError: when a file is missing.
@@ -235,7 +235,7 @@ class StateDir:
         return self.tls_identities()
 
     def tls_identity(self, name: str = CERTIFICATE) -> Identity:
-        """Return what this server proves itself with by the certificate in one file.
+        """Return this server's identity with the certificate in one file.
 
         Raises:
             StorageError: when a file is missing.
@@ -268,10 +268,10 @@ _BEFORE_IDENTITY = frozenset(
         *(".cache", ".config", ".local", ".nv"),  # the packages' user has it for a home
     )
 )
-"""What may lie in a state directory before a server lives there."""
+"""Names permitted in a state directory before a server lives there."""
 
 _LEFT_OVER = (f"{KEEPER}-", f".{SECRET}-", f".{RECORD}-")
-"""How the names begin of what a first start puts aside, and leaves if it is killed."""
+"""Prefixes of files that a first start puts aside, and leaves if it is killed."""
 
 
 def refuse_other_folder(path: Path) -> None:

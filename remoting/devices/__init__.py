@@ -1,1 +1,1 @@
-"""What executes a session's calls: a real GPU through CuPy, or an emulated one on NumPy."""
+"""Backends of a session's calls: a real GPU through CuPy, or an emulated one on NumPy."""

@@ -1,4 +1,4 @@
-"""What a worker's devices are to the array door: specifications, budget and backend."""
+"""Interface of a worker's devices to the array door: specifications, budget and backend."""
 
 import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -84,7 +84,7 @@ class Backend(Protocol):
         ...
 
     def adopt(self, value: Any) -> Any:
-        """Return a result as an array whose memory is accounted; raise if there is no room."""
+        """Return a result as an array with accounted memory; raise if there is no room."""
         ...
 
     def expect(self, nbytes: int) -> None:
@@ -141,7 +141,7 @@ class Backend(Protocol):
         ...
 
     def state_of(self, value: Any) -> tuple[list[Any], Any]:
-        """Return what a fresh object of this kind lacks: plain values, and an array or None.
+        """Return the state that a fresh object of this kind lacks: values, and an array or None.
 
         Raises:
             UnsupportedError: nobody can know it.

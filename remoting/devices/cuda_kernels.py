@@ -41,7 +41,7 @@ class _LoadedModule:
 
 
 def _compile(kernel: Any, logged: Any = False) -> str:
-    """Compile a kernel or a module; return what the compiler said, if its log is asked for.
+    """Compile a kernel or a module; return the compiler's log, if requested.
 
     A kernel that another session has compiled is read from a directory, without the compiler. So
     a call that wants the log compiles in any case.

@@ -244,7 +244,7 @@ def _arrays(cupy: Any) -> dict[str, Operation]:
 
 
 def linalg_errors(raised: Any) -> None:
-    """Have CuPy raise, in this thread, what only the elements show; by default it ignores that."""
+    """Let CuPy raise, in this thread, errors seen in the elements; by default it ignores them."""
     importlib.import_module("cupyx").seterr(linalg="raise" if raised else "ignore")
 
 

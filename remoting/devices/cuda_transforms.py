@@ -13,7 +13,7 @@ Operation = Callable[..., Any]
 
 
 def transforms(backend: Any) -> dict[str, Operation]:
-    """Return name to callable; all run in the one thread whose plans CuPy keeps."""
+    """Return name to callable; all run in the one thread with the plans that CuPy keeps."""
     cupy = backend.cupy
     config = cupy.fft.config
     functions = {name: getattr(cupy.fft, name) for name in FFT}

@@ -185,4 +185,4 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "mean": _mean,
     "place": _place,
 }
-"""Functions that are no ufuncs, and take what clients pass."""
+"""Functions that are no ufuncs, and take the clients' arguments."""

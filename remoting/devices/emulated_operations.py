@@ -66,7 +66,7 @@ def _gather(a: Array, index: tuple[Any, ...]) -> Array:
 
 
 def _wrapped(a: Array, index: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return an index whose integer arrays are wrapped into range, as CuPy does."""
+    """Return an index with integer arrays wrapped into range, as CuPy does."""
     used = sum(
         item.ndim if _is_mask(item) else 1
         for item in index

@@ -115,7 +115,7 @@ class EmulatedPlans:
             self._delete(cache, next(iter(plans)))
 
     def keep(self, device: int, key: Key, plan: Plan) -> None:
-        """Do with a plan what CuPy does before a transform: find it, or make and keep it."""
+        """Find a plan before a transform, as CuPy does, or make and keep it."""
         cache = self._caches[device]
         if self._used(cache, key) or not cache.enabled:
             return

@@ -61,7 +61,7 @@ class EmulatedPool:
         self._outside += nbytes
 
     def give_back(self, nbytes: int) -> None:
-        """Return what was taken outside the pool; nothing once all is closed."""
+        """Return memory taken outside the pool; nothing once all is closed."""
         if self._outside:
             self._outside -= nbytes
             self._budget.release(self._device, nbytes)

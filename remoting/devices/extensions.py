@@ -23,7 +23,7 @@ PREFIX = "cupyx."
 
 
 def _no_scipy() -> str:
-    """Return what an emulated GPU lacks, and the command of its installation that adds it."""
+    """Return the error text for missing SciPy, with the command that installs it."""
     prefix = Path(sys.prefix)
     if (prefix / "pipx_metadata.json").exists():
         command = "pipx inject gpupool scipy"
@@ -237,7 +237,7 @@ def _late(module: str, name: str, otherwise: str) -> Operation:
 
 
 def _as_arrays(function: Operation) -> Operation:
-    """Return a function whose numbers are arrays without axes, as CuPy's are."""
+    """Return a function that returns numbers as arrays without axes, as CuPy does."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return _array(function(*args, **kwargs))

@@ -75,7 +75,7 @@ COUNTERS = {
     *("ecc", "ecc_corrected", "pcie_bytes_in", "pcie_bytes_out", "pcie_replays"),
     *("nvlink_errors", "recovery_action"),
 }
-"""What a device without errors says is 0."""
+"""Readings that are 0 on a device without errors."""
 WHOLE = {
     *COUNTERS,
     *("nvlinks_up", "pcie_width", "pcie_width_max", "pcie_generation", "pcie_generation_max"),
@@ -93,12 +93,12 @@ NUMBERS = ({*FAST, *SLOW} - FLAGS) | {
 
 
 class ScriptError(ValueError):
-    """A script is not what it must be; the text says where."""
+    """A script is invalid; the text says where."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What holds from one second on."""
+    """Values from one second on."""
 
     second: float
     gpu: int | None = None  # number of the emulated GPU; None: all
@@ -185,7 +185,7 @@ def _flag(value: Any, name: str) -> bool:
 
 
 class ScriptedNvml:
-    """``Nvml`` for emulated GPUs, whose readings are those of a script."""
+    """``Nvml`` for emulated GPUs, with the readings of a script."""
 
     def __init__(
         self,
@@ -212,11 +212,11 @@ class ScriptedNvml:
         return NvmlSystem("", "")
 
     def devices(self) -> list[NvmlDevice]:
-        """Return none: who has the script knows the emulated GPUs."""
+        """Return none: the script's owner knows the emulated GPUs."""
         return []
 
     def sample(self, uuid: str) -> NvmlSample:
-        """Return what the script says of this moment."""
+        """Return the script's readings of this moment."""
         number, now = self._numbers[uuid], self._monotonic() - self._began
         # What will be counted has been counted from the start: an error is one more than before.
         values: dict[str, float | bool] = {

@@ -1,4 +1,4 @@
-"""What NVML says, behind a small Protocol, so that nothing else here knows pynvml.
+"""NVML readings, behind a small Protocol, so that nothing else here knows pynvml.
 
 Sizes are bytes. Facts are from NVIDIA's NVML API reference and from its Xid catalogue.
 """
@@ -42,7 +42,7 @@ class NvmlError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class NvmlDevice:
-    """What does not change about a GPU or MIG instance."""
+    """Constant properties of a GPU or MIG instance."""
 
     uuid: str
     name: str
@@ -145,7 +145,7 @@ class PynvmlNvml:
     def __init__(
         self, *, gpm: bool = False, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
-        """Prepare; with ``gpm``, what GPUs since Hopper count is read as well."""
+        """Prepare; with ``gpm``, the GPM counters of GPUs since Hopper are read as well."""
         self._nvml: Any = importlib.import_module("pynvml")
         self._monotonic = monotonic
         self._handles = _Handles()

@@ -52,7 +52,7 @@ OTHER_READERS = frozenset({"nv-hostengine", "dcgm-exporter"})
 
 @dataclass(frozen=True, slots=True)
 class SlowReadings:
-    """One reading of a device; None, or absent, for what the device does not report."""
+    """One reading of a device; None, or absent, for unsupported readings."""
 
     memory_temperature_c: float | None = None
     shutdown_c: float | None = None
@@ -105,7 +105,7 @@ class SlowReader:
         self._throttle: Mapping[str, int] = THROTTLE_FIELDS
 
     def driver(self, version: str) -> None:
-        """Take note of the driver, whose versions differ in numbers."""
+        """Choose the throttle fields of the driver's version: their numbers differ."""
         self._throttle = throttle_fields(version)
 
     def read(self, uuid: str, handle: Any, physical: Any, instance: int | None) -> SlowReadings:

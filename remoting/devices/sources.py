@@ -64,7 +64,7 @@ def check_options(options: list[str] | tuple[str, ...]) -> tuple[str, ...]:
 
 
 def bounded_log(text: str) -> str:
-    """Return what a compiler said, cut off where it is too long to be sent."""
+    """Return a compiler's log, cut off where it is too long to be sent."""
     if len(text) <= LOG_MAX:
         return text
     return f"{text[:LOG_MAX]}\n({len(text) - LOG_MAX:,} more characters of the log are left out)\n"

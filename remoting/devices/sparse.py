@@ -67,7 +67,7 @@ class Library:
         return bool(self.module().issparse(value))
 
     def check(self, matrix: Any) -> None:
-        """Raise for a matrix whose index arrays do not fit; the library checks its own."""
+        """Raise for a matrix with index arrays that do not fit; the library checks its own."""
 
     def expect(self, name: str, values: Any) -> None:
         """Raise before memory is taken that the device has not; CuPy's pool does so itself."""
@@ -86,7 +86,7 @@ class Library:
         return value
 
     def joined(self, name: str, made: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return what a function made, in the format and of the type that CuPy's has."""
+        """Return a function's result, in the format and of the type of CuPy's."""
         del name, args, kwargs
         return made
 
@@ -107,7 +107,7 @@ class EmulatedLibrary(Library):
     lacking = NO_SCIPY
 
     def module(self, name: str = "") -> Any:
-        """Return a module of SciPy, whose advice about slow operations CuPy does not give here."""
+        """Return a module of SciPy without its warnings of slow operations, as in CuPy."""
         found = super().module(name)
         if not name:
             warnings.simplefilter("ignore", found.SparseWarning)
@@ -171,7 +171,7 @@ class EmulatedLibrary(Library):
         return value.astype(np.float64) if whole else value
 
     def joined(self, name: str, made: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return what a function made: without a wish it is COO, for SciPy often another."""
+        """Return a function's result: COO without a requested format, for SciPy often another."""
         if name == "block_diag":
             return self.promote(made)
         place = _FORMAT_PLACES.get(name)
@@ -192,7 +192,7 @@ class EmulatedLibrary(Library):
         return upright or (formats == {"csc"} and len(rows) == 1)
 
     def operands(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return what SciPy computes with as CuPy does.
+        """Return operands with which SciPy computes as CuPy does.
 
         CuPy broadcasts. Of dense operands it makes a matrix where SciPy will make an array, unless
         one of them is a matrix (a DeprecationWarning since 1.18).
@@ -249,7 +249,7 @@ def _parts(matrix: Any) -> Iterator[Any]:
 
 
 class _Factors:
-    """A factorisation: only what solves with it."""
+    """A factorisation, only for solving."""
 
     def __init__(self, made: Any) -> None:
         self.made = made
@@ -422,7 +422,7 @@ class Operations:
         setattr(matrix, name, value)
 
     def set_flag(self, matrix: Any, name: str, value: Any) -> None:
-        """Say what is true of the order of the indices."""
+        """Set a flag on the order of the indices."""
         self._attribute(matrix, name, names.FLAGS)
         setattr(matrix, name, bool(value))
 

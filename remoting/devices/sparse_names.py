@@ -1,4 +1,4 @@
-"""Names of what a client may do with sparse matrices: methods, operators, parts and functions.
+"""Names of clients' operations on sparse matrices: methods, operators, parts and functions.
 
 Each is an operation of its own, so that nothing of the worker's library is reached by another name.
 """
@@ -23,7 +23,7 @@ spsolve_triangular svds
 """
 
 METHODS = tuple(_METHODS.split())
-"""Methods of sparse matrices, called with what the client passes."""
+"""Methods of sparse matrices, called with the client's arguments."""
 
 OPERATORS = tuple(_OPERATORS.split())
 """Operators of Python, where one operand at least is sparse."""

@@ -71,7 +71,7 @@ def build(folder: Path, compiler: str = "", flags: tuple[str, ...] = ()) -> Path
 
 
 def ensure() -> Path:
-    """Build into ``library_dir()`` unless what lies there is newer than all sources.
+    """Build the C libraries into ``library_dir()`` if one is missing or older than a source.
 
     Raises:
         FileNotFoundError: when there is no C compiler.

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from gpupool.pool.model.ids import GpuId, LeaseId
 
 WorkerKey = int
-"""What names a worker in the books: its number, never used twice by one host."""
+"""A worker's number in the books, never used twice by one host."""
 
 
 class BudgetError(ValueError):
@@ -47,7 +47,7 @@ class _Common:
     holds: Counter[WorkerKey] = field(default_factory=Counter[WorkerKey])
 
     def having(self) -> list[WorkerKey]:
-        """Return whose it is, as the driver counts: its owner's, and then of all who have it."""
+        """Return the workers that the driver counts the memory to: the owner, else all holders."""
         return [self.owner] if self.holds[self.owner] else [*+self.holds]
 
 
@@ -93,7 +93,7 @@ class Budget:
             common.gpu = moves.get(common.gpu, common.gpu)
 
     def close_lease(self, lease: LeaseId) -> None:
-        """Drop the books of a lease whose workers have all ended.
+        """Drop the books of a lease after all its workers have ended.
 
         Raises:
             BudgetError: when a worker still holds memory.
@@ -141,7 +141,7 @@ class Budget:
         book.used[gpu] -= size
 
     def charge(self, worker: WorkerKey, gpu: GpuId, size: int) -> None:
-        """Set what ``worker`` takes on ``gpu`` beside its reservations; always succeeds.
+        """Set the memory of ``worker`` on ``gpu`` beside its reservations; always succeeds.
 
         Raises:
             BudgetError: when the worker has no partition of that GPU, or the size is negative.
@@ -168,7 +168,7 @@ class Budget:
         self._grow(book, common, size)
 
     def take_back(self, worker: WorkerKey, token: bytes, size: int) -> None:
-        """Note that ``size`` bytes are gone which ``worker`` had pledged.
+        """Note that ``size`` pledged bytes of ``worker`` are gone.
 
         They stay charged if anybody else has a hold, who may still have them.
 
@@ -259,7 +259,7 @@ class Budget:
         return lease in self._leases
 
     def leases(self) -> tuple[LeaseId, ...]:
-        """Return the leases whose books are open."""
+        """Return the leases with open books."""
         return tuple(self._leases)
 
     def _common(self, worker: WorkerKey, token: bytes) -> tuple[_LeaseBook, _Common | None]:

@@ -1,4 +1,4 @@
-"""Which session of a lease may go on with another server, as far as its host knows.
+"""Sessions of a lease that may continue on another server, as far as the host knows.
 
 The door's own reasons, such as an object that cannot be sent, are told by the worker when its
 program asks.

@@ -13,11 +13,11 @@ CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 CGROUP_USE = Path("/sys/fs/cgroup/memory.current")
 _AVAILABLE = re.compile(r"^MemAvailable:\s+(\d+) kB$", re.MULTILINE)
 RESIDENT = re.compile(r"^(?:RssAnon|RssShmem|VmSwap):\s+(\d+) kB$", re.MULTILINE)
-"""Anonymous and shared memory, also what is in swap. Mapped files do not count: all workers share
-their libraries."""
+"""Anonymous and shared memory, including swap. Mapped files do not count: all workers share their
+libraries."""
 _ENDED = re.compile(r"^State:\s+[ZX]", re.MULTILINE)
 _THREAD_COUNT_MAX = 4096
-"""Above what a lease may have (``sandbox.PROCESS_COUNT_MAX``)."""
+"""Above a lease's limit (``sandbox.PROCESS_COUNT_MAX``)."""
 
 
 def machine_memory() -> int:
@@ -50,7 +50,7 @@ def resident(pid: int) -> int:
 
 
 def thread_of(pid: int) -> int:
-    """Return a thread of a process that has not ended, whose number names the process as well.
+    """Return the id of a live thread of a process, by which /proc shows the process as well.
 
     That of the process is its first thread's. Once that has ended, the kernel shows nothing of the
     memory and the files by it, though others may go on (proc_pid_task(5)).
@@ -66,7 +66,7 @@ def thread_of(pid: int) -> int:
 
 
 def _status(thread: int) -> str:
-    """Return what the kernel says of a thread; nothing where there is none."""
+    """Return ``/proc/TID/status`` of a thread; empty if there is none."""
     try:
         return Path(f"/proc/{thread}/status").read_text(errors="replace")
     except OSError:
@@ -74,7 +74,7 @@ def _status(thread: int) -> str:
 
 
 def floor(machine: int, most: int, workers: int) -> int:
-    """Return what even the smallest partition may take of the machine's memory.
+    """Return the machine memory that even the smallest partition may use.
 
     Args:
         machine: bytes of the machine's memory, of which one lease has a quarter at most so.
@@ -97,7 +97,7 @@ def allowance(machine: int, partition: int, gpus: int, floor: int) -> int:
 
 
 def maps(process: int, part: str) -> bool:
-    """Return whether a process has mapped a file whose path has ``part``; not if nobody knows."""
+    """Return whether a process maps a file with ``part`` in its path; False if unreadable."""
     try:
         return part in Path(f"/proc/{process}/maps").read_text()
     except OSError:

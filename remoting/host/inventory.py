@@ -98,7 +98,7 @@ def gpu_of(device: NvmlDevice, index: int) -> Gpu:
 
 
 def chosen_gpus(gpus: Sequence[Gpu], only: Sequence[str]) -> tuple[list[Gpu], str]:
-    """Return the GPUs that ``only`` names, and which of the names fits none.
+    """Return the GPUs that ``only`` names, and an error text for the first unknown name.
 
     A name is nvidia-smi's number of a GPU, or the beginning of its UUID.
     """
@@ -157,7 +157,7 @@ def apply_sample(state: DeviceState, sample: NvmlSample, own: OwnUse) -> DeviceS
 
 
 def telemetry_of(state: DeviceState, sample: NvmlSample) -> GpuTelemetry:
-    """Return what is told of a GPU that was read."""
+    """Return the telemetry of a GPU from an NVML sample."""
     return GpuTelemetry(
         gpu=state.gpu.id,
         memory_used=sample.memory_used,
@@ -182,7 +182,7 @@ def note_unseen(state: DeviceState, own: OwnUse, now: float) -> DeviceState:
 
 
 def _computing(sample: NvmlSample, own: OwnUse, *, known: bool) -> frozenset[int] | None:
-    """Return which of our workers computed, as exactly as NVML tells.
+    """Return the pids of our workers that computed, as exactly as NVML tells.
 
     Where it does not name processes, or knows ours by other ids, a GPU that is busy counts as used
     by all of them: to keep a lease that is idle does less harm than to end one that computes.
@@ -392,7 +392,7 @@ class Inventory:
         return self._states[uuid].own_processes
 
     def use(self, uuid: GpuId) -> GpuUse:
-        """Return what the driver says of a GPU's time."""
+        """Return the driver's utilization figures of a GPU."""
         return self._states[uuid].use
 
     def computing(self, uuid: GpuId) -> frozenset[int]:

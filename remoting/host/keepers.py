@@ -12,7 +12,7 @@ A = TypeVar("A", bound=Answer)
 
 
 class Keeper(ABC):
-    """Carries out what ``keeper_messages`` lists. Cancellation never cuts a call off."""
+    """Carries out the requests of ``keeper_messages``. Cancellation never cuts a call off."""
 
     async def ask(self, asked: RequestFor[A], *descriptors: int) -> A:
         """Return the answer; the descriptors go with the request, and stay the caller's.

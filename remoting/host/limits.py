@@ -1,4 +1,4 @@
-"""Bounds and intervals of a host: what one lease, one worker and all workers may take."""
+"""Bounds and intervals of a host: limits of one lease, of one worker, and of all workers."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -90,7 +90,7 @@ class MemoryWatchdog:
         return {gpu.id: OwnUse(pids, self.used_on(gpu.id)) for gpu in self._host.inventory.gpus()}
 
     def used_on(self, gpu: GpuId) -> int:
-        """Return the bytes that leases have on ``gpu``, without what is suspended."""
+        """Return the bytes of unsuspended leases on ``gpu``."""
         away = sum(self._budget.usage(lease, gpu) for lease in self._suspended())
         return self._budget.used_on(gpu) - away
 
@@ -170,7 +170,7 @@ class MemoryWatchdog:
                 )
 
     def _watch_files(self, files: keeper_messages.Files) -> None:
-        """Kill the workers of a lease whose files take too much of this server's disk.
+        """Kill the workers of a lease with too many bytes of files on this server's disk.
 
         Where the disk is nearly full, the worker with the most files goes, whosever it is; unless
         others have filled it, so that all workers together could not make the room that it lacks.

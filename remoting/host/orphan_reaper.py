@@ -1,4 +1,4 @@
-"""The record of live worker processes on disk, and the killing of what a former host left.
+"""The record of live worker processes on disk, and the killing of a former host's workers.
 
 Workers die with their host: by the kernel's parent-death signal, and because their control socket
 closes. This is the third net, for a worker that the first two missed: a new incarnation offers
@@ -41,7 +41,7 @@ def start_time_of(pid: int) -> int | None:
 
 
 def boot_id() -> str:
-    """Return what distinguishes this boot of the machine from all others; empty when unknown."""
+    """Return the kernel's boot id of this machine; empty when unknown."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

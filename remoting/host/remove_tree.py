@@ -60,7 +60,7 @@ def _remove(path: Path, failures: list[str]) -> None:
 
 
 def _empty(top: int, failures: list[str]) -> None:
-    """Remove all entries of ``top``: what its directories hold comes up to it first."""
+    """Remove all entries of ``top``, after moving its directories' entries up into it."""
     number = 0
     while True:
         found = 0
@@ -117,7 +117,7 @@ def _open(name: str | Path, parent: int | None) -> int:
 
 
 def _make_accessible(name: str | Path, parent: int | None) -> None:
-    """Give the owner of a directory all rights: one is renamed only by who may write in it."""
+    """Give a directory's owner all rights: only a writer of a directory may rename it."""
     if sys.platform != "linux":
         with contextlib.suppress(OSError, NotImplementedError):
             os.chmod(name, 0o700, dir_fd=parent, follow_symlinks=False)

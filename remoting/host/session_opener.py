@@ -31,7 +31,7 @@ from gpupool.remoting.protocol.driver_variables import VISIBLE
 from gpupool.remoting.protocol.sessions import SessionDevice, SessionInfo
 
 SUSPENDED_ANSWER_S = 20.0
-"""A client whose lease is suspended for longer is told so, and asks again."""
+"""After this long, a client is told that its lease is suspended, and asks again."""
 
 ASSIGN_TIMEOUT_S = 5.0
 """A warm worker takes a session within a millisecond."""
@@ -175,7 +175,7 @@ class SessionOpener:
                 await opening.done.wait()
 
     def _check(self, lease: Lease, partitions: Sequence[Partition], door: str) -> list[Gpu]:
-        """Return the devices of ``partitions``, or raise for what can never be opened."""
+        """Return the devices of ``partitions``, or raise if they can never be opened."""
         what = f"no session of lease {lease_name(lease.id)} can be opened"
         gpus: list[Gpu] = []
         for partition in partitions:
@@ -220,7 +220,7 @@ class SessionOpener:
 
     @contextmanager
     def _opening(self, lease: Lease) -> Generator[_Opening]:
-        """Let ``cancel`` end what happens inside."""
+        """Let ``cancel`` end the block."""
         opening = _Opening(Holder(lease.user, lease.token))
         self._openings.setdefault(lease.id, []).append(opening)
         try:

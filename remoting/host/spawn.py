@@ -37,7 +37,7 @@ ENVIRONMENT_PASSED = (
 PRIVATE_VARIABLES = (
     *("XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR", "GPUPOOL_CREDENTIALS"),
 )
-"""Those that name what workers are not to read, beside the home and the state directory."""
+"""Variables with paths that workers must not read, beside the home and the state directory."""
 
 BLAS_THREAD_COUNT_MAX = 8
 """Threads of NumPy's BLAS in one worker; by default each idle worker has one for each core."""
@@ -45,7 +45,7 @@ BLAS_THREAD_COUNT_MAX = 8
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """Which user the workers run as."""
+    """The Unix user that workers run as."""
 
     own_uid: bool
     reason: str  # why not, for the log; empty when they have uids of their leases'
@@ -85,7 +85,7 @@ class KeptWorker:
 
     @property
     def label(self) -> str:
-        """Return what logs call it."""
+        """The worker's name in logs."""
         return f"worker {self.process.pid}"
 
     def place(self) -> Place:
@@ -221,7 +221,7 @@ def closed_above(path: Path) -> Path | None:
 
 
 def private_paths(state_dir: Path | None = None) -> tuple[Path, ...]:
-    """Return where a server and its user keep what is theirs; there may be nothing yet."""
+    """Return the private paths of a server and its user; some may not exist."""
     home = os.path.expanduser("~")
     with contextlib.suppress(OSError):
         if os.stat(home).st_uid != os.geteuid():
@@ -253,14 +253,14 @@ def installation_paths(private: Collection[Path] | None = None) -> tuple[Path, .
 
 
 def installation_files() -> tuple[Path, ...]:
-    """Return some files of the installation, whose modes stand for those of all others."""
+    """Return some installation files as samples: their modes stand for those of all others."""
     names = [module.__file__ for module in (os, gpupool, orphan_reaper)]
     numpy = importlib.util.find_spec("numpy")
     return tuple(Path(name) for name in (*names, numpy.origin if numpy else None) if name)
 
 
 def device_groups() -> tuple[int, ...]:
-    """Return the groups without which a stranger could not open the GPUs' device nodes."""
+    """Return the groups that an unrelated user needs to open the GPUs' device nodes."""
     groups: set[int] = set()
     for path in Path("/dev").glob("nvidia*"):
         status = path.stat()
@@ -273,7 +273,7 @@ def device_groups() -> tuple[int, ...]:
 def clean_environment(
     inherited: Mapping[str, str], directory: Path, blas_threads: int = BLAS_THREAD_COUNT_MAX
 ) -> dict[str, str]:
-    """Return a worker's environment: a few inherited variables, and caches of its own.
+    """Return a worker's environment: a few inherited variables, and separate caches.
 
     Compiled kernels are code. A cache that workers of different users share would let one run
     code in the other; what workers of one user share, the host carries between them (`kernels`).
@@ -399,7 +399,7 @@ class WorkerFailedError(GpupoolError):
 def send(
     line: socket.socket, message: worker_messages.HostMessage, descriptor: int | None = None
 ) -> None:
-    """Send one message over a worker's line, whose buffer holds all that is ever sent there.
+    """Send one message over a worker's line; its buffer holds all messages ever sent there.
 
     Raises:
         WorkerFailedError: when it takes none.

@@ -75,7 +75,7 @@ from gpupool.remoting.protocol import mps_folders, worker_messages
 from gpupool.remoting.protocol.sessions import NO_MOVES, Departure, SessionInfo
 
 TEST_GRACE_S = 20.0
-"""For what CUDA does before the first pass of a self-test."""
+"""Seconds for CUDA's work before the first pass of a self-test."""
 
 
 class HostSupervisor:
@@ -272,7 +272,7 @@ class HostSupervisor:
         return tuple(sorted(found[0].intersection(*found[1:]))) if found else ()
 
     def unconfined(self) -> tuple[str, ...]:
-        """Return what does not confine them, and why not, for the same."""
+        """Return the confinement that live workers lack, with reasons; for ``doctor`` and tests."""
         holds = self.confinement()
         return tuple(self._confinement.lacking(holds)) if holds else ()
 
@@ -328,7 +328,7 @@ class HostSupervisor:
         return session
 
     async def self_test(self, gpu: Gpu, seconds: float) -> worker_messages.GpuChecked:
-        """Have a worker of its own test a GPU, for so many seconds; an emulated one once.
+        """Test a GPU in a separate worker for ``seconds``; an emulated GPU once.
 
         A cancelled test leaves nothing behind. A worker that dies of it is its result.
 

@@ -20,7 +20,7 @@ PREAMBLE_POLL_S = 0.01
 """A preamble normally arrives whole. Peeking cannot wait for more than the first byte of it."""
 
 PENDING_COUNT_MAX = 64
-"""Connections whose preamble is awaited; further ones wait in the kernel."""
+"""Most connections with a pending preamble; further ones wait in the kernel."""
 
 HandOver = Callable[[bytes, socket.socket], Awaitable[None]]
 Log = Callable[[str], None]

@@ -39,11 +39,12 @@ MESSAGES_PER_S, MESSAGES_MAX = 1000.0, 10_000
 """A worker reports once a second, and is refused connections no faster than they come in."""
 
 SILENT_CALLS_PER_S, SILENT_CALLS_MAX = 1000.0, 65_536
-"""Calls on the budget that have no answer, beyond those that have one: what is given back was
-reserved before, except for what a pool gives back in pieces."""
+"""Rate and burst of budget calls without an answer, beyond those with one: released memory was
+reserved before, except for a pool's release in pieces."""
 
 BUDGET_RECEIVE_SIZE, MESSAGES_PER_TURN = 4096, 32
-"""What one worker says, until it is others' turn again: 256 calls, or about a millisecond."""
+"""Most bytes and messages of one worker before others get their turn: 256 calls, or about a
+millisecond."""
 
 LAST_WORDS_TIMEOUT_S = 1.0
 """A dead worker's sockets are read for so long; they end at once unless a child of it lives on."""
@@ -60,7 +61,7 @@ class WorkerState(Enum):
 
 
 class FloodLimit:
-    """Counts what comes without being asked for; more than any worker of ours says is an attack."""
+    """Counts unsolicited messages; more than any worker of ours sends is an attack."""
 
     def __init__(self, per_s: float, most: int) -> None:
         """Allow ``most`` at once, and ``per_s`` in the long run."""
@@ -88,7 +89,7 @@ class FloodLimit:
 
 @dataclass(slots=True)
 class WorkerProcess:
-    """The process of a worker, whose parent is the keeper."""
+    """A worker's process, a child of the privileged helper."""
 
     pid: int
     pidfd: int  # opened before anything could reap it; readable once it has ended
@@ -354,7 +355,7 @@ def answer_sharing(
 
 
 def answer_holding(worker: WorkerHandle, budget: Budget, call: worker_messages.BudgetCall) -> bytes:
-    """Note who holds shared memory; return the answer.
+    """Record the holders of shared memory; return the answer.
 
     Raises:
         BudgetError: when the worker reports something impossible.

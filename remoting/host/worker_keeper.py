@@ -1,4 +1,4 @@
-"""What a host does to worker processes that may need privileges: all of it, and nothing else.
+"""The host's operations on worker processes that may need privileges, and nothing else.
 
 A server that runs as root keeps no privileges itself: this then runs in another process, its keeper
 (``remoting.privileges``), which hears of no stranger. Otherwise it runs in the server's process.
@@ -51,7 +51,7 @@ DOORS = {
 """Name of each door, and the function that serves it inside the worker."""
 
 WORKER_COUNT_MAX = 1024
-"""Far above what a server asks for (``HostLimits.workers``)."""
+"""Far above the server's own limit (``HostLimits.workers``)."""
 
 THREAD_COUNT = 8
 """Calls that take longer than milliseconds, at a time."""
@@ -59,7 +59,7 @@ THREAD_COUNT = 8
 QUICK = (m.StartWorker, m.ReapWorker, m.LoadFilter)
 
 READY_TIMEOUT_S = 5.0
-"""A worker tells its keeper first that it is ready, so that what it said is there."""
+"""A worker tells the privileged helper first that it is ready, so its message is there already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class WorkerKeeper:
             self._images = KernelCache(images, log, kernel_cache.IMAGES)
 
     def carry_out(self, asked: m.Request, descriptors: Sequence[int]) -> m.Answered:
-        """Do what is asked for; return the answer, and the descriptor with it or -1.
+        """Carry out a request; return the answer, and the descriptor with it or -1.
 
         Args:
             asked: all but ``KillWorker``, which nobody waits for.
@@ -312,7 +312,7 @@ class WorkerKeeper:
         return moved
 
     def _bury(self, number: int) -> bool:
-        """Kill and remove what a worker has left; return whether it ran out of memory."""
+        """Kill and remove a worker's remains; return whether it ran out of memory."""
         worker = self._of(number)
         self._reap(number)
         if worker.user is not None:
@@ -349,7 +349,7 @@ class WorkerKeeper:
         return m.Files(sizes, whole, memory, left)
 
     def close(self) -> None:
-        """Kill what lives, and remove the directories of all workers."""
+        """Kill the live workers, and remove the directories of all workers."""
         for worker in list(self.workers.values()):
             worker.process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -413,7 +413,7 @@ class WorkerKeeper:
         spawn.give_contents(worker.directory, worker.uid)
 
     def _give_kernels(self, worker: KeptWorker, user: str) -> None:
-        """Let a worker load what the workers of ``user`` have compiled, or got from its clients.
+        """Let a worker load kernels that ``user``'s workers compiled, or got from their clients.
 
         A worker that could write where others load from, being confined by neither its uid nor
         Landlock, gets none and leaves none.
@@ -426,7 +426,7 @@ class WorkerKeeper:
             self._images.give(user, spawn.image_directory(worker.directory), worker.uid)
 
     def _remove_remains(self, worker: KeptWorker) -> bool:
-        """Kill what it started and remove its files; return whether that went."""
+        """Kill a worker's processes and remove its files; return whether that succeeded."""
         killed = worker.group is not None and worker.group.kill()
         if worker.user is not None:
             gone = worker.user.clean_up(worker.process.pid, killed=killed)

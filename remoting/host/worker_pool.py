@@ -68,9 +68,9 @@ WARM_BACKOFF_S, WARM_BACKOFF_MAX_S = 0.5, 30.0
 """Between attempts to start a spare worker that keep failing."""
 
 UNKILLABLE_AFTER_S = 5.0
-"""What a killed worker still does then is said once, and waited for."""
+"""Seconds after which a live killed worker is logged once, and then waited for."""
 PF_EXITING = 0x4
-"""A flag in ``/proc/PID/stat``: the process gives back what it has, such as GiB of memory."""
+"""Flag in ``/proc/PID/stat``: the process is releasing its resources, such as GiB of memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,7 +379,7 @@ class WorkerPool:
             await self._clean_up(worker)
 
     async def _await_ready(self, worker: WorkerHandle) -> None:
-        """Let a worker serve sessions, once its keeper says what confines it."""
+        """Let a worker serve sessions, once the privileged helper reports its confinement."""
         await worker.said_ready.wait()
         try:
             found = await self._keeper.ask(keeper_messages.AskConfinement(worker.number))
@@ -459,7 +459,7 @@ class WorkerPool:
 
 
 def why_there(pid: int) -> str:
-    """Return what is true of a killed worker that has not gone."""
+    """Return the state of a killed worker that has not gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         state, flags = fields[0], int(fields[6])
@@ -473,5 +473,5 @@ def why_there(pid: int) -> str:
 
 
 def _lacks_more(worker: WorkerHandle, kind: frozenset[str]) -> bool:
-    """Say whether a worker for more doors lacks what a leaner one may not need, such as CuPy."""
+    """Say whether a worker lacks a part that one for fewer doors may not need, such as CuPy."""
     return bool(worker.said.cuda_problem) and worker.doors != kind

@@ -21,7 +21,7 @@ def leave(code: int) -> NoReturn:
 
 
 def die_of(number: int) -> NoReturn:
-    """End this process by signal ``number``, so that the shell sees what really happened.
+    """End this process by signal ``number``, so that the shell sees the true cause.
 
     A core file of ours would only hide the program's own, so none is written.
     """

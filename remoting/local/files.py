@@ -40,7 +40,7 @@ def config_dir() -> Path:
 
 
 def cache_dir() -> Path:
-    """Return the folder of what can be lost, such as names for completion."""
+    """Return the folder of expendable files, such as names for completion."""
     return _home_folder("XDG_CACHE_HOME", ".cache") / "gpupool"
 
 
@@ -57,7 +57,7 @@ def playground_dir() -> Path:
 
 
 def program() -> str:
-    """Return what a user types to run this very gpupool."""
+    """Return the command that a user types to run this very gpupool."""
     own = Path(sys.executable).parent / "gpupool"
     if (found := shutil.which("gpupool")) and Path(found).resolve() == own.resolve():
         return "gpupool"
@@ -92,7 +92,7 @@ def default_name() -> str:
 
 
 def user_name() -> str:
-    """Return the name of the user who runs us, even when no account has their number."""
+    """Return the name of this process's user, even when no account has the uid."""
     for variable in ("LOGNAME", "USER"):
         if value := os.environ.get(variable):
             return value
@@ -135,7 +135,7 @@ def lent_folder(
 
 
 def remove_abandoned(base: Path, prefix: str, keeps: Callable[[Path], bool]) -> None:
-    """Remove this user's folders whose program was killed: nobody holds their lock any more.
+    """Remove this user's folders of killed programs: nobody holds their lock any more.
 
     A folder that is younger than ``ABANDONED_AFTER_S`` may not be locked yet. One of which
     ``keeps`` says that it has what its user would miss stays.

@@ -56,7 +56,7 @@ class Patience:
     """A time to wait for GPUs, of which servers that do not answer yet may use up a part."""
 
     def __init__(self, wait_s: float | None, tell: Callable[[str], None]) -> None:
-        """Begin; ``tell`` gets what is waited for. Without a limit, only GPUs are waited for."""
+        """Begin; ``tell`` gets the reason of a wait. Without a limit, only GPUs are waited for."""
         self._wait_s = wait_s
         self._tell = tell
         self._began = time.monotonic()
@@ -81,7 +81,7 @@ class Patience:
 
 @contextmanager
 def said_if_slow(what: str) -> Generator[None]:
-    """Say what is being done if it takes long, unless this command is quiet."""
+    """Print the current action if it takes long, unless this command is quiet."""
     timer = threading.Timer(SLOW_S, say, (f"gpupool: {what} ...",))
     timer.daemon = True
     if not QUIET.get():
@@ -128,7 +128,7 @@ def _say_expiry(pool: "Pool") -> None:
 
 
 def client_name() -> str:
-    """Return who we are, for people: user@host."""
+    """Return this client's name for people: user@host."""
     return f"{user_name()}@{os.uname().nodename}"
 
 

@@ -41,7 +41,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class OncePerMinute(logging.Handler):
-    """Passes on a line at once, and what repeats it once a minute: conditions last for days.
+    """Passes on a line at once, and its repetitions once a minute: conditions last for days.
 
     What a minute has held back is one line with the next record after it: the latest, and how many.
     Lines that differ in durations alone are the same: these grow while the condition lasts.
@@ -69,7 +69,7 @@ class OncePerMinute(logging.Handler):
             self._pass_on(text, record)
 
     def _release(self, now: float) -> None:
-        """Pass on what was held back long enough, in the order in which it was said last."""
+        """Pass on the lines held back long enough, in the order of their last repetition."""
         held: list[tuple[float, str, int, logging.LogRecord]] = []
         while self._said:
             text, (until, count, record) = next(iter(self._said.items()))

@@ -4,7 +4,7 @@ import sys
 from contextvars import ContextVar
 
 QUIET: ContextVar[bool] = ContextVar("QUIET", default=False)
-"""Whether the command that runs says nothing of its own but errors."""
+"""Whether the running command itself prints nothing but errors."""
 
 
 def say(text: str) -> None:

@@ -110,7 +110,7 @@ class KeeperServer:
                 self._places.release()
 
     def _answer(self, call: int, asked: Request, descriptors: Sequence[int]) -> None:
-        """Answer whatever comes: the server waits for it."""
+        """Answer every request, also after an error: the server waits for it."""
         descriptor = -1
         try:
             if isinstance(asked, Open):

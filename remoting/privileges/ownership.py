@@ -1,4 +1,4 @@
-"""Gives a state directory to the user that a server becomes, except for what stays its keeper's.
+"""Gives a state directory to the server's new user, except for the privileged helper's part.
 
 A directory may be that of a server that ran as root, or root may have written there since, by
 ``gpupool recover`` for one. Nothing here follows a link, and nothing is trusted because of where it
@@ -22,7 +22,7 @@ _MOVED = (
     kernel_cache.IMAGE_DIRECTORY_NAME,
     orphan_reaper.FILE_NAME,
 )
-"""What lay in the state directory itself when the server was root."""
+"""Names that lay in the state directory itself when the server was root."""
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 DEPTH_MAX = 8
@@ -67,7 +67,7 @@ def _open_own(state: int) -> int:
 
 
 def _move(name: str, state: int, part: int) -> None:
-    """Move what a server that was root has left into the keeper's part, if it is its own."""
+    """Move a root server's remains into the privileged helper's part, if it owns them."""
     try:
         status = os.lstat(name, dir_fd=state)
     except FileNotFoundError:
@@ -79,7 +79,7 @@ def _move(name: str, state: int, part: int) -> None:
 
 
 def hand_over(directory: int, uid: int, gid: int, *, depth: int = 0) -> list[str]:
-    """Give a directory, and all in it that is ours, to another user; return what was left out.
+    """Give a directory and our files in it to another user; return the entries left out.
 
     Links are left out, and so are files with several names: one of those names may be elsewhere.
     Its own entry comes last, so that nobody enters before the rest is done, the first time.
@@ -136,7 +136,7 @@ def remove_unused(path: Path, *others: str) -> None:
 
 
 def _give_file(name: str, directory: int, uid: int, gid: int) -> bool:
-    """Give one file away, by a descriptor of what was looked at; return whether that is done."""
+    """Give one file away, by the descriptor that was checked; return whether that is done."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     descriptor = os.open(name, flags, dir_fd=directory)
     try:

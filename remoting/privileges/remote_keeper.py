@@ -1,4 +1,4 @@
-"""The server's side of its keeper: a ``Keeper`` whose calls another process carries out."""
+"""The server's side of its privileged helper: a ``Keeper`` with calls to another process."""
 
 import os
 import socket
@@ -86,7 +86,7 @@ class RemoteKeeper(ForkedProcess, Keeper):
         self._send(0, KillWorker(number))
 
     async def _undo_start(self, number: int) -> None:
-        """Kill and bury a worker whose end cannot be awaited."""
+        """Kill and bury a worker when its end cannot be awaited."""
         self.kill(number)
         with trio.move_on_after(UNDO_S, shield=True):
             while True:

@@ -1,4 +1,4 @@
-"""The server's side of its signer: a ``CaVaultPort`` whose calls another process carries out.
+"""The server's side of its signer: a ``CaVaultPort`` with calls to another process.
 
 A call blocks. It takes about as long as signing in this process does, and is rare: one for each
 server that joins, or renews its certificate. What a signer answers too late, as on a machine that
@@ -18,7 +18,7 @@ ANSWER_TIMEOUT_S = 1.0
 
 
 class RemoteVault(ForkedProcess):
-    """Implements ``transport.authority.ca_vault.CaVaultPort``, whose docstrings hold here too."""
+    """Implements ``transport.authority.ca_vault.CaVaultPort``; its docstrings hold here too."""
 
     def __init__(self, sock: socket.socket, pid: int, *, has_own_user: bool = False) -> None:
         """Talk over ``sock``, a packet socket, to a signer.

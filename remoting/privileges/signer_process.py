@@ -1,4 +1,4 @@
-"""The signer's process: it alone can open the CA's key, and does what ``signer_messages`` lists.
+"""The signer's process: it alone can open the CA's key, and serves ``signer_messages``.
 
 ``gpupool join`` forks it off before it opens a socket. It makes or reads its secret, and seals what
 an older build has left in the clear and the CA of a former pool (``former_ca``). Then it gives up
@@ -111,7 +111,7 @@ def _confine(own: int) -> None:
 
 
 def _read(folder: int, name: str) -> tuple[bytes, os.stat_result | None]:
-    """Return a plain file with one name, and what it is; no link is followed."""
+    """Return a plain file with one name, and its stat result; no link is followed."""
     try:
         descriptor = os.open(name, _READ, dir_fd=folder)
     except FileNotFoundError:

@@ -18,12 +18,12 @@ _RESOLVERS = (
     *("/run/systemd/resolve", "/run/resolvconf", "/run/NetworkManager", "/run/nscd"),
     *("/run/opengl-driver", "/var/lib/nvidia"),
 )
-"""What the C library reads when it looks up a name, and NVIDIA's when it is loaded."""
+"""Files that the C library reads for name lookups, and NVIDIA's library when it is loaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Whom a server becomes."""
+    """The user that a server becomes."""
 
     uid: int
     gid: int

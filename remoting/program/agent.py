@@ -203,7 +203,7 @@ LENGTHS = {"door": 40, "session": 64, "program": 300, "what": 300, "stays": 300}
 
 
 def parse_request(line: bytes) -> object:
-    """Return what one line asks for.
+    """Return the request in one line.
 
     Raises:
         ValueError: with a sentence, when it is not a request of ours.
@@ -338,7 +338,7 @@ class Agent:
         self.followers = Followers(self._send)
         self.opened = 0
         self.broken = ""
-        """What the first process said whose session broke, though the lease goes on."""
+        """Error text of the first process with a broken session, though the lease goes on."""
         self.notices: list[str] = []
         self.log: Callable[[str], None] = lambda _: None
         self.on_emulated: Callable[[], None] = lambda: None
@@ -370,11 +370,11 @@ class Agent:
         self._lease = lease
 
     async def notify(self, text: str) -> None:
-        """Tell everybody who watches the lease what its users should know."""
+        """Send a notice for its users to all watchers of the lease."""
         await self._push_all(self._watchers, notice_line(text))
 
     async def tell_waiting(self, text: str) -> None:
-        """Tell the processes that wait for a session what it is that they wait for."""
+        """Tell the processes that wait for a session the reason of the wait."""
         await self._push_all(self._opening, notice_line(text))
 
     def watcher_count(self) -> int:
@@ -435,7 +435,7 @@ class Agent:
             await self._send(stream, failure_line(too_long))
 
     async def answer(self, line: bytes, stream: trio.SocketStream | None = None) -> bytes:
-        """Return the answer to one line; never raises for what is wrong with it."""
+        """Return the answer to one line; never raises for an error in the line."""
         try:
             request = parse_request(line)
         except ValueError as error:

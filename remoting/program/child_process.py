@@ -1,4 +1,4 @@
-"""The program under ``gpupool run``: it is what a shell would have started in our place.
+"""The program under ``gpupool run``, started as a shell would have started it in our place.
 
 It has our descriptors, terminal and process group, and each signal as often as without us. We stop
 when it stops, and end as it ends.
@@ -196,13 +196,13 @@ READ_SIZE = 64 * RECORD.size
 SI_QUEUE = -1
 STOPS = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 HARMLESS = (signal.SIGCONT, signal.SIGWINCH, signal.SIGURG, signal.SIGCHLD)
-"""Signals whose default action does nothing."""
+"""Signals with no effect by default."""
 
 SEEN, STOPS_TOO, GOES_ON = b"seen", b"stops", b"goes on"
 
 
 class Fate(Enum):
-    """What is known of a signal."""
+    """State of knowledge about a signal."""
 
     ARRIVED = "has arrived"
     SHARED = "was sent to the process group, and so to the program"
@@ -352,7 +352,7 @@ class LinuxSignals:
             stop_as(number)
 
     def _look(self) -> tuple[list[Arrived], list[Arrived]]:
-        """Return what has arrived, and what of it and of those that wait was sent to the group."""
+        """Return new signals, and those of them and of the waiting ones sent to the group."""
         ours, theirs = self._read(), Counter[int]()
         for _ in range(ROUND_COUNT_MAX):
             theirs += self.bystander.seen()
@@ -519,7 +519,7 @@ class PlainSignals:
         self._stack.close()
 
     async def fates(self) -> list[tuple[Fate, Arrived]]:
-        """Wait for a signal; return whom it was for, as far as can be seen."""
+        """Wait for a signal; return its recipients, as far as they can be seen."""
         number = await anext(self._received)
         fate = Fate.SHARED if terminal_sent(number) else Fate.ALONE
         return [(Fate.ARRIVED, Arrived(number)), (fate, Arrived(number))]
@@ -532,7 +532,7 @@ class PlainSignals:
 
 
 def inherited_environment() -> dict[str, str]:
-    """Return our environment, without what Python adds to it in the locale "C"."""
+    """Return our environment, without Python's additions in the locale "C"."""
     variables = dict(os.environ)
     with suppress(OSError), open("/proc/self/environ", "rb") as file:
         if not any(each.startswith(b"LC_CTYPE=") for each in file.read().split(b"\0")):
@@ -551,7 +551,7 @@ def inherited_descriptors() -> list[int]:
 
 
 def let_go(inherited: Sequence[int]) -> None:
-    """Close what only the program is to have, so that its end of a pipe is the last one.
+    """Close the descriptors for the program alone, so that its end of a pipe is the last one.
 
     Standard error stays, for what is to be said when the program has ended.
     """
@@ -592,7 +592,7 @@ class Supervisor:
         """The first signal that came before the program ran, or 0."""
 
     def __enter__(self) -> Self:
-        """Fork what must not have our later threads and files, and take over the signals."""
+        """Fork before our later threads and files exist, and take over the signals."""
         self._inherited = inherited_descriptors()
         self._signals = LinuxSignals() if sys.platform == "linux" else PlainSignals()
         self._process = ProgramProcess(self._signals.mask, self._death_signal)
@@ -633,7 +633,7 @@ class Supervisor:
         self._on_early(each.number)
 
     def _pass_on(self, fate: Fate, each: Arrived) -> None:
-        """Send the program what it has not got: also for its group, if that is a further one."""
+        """Send the program a signal that it has not got, also to its group if that is another."""
         pid = self._process.pid
         if self._process.poll() is not None:
             return
@@ -695,5 +695,5 @@ def _start(
 
 
 def ending_of(returncode: int) -> Ending:
-    """Return what Python's ``returncode`` means."""
+    """Return the ending for Python's ``returncode``."""
     return Ending(0, -returncode) if returncode < 0 else Ending(returncode)

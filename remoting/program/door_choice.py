@@ -1,4 +1,4 @@
-"""Which door a program takes: whether it is Python, whose Python, and whether CuPy is real there.
+"""Chooses a program's door: whether it is Python, its interpreter, and whether CuPy is real there.
 
 The array door is a drop-in ``cupy``, for Python programs without the real one. The CUDA door is a
 ``libcuda.so.1`` that comes first on the loader's path, for everything else. A shell gets both.
@@ -46,7 +46,7 @@ SCRIPT_LENGTH_MAX = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What the program's interpreter said of itself."""
+    """The answer of the program's interpreter about itself."""
 
     interpreter: str
     cupy: str  # where the real CuPy lies; empty when there is none
@@ -88,7 +88,7 @@ def nccl_library() -> Path:
 
 
 def tools_dir() -> Path:
-    """Return the folder of what programs of a lease find instead of NVIDIA's own tools."""
+    """Return the folder of tools that replace NVIDIA's for programs of a lease."""
     return Path(__file__).resolve().parent / "tools"
 
 
@@ -99,7 +99,7 @@ def with_tools(path: str) -> str:
 
 
 def own_paths() -> dict[str, Path]:
-    """Return what Python programs find first, by door: packages in place of others, or for them."""
+    """Return the first package folder of Python programs by door: replacements, or additions."""
     return {"arrays": dropin_dir(), "cuda": cuda_dir() / "python"}
 
 
@@ -264,7 +264,7 @@ def _cuda_alone(why: str, *, own: bool, built: bool) -> DoorChoice:
 
 
 def door_lines(door: DoorChoice, program: str, *, quiet: bool) -> list[str]:
-    """Return what is to be said of a door before the program starts.
+    """Return the messages about a door before the program starts.
 
     That there is none is as bad as an error, and so is not hidden by ``-q``.
     """

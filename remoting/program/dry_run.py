@@ -1,4 +1,4 @@
-"""``gpupool run --dry-run``: what a run would get and how, without asking for it."""
+"""``gpupool run --dry-run``: the expected GPUs and door of a run, without asking for them."""
 
 from collections.abc import Callable
 from contextlib import suppress

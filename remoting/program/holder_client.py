@@ -65,7 +65,7 @@ class HeldLease(ProgramLease):
         await self._lines.aclose()
 
     async def listen(self) -> None:
-        """Hear what becomes of the lease, until cancelled or it is over."""
+        """Receive news of the lease, until cancelled or the lease is over."""
         assert self._lines is not None
         what = "the process that held it on this machine has ended"
         with contextlib.suppress(GpupoolError):  # a holder that dies says nothing

@@ -121,7 +121,7 @@ def holder_spec(
     log_file: str | None,
     program: str = "alloc",
 ) -> bytes:
-    """Return the line with which a holder is told what to hold."""
+    """Return the line that tells a holder the lease to hold."""
     spec = {
         "request": dump(encode(wanted.request(program))).hex(),
         "wait_s": wanted.wait_s,

@@ -48,7 +48,7 @@ class LineTooLongError(ValueError):
 
 
 class LineReader:
-    """Cuts what a stream receives into lines."""
+    """Cuts the bytes of a stream into lines."""
 
     def __init__(self, stream: trio.abc.ReceiveStream, length_max: int) -> None:
         self._stream, self._length_max = stream, length_max

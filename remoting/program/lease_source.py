@@ -60,7 +60,7 @@ class Wanted:
 
 
 def unknown_text(names: Sequence[str]) -> str:
-    """Return what to say of servers that were asked for and do not exist."""
+    """Return the message about requested servers that do not exist."""
     return f"the pool has no server named {', '.join(names)}"
 
 
@@ -262,7 +262,7 @@ class LazyLease(ProgramLease):
 
 
 def is_own(record: HeldRecord, credentials: str | None) -> bool:
-    """Return whether the user who is logged in may use a held lease."""
+    """Return whether the logged-in user may use a held lease."""
     with suppress(GpupoolError):
         login = stored_credentials(credentials)
         return record.cluster_id != login.cluster_id or record.user == login.user

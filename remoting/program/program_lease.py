@@ -13,7 +13,7 @@ from gpupool.remoting.client.session_answer import SessionAnswer
 
 @dataclass(frozen=True, slots=True)
 class SessionRequest:
-    """A process of the program asks for a session of its own."""
+    """A process of the program asks for a separate session."""
 
     door: str
     program: str = ""

@@ -144,12 +144,12 @@ class WaitingLine:
                     await self._changed.wait()
 
     def _known(self) -> set[str]:
-        """Return what there is to say: a line that lacked some of it is followed by another."""
+        """Return the parts known now: a line that lacked one is followed by another."""
         known = {"what for": self._text != "", "until when": self._free_at < math.inf}
         return {what for what, is_known in known.items() if is_known}
 
     def _now(self, started: float, room: int = sys.maxsize) -> str:
-        """Return what is to be said now: times go on between two answers of the pool."""
+        """Return the current line: times go on between two answers of the pool."""
         left_s, free = self._free_at - trio.current_time(), ""
         if 0 < left_s < math.inf:
             by = f"GPUs free in {duration_text(round(left_s))} at the latest"
@@ -202,7 +202,7 @@ EMULATED_TEXT = (
 )
 
 GIVING_WAY = ("suspending", "suspended", "resuming")
-"""States of a lease whose program's calls wait."""
+"""States of a lease in which the program's calls wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +256,7 @@ async def run_program(options: RunOptions) -> Ending:
 
 
 async def dry_run_of(options: RunOptions, tell: Callable[[str], None]) -> int:
-    """Tell what a run would get and how; return the exit code of ``describe_run``."""
+    """Tell the expected result of a run; return the exit code of ``describe_run``."""
     from gpupool.remoting.program.dry_run import describe_run
 
     environment = dict(os.environ) | dict(options.env)
@@ -402,7 +402,7 @@ class _Run:
             say(f"gpupool: lease {lease}: {text}")
 
     async def _allocate(self, pool: Pool) -> LeaseHandle:
-        """Wait for GPUs, and say meanwhile what for."""
+        """Wait for GPUs, and tell the reason of the wait meanwhile."""
         servers = self._options.wanted.servers
         unknown = pool.unknown_servers(servers)
         if unknown and unknown != servers and not self._options.quiet:
@@ -444,7 +444,7 @@ class _Run:
             self._note(line)
 
     async def choose_door(self) -> None:
-        """Ask the program's own Python which door it needs, while the pool is being asked."""
+        """Ask the program's own Python for the door it needs, while the pool is being asked."""
         choose = partial(
             choose_door,
             self._options.door,

@@ -81,7 +81,7 @@ class Lease:
 
 
 class RequestOptions(TypedDict, total=False):
-    """What a request may have besides its number of GPUs; ``wanted_of`` has the defaults."""
+    """Options of a request besides its number of GPUs; ``wanted_of`` has the defaults."""
 
     fraction: float | None
     memory: int | str | None
@@ -96,13 +96,13 @@ class RequestOptions(TypedDict, total=False):
 
 
 class PoolLeaseOptions(RequestOptions, total=False):
-    """What ``Pool.lease`` takes."""
+    """Options of ``Pool.lease``."""
 
     on_status: Callable[[str], None]
 
 
 class LeaseOptions(PoolLeaseOptions, total=False):
-    """What ``lease`` and ``open_lease`` take."""
+    """Options of ``lease`` and ``open_lease``."""
 
     credentials: str | None
 
@@ -122,7 +122,7 @@ def wanted_of(
     share: float | None = None,
     **unknown: object,
 ) -> Wanted:
-    """Return the request that these arguments make; they mean what the options of ``run`` mean.
+    """Return the request from these arguments, with the same meaning as the options of ``run``.
 
     Raises:
         UsageError: when they make no sense.

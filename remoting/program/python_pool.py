@@ -51,7 +51,7 @@ class Pool:
 
 
 def _in_thread(ask: Callable[[], Awaitable[T]]) -> T:
-    """Run ``ask`` under trio in a thread of its own: a notebook's has a loop already."""
+    """Run ``ask`` under trio in a separate thread: a notebook's thread has a loop already."""
     with ThreadPoolExecutor(1, "gpupool") as threads:
         future = threads.submit(trio.run, ask)
     error = future.exception()

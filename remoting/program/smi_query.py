@@ -88,7 +88,7 @@ APPS = {
 
 @cache
 def words_of(name: str) -> str:
-    """Return a file of ``smi/``, which has what nvidia-smi says."""
+    """Return the text of a file in ``smi/``, with the words of nvidia-smi."""
     return (Path(__file__).with_name("smi") / name).read_text("utf-8")
 
 
@@ -103,7 +103,7 @@ def fields_known() -> dict[str, str]:
 
 
 def listed(devices: Devices) -> list[str]:
-    """Return what ``nvidia-smi -L`` prints."""
+    """Return the lines of ``nvidia-smi -L``."""
     return [f"GPU {d['index']}: {d['name']} (UUID: {d['uuid']})" for d in devices]
 
 

@@ -1,4 +1,4 @@
-"""The relay: encryption on behalf of a program whose library cannot encrypt by itself.
+"""The relay: encryption for a program with a library that cannot encrypt by itself.
 
 The library of the CUDA door is C and links against libc alone. Where it finds no OpenSSL, it speaks
 in the clear with a Unix socket of ``gpupool run``, in a folder that only this user can enter, and

@@ -1,4 +1,4 @@
-"""One control connection as a state machine over bytes: which message may come when.
+"""One control connection as a state machine over bytes: the messages allowed in each phase.
 
 Rule 1: everything that decides whether a message is allowed lives here. Rule 2: nothing here
 knows what a message means; the controller and the client do.
@@ -25,7 +25,7 @@ from gpupool.remoting.protocol.messages import Message, Outgoing
 
 
 class End(Enum):
-    """Which end of the connection this is."""
+    """The end of a connection: client or server."""
 
     CLIENT = "client"
     SERVER = "server"

@@ -21,7 +21,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 """Of the array door: numbers of the lease's devices on one server, as the client has read it."""
 
 LIBRARIES = ("CUPY_TF32", "NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG")
-"""Of the array door, whose libraries are on the server."""
+"""Variables of the array door, for libraries that run on the server."""
 
 VALUE_LENGTH_MAX = 32
 

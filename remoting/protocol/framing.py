@@ -53,7 +53,7 @@ class Frame:
 
 
 class FrameTooLargeError(LocalProtocolError):
-    """What was to be sent is larger than the other side accepts; nothing has been sent."""
+    """A frame is larger than the other side accepts; nothing has been sent."""
 
 
 def frame_bytes(kind: int, *body: bytes, size_max: int) -> bytes:

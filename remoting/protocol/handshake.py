@@ -54,7 +54,7 @@ def session_of_preamble(first: bytes) -> bytes | None:
 
 
 def lane_ticket(ticket: bytes, lane: bytes) -> bytes:
-    """Return what a further connection of a session proves to know, in place of its ticket."""
+    """Return the ticket of a further connection, derived from the session's ticket."""
     return hmac.digest(ticket, b"lane" + lane, "sha256")
 
 

@@ -1,4 +1,4 @@
-"""What a server asks its keeper for, and the answers: the whole list of what it can ask for.
+"""A server's requests to its privileged helper, and the answers: the complete list.
 
 A keeper is the privileged process of a server without privileges (``remoting.privileges``). One
 message is one packet of a ``SOCK_SEQPACKET`` socket: kind and number of the call, then CBOR. A
@@ -20,7 +20,7 @@ KEEPER = PacketFamily("keeper", size_max=64 * 1024, call_size=4)
 
 
 class Answer(Message, family=KEEPER):
-    """What the keeper says; a descriptor that belongs to it comes with it."""
+    """An answer of the privileged helper; a descriptor that belongs to it comes with it."""
 
     __slots__ = ()
 
@@ -53,7 +53,7 @@ class Reaped(Answer):
 
 @message(3)
 class Confinement(Answer):
-    """What holds for a worker."""
+    """The confinement in force for a worker."""
 
     holds: tuple[Name, ...]
 
@@ -121,7 +121,7 @@ Answered = tuple[Answer, int]
 
 
 class Request(Message, family=KEEPER):
-    """What the server says."""
+    """A message from the server."""
 
     __slots__ = ()
 
@@ -134,7 +134,7 @@ class RequestFor(Request, Asks[A_co]):
 
 @message(0)
 class Open(RequestFor[Opened]):
-    """Kill what a former server left, and prepare for workers; the first call, made once."""
+    """Kill a former server's remains, and prepare for workers; the first call, made once."""
 
     cuda: bool  # whether any GPU is real
     nodes: dict[GpuKey, tuple[PathText, ...]] | None  # device nodes of each GPU; None: not known
@@ -171,7 +171,7 @@ class ConfineWorker(RequestFor[Done]):
 
 @message(5)
 class AskConfinement(RequestFor[Confinement]):
-    """Say what confines a worker that has told both of us that it is ready."""
+    """Report the confinement of a worker that has told both of us that it is ready."""
 
     worker: Number
 
@@ -190,7 +190,7 @@ class AssignWorker(RequestFor[AssignedUser]):
 
 @message(7)
 class BuryWorker(RequestFor[Buried]):
-    """Kill and remove what a worker, which was reaped, has left."""
+    """Kill and remove the remains of a reaped worker."""
 
     worker: Number
 

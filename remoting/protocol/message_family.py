@@ -75,7 +75,7 @@ class Message:
         numbers: range | None = None,
         passes_over: bool | None = None,
     ) -> None:
-        """Make an end of a family, or a part of an end with numbers or strictness of its own."""
+        """Make an end of a family, or a part of an end with separate numbers or strictness."""
         super().__init_subclass__()
         if family is not None:
             cls.family, cls.kinds = family, {}
@@ -176,7 +176,7 @@ class FrameFamily(Family):
         return read(end, frame.kind, load(frame.body))
 
     def reader(self) -> FrameReader:
-        """Return what cuts received bytes into frames."""
+        """Return a reader that cuts received bytes into frames."""
         return FrameReader(self.size_max)
 
 

@@ -12,7 +12,7 @@ DIRECTORY = "/tmp/nvidia-mps"  # noqa: S108
 """Where the driver meets the daemon when ``VARIABLE`` names no other folder."""
 
 VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
-"""By which an operator names another one, who is asked for nothing but that it is no link."""
+"""Variable by which an operator names another folder; the only condition is that it is no link."""
 
 _SOCKET = "control"
 

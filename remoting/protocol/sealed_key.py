@@ -1,4 +1,4 @@
-"""A CA's key as everybody but a signer has it: sealed to one signer, in a PEM of its own.
+"""A CA's key outside of signers: sealed to one signer, in a special PEM.
 
 A signer (``ca_vault``) has a pair of X25519 keys (RFC 7748). A key is sealed to the public one by
 an ephemeral pair, HKDF-SHA256 (RFC 5869) and ChaCha20-Poly1305 (RFC 8439). The CA's public key
@@ -29,7 +29,7 @@ X25519_SIZE = 32
 
 @dataclass(frozen=True, slots=True)
 class _Sealed:
-    """What the PEM holds."""
+    """The content of the PEM."""
 
     public: bytes  # the CA's, as SubjectPublicKeyInfo in DER
     voucher: bytes  # likewise of the CA whose servers may have the key as well; or nothing

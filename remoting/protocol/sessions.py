@@ -1,4 +1,4 @@
-"""What the control server asks of the host: open a session, hand over its connection, end it.
+"""The control server's requests to the host: open a session, hand over its connection, end it.
 
 ``host/`` implements ``SessionHost`` with real worker processes; tests and simulations fake it.
 """
@@ -43,7 +43,7 @@ class SessionInfo:
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """What a host says of a lease that is to go on with another server."""
+    """A host's report on a lease that is to continue on another server."""
 
     ready: bool = False  # or its session is only being opened
     session: bytes = b""  # of its one process; empty: it has none
@@ -53,7 +53,7 @@ class Departure:
 NO_MOVES: Mapping[GpuId, GpuId] = MappingProxyType({})
 
 DOCTOR = "doctor"
-"""The name by which ``gpupool doctor`` asks; it alone is told what confines workers."""
+"""The client name of ``gpupool doctor``, which alone is told the confinement of workers."""
 
 SIGNER_OPEN = "the signer here has its server's user: code in the server can read its secret"
 WORKERS_HAVE, WORKERS_LACK = "workers here are confined by ", "workers here are not confined by "
@@ -76,11 +76,11 @@ class SessionHost(Protocol):
         ...
 
     def confinement(self) -> tuple[str, ...]:
-        """Return what confines all live workers, by name; nothing while none has told."""
+        """Return the confinement of all live workers, by name; empty before any report."""
         ...
 
     def unconfined(self) -> tuple[str, ...]:
-        """Return what does not confine them, and why not, for people."""
+        """Return the confinement that workers lack, with reasons, for people."""
         ...
 
     def idle_s(self) -> dict[LeaseId, float]:
@@ -147,7 +147,7 @@ class SessionHost(Protocol):
         ...
 
     def weigh(self, weights: Mapping[LeaseId, float]) -> None:
-        """Multiply what leases are due of their GPUs' time, until this is called again.
+        """Multiply the leases' due shares of GPU time by ``weights``, until the next call.
 
         Args:
             weights: above 0; leases that are not in it have 1, such as the host does not know.

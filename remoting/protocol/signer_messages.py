@@ -1,4 +1,4 @@
-"""What a server asks its signer for: the whole list, and the answers.
+"""A server's requests to its signer: the complete list, and the answers.
 
 A signer is the process that alone can open the CA's key (``remoting.privileges.signer_process``).
 One message is one packet of a ``SOCK_SEQPACKET`` socket: its kind, then CBOR. The signer decodes as
@@ -15,14 +15,14 @@ SIGNER = PacketFamily("signer", size_max=32 * 1024)
 
 
 class Answer(Message, family=SIGNER):
-    """What the signer says."""
+    """An answer of the signer."""
 
     __slots__ = ()
 
 
 @message(0)
 class Made(Answer):
-    """The answer: what was made."""
+    """The answer: the results."""
 
     parts: tuple[Blob, ...]
 
@@ -35,7 +35,7 @@ class Refused(Answer):
 
 
 class Request(Asks[Made], family=SIGNER):
-    """What the server says."""
+    """A message from the server."""
 
     __slots__ = ()
 

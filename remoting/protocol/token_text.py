@@ -56,7 +56,7 @@ _PASTE_HINT = 'copy the whole token again, as "gpupool token create" printed it'
 
 
 class TokenTextError(AuthenticationError):
-    """What was pasted is no token, or not a whole one: a mistake on the command line."""
+    """The pasted text is no token, or not a whole one: a mistake on the command line."""
 
     exit_code = ExitCode.USAGE
 
@@ -90,7 +90,7 @@ def hash_secret(secret: bytes) -> bytes:
 def new_token(
     kind: TokenKind, secret: bytes, ca_sha256: bytes, addresses: tuple[Address, ...]
 ) -> TokenText:
-    """Return a new token of the short form, whose id comes from its secret of 16 random bytes."""
+    """Return a new token of the short form; its id comes from its secret of 16 random bytes."""
     count = min(SHORT_ADDRESS_COUNT, len(addresses))
     while count > 1 and len(_addresses_form(addresses[:count])[1]) > SHORT_ADDRESSES_SIZE:
         count -= 1

@@ -1,4 +1,4 @@
-"""What a host and a worker say of the worker's turns on its GPUs, over a socket pair for that.
+"""Messages between a host and a worker about its GPU turns, over a separate socket pair.
 
 Each packet is one message of a fixed size, because some of them are on the way of a program's next
 launch. Both ends are always of the same build. The host takes nothing in them on trust: a worker

@@ -45,7 +45,7 @@ TEXT_SIZE_MAX = 2000
 
 
 class HostMessage(Message, family=WORKER):
-    """What the host says, or the keeper."""
+    """A message of the host, or of the privileged helper."""
 
     __slots__ = ()
 
@@ -67,7 +67,7 @@ class Start(HostMessage):
 
 @message(5)
 class Confine(HostMessage):
-    """What else the worker gives up at its start; comes before ``Start``, if at all."""
+    """Further restrictions of the worker at its start; comes before ``Start``, if at all."""
 
     properties: tuple[Name, ...] = ()  # of ``isolation.confinement.PROPERTIES``
     devices: tuple[PathText, ...] = ()  # nodes of all GPUs that it may be assigned
@@ -142,7 +142,7 @@ class Dialled(HostMessage):
 
 @message(10)
 class SendListener(HostMessage):
-    """The socket comes with it over which the worker sends its filter's listener at ``Assign``.
+    """Brings the socket for the listener of the worker's filter, which is sent at ``Assign``.
 
     Comes before that, if the host makes the worker's sockets of TCP.
     """
@@ -162,7 +162,7 @@ class CheckGpu(HostMessage):
 
 
 class WorkerMessage(Message, family=WORKER):
-    """What the worker says."""
+    """A message of the worker."""
 
     __slots__ = ()
 
@@ -278,7 +278,7 @@ class GpuChecked(WorkerMessage):
 
 @message(9)
 class TakeTurns(HostMessage):
-    """The socket comes with it over which the worker hears of its turns (``turn_messages``)."""
+    """Brings the socket for the worker's turns (``turn_messages``)."""
 
 
 def shortened(text: str) -> str:

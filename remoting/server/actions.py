@@ -62,7 +62,7 @@ class CompilePolicy:
 
 @dataclass(frozen=True, slots=True)
 class AskUsage:
-    """Ask the observer for what it keeps; report with ``usage_answered``."""
+    """Ask the exporter for its records; report with ``usage_answered``."""
 
     number: int
     query: ObserverQuery

@@ -1,4 +1,4 @@
-"""The calls that ask what was or operate the pool: records, tokens, servers, joining.
+"""Calls that query the past or operate the pool: records, tokens, servers, joining.
 
 Every user sees the whole pool and ends their own leases; operators do everything else. A server
 token lets one server join. ``rights`` checks the kind of token before a call comes here.
@@ -50,7 +50,7 @@ REPEATED_WITHIN_MS = 60_000
 
 
 def as_seen_by(user: str, query: HistoryQuery) -> HistoryQuery:
-    """Return a question with what a user may see of its answer: their own, and sums of classes."""
+    """Return a query restricted to a user's own records, and sums of classes."""
     of_classes = (query.of, query.metric, query.name) == ("sums", "class", EVERYBODY)
     return replace(query, user="" if of_classes else user)
 
@@ -102,7 +102,7 @@ class AdminService:
         self._ask_observer(client, call, query)
 
     def _get_history(self, client: Client, call: int, message: m.GetHistory) -> None:
-        """Have the observer answer from what this server has measured."""
+        """Answer from this server's measurements, through the exporter."""
         query = message.query
         if client.kind is not TokenKind.OPERATOR:
             query = as_seen_by(client.user, query)

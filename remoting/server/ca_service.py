@@ -65,7 +65,7 @@ class CaService:
             self._context.answer(client, call, m.refused(error))
 
     def ask_for_keys(self, now: float) -> None:
-        """Ask all who may have the CA's keys for them now and then, and at once who has connected.
+        """Ask all possible holders for the CA's keys now and then, and at once after they connect.
 
         They are the other voters, and servers that have them by the table: a vote may have moved.
         """

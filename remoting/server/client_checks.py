@@ -86,7 +86,7 @@ def check_token(context: ServiceContext, token_id: TokenId, secret: bytes) -> To
 
 
 def welcome(context: ServiceContext, token: Token, members: tuple[m.Member, ...]) -> m.Welcome:
-    """Return the answer to a client whose token is good."""
+    """Return the answer to a client with a good token."""
     state = context.state
     soon = token.kind is not TokenKind.SERVER and (
         token.expires_at - context.now_ms() < EXPIRY_SOON_MS
@@ -156,7 +156,7 @@ def check_rights(context: ServiceContext, client: Client, kind: type[m.Call]) ->
 
 
 def check_unexpired(context: ServiceContext, client: Client) -> None:
-    """Refuse an operator whose token has expired since the connection was opened.
+    """Refuse an operator if the token has expired since the connection was opened.
 
     The table itself refuses grants for such a token, and connections of a revoked one are
     closed; neither is so for an operator's commands.

@@ -68,7 +68,7 @@ class Turns:
         self._used_s, self._at = 0.0, clock()
 
     async def take(self, user: str, work: Callable[[], bool]) -> bool:
-        """Do ``work`` when it is the user's turn, and return its result; what it raises is raised.
+        """Run ``work`` in the user's turn, and return its result; its exceptions propagate.
 
         A user is any text; strangers have texts of their own.
         """
@@ -207,7 +207,7 @@ class ClientStreams:
             pass  # on its way out; ``closed`` follows
 
     def hang_up(self, action: Hangup) -> None:
-        """Close a connection after what is in its outbox."""
+        """Close a connection after the messages in its outbox."""
         served = self._served.get(action.connection)
         if served is None:
             return

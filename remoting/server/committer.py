@@ -29,7 +29,7 @@ class Committer:
         self._rng = rng
 
     async def commit(self, command: Command, *, timeout_s: float) -> Decision:
-        """Get ``command`` committed within ``timeout_s``; it carries no expiry of its own."""
+        """Get ``command`` committed within ``timeout_s``; the command itself does not expire."""
         attempts, clock = deque[Propose](), self._table_clock.clock
         decisions: list[Decision] = []
         proposer = Proposer(self._table_clock, self._rng, emit=attempts.append)

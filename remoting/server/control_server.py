@@ -171,7 +171,7 @@ class ControlServer:
         self._do(self.controller.reconcile_now())
 
     def _report_clocks(self) -> None:
-        """Log what is wrong with the time, once, and that it is right again."""
+        """Log each clock problem once, and its end."""
         now = self._clock.monotonic()
         if now < self._clocks_at:
             return

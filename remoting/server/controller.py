@@ -116,7 +116,7 @@ CONNECTION_BOUND = UserBound(user=1024, token=768)
 #: Calls under way, each with one proposal at most: consensus takes 10,000 of all.
 CALL_BOUND = UserBound(user=512, token=384)
 ALWAYS_TAKEN = m.Ping, m.Attach, m.Release, m.Cancel
-"""A client whose lease depends on these would take a refusal for the end of it."""
+"""Messages that are never refused: a client would take a refusal for the end of its lease."""
 
 CLIENT_NAME_LENGTH_MAX = 100
 
@@ -222,7 +222,7 @@ class Controller:
         return self._take()
 
     def ca_changed(self) -> list[Action]:
-        """Tell clients and the table which CAs this server trusts now."""
+        """Tell clients and the table the CAs that this server trusts now."""
         self._seen = None
         self._follow_table()
         return self._take()
@@ -280,7 +280,7 @@ class Controller:
         )
 
     def telemetry(self) -> Telemetry:
-        """Return what this server measures of itself."""
+        """Return this server's telemetry of itself."""
         return self._views.telemetry()
 
     def check_token(self, text: str) -> Token:
@@ -288,7 +288,7 @@ class Controller:
         return check_text(self.context, text)
 
     def user_of(self, connection: int) -> str | None:
-        """Return whose token the client of an open connection has shown, if a good one."""
+        """Return the user of a connection's good token; None without one."""
         client = self._clients.get(connection)
         return client.user if client is not None else None
 
@@ -369,7 +369,7 @@ class Controller:
         self._leases.push_capacity(self.context.clock.monotonic())
 
     def _follow_tokens(self) -> None:
-        """Dismiss the clients whose tokens are revoked by now, before anything else is done.
+        """Dismiss the clients with revoked tokens, before any other work.
 
         A server that was cut off learns of a revocation together with much that it was asked for.
         """
@@ -383,7 +383,7 @@ class Controller:
                 self._follow_client(client, self._known_members.current())
 
     def _follow_client(self, client: Client, members: tuple[m.Member, ...]) -> None:
-        """Tell a client what the table's change means to it, and dismiss it if need be."""
+        """Tell a client the consequences of the table's change, and dismiss it if necessary."""
         context, state = self.context, self.context.state
         self._leases.push_ended(client)
         token = state.tokens.get(client.token)

@@ -67,7 +67,7 @@ class Attachments:
 
     @property
     def lost(self) -> Mapping[LeaseId, str]:
-        """Return the leases held here whose client has gone, with the reason."""
+        """The leases held here without their client, with the reasons."""
         return self._lost
 
     def attach(self, client: Client, lease: Lease) -> None:
@@ -127,7 +127,7 @@ DOOR_LENGTH_MAX = 32
 TICKET_SIZE_MAX = 64
 
 SUSPENDED_ANSWER_S = 20.0
-"""A client whose lease is suspended for longer is told so, and asks again."""
+"""After this long, a client is told that its lease is suspended, and asks again."""
 
 CLIENT_GONE = "its client disconnected"
 """The reason by which a lease ends that no connection holds any more."""
@@ -210,7 +210,7 @@ class LeaseService:
                 self.attachments.lose(lease, CLIENT_GONE)
 
     def session_opened(self, number: int, result: SessionInfo | GpupoolError) -> None:
-        """Answer the call whose session the host has started, or could not."""
+        """Answer a call for a session with the host's result, or its error."""
         starting = self._starting.pop(number)
         if isinstance(result, GpupoolError):
             self._context.answer(starting.client, starting.call, m.refused(result))
@@ -220,7 +220,7 @@ class LeaseService:
         self._context.answer(starting.client, starting.call, opened)
 
     def table_changed(self) -> None:
-        """Answer the ``Attach`` calls whose lease has come, or has ended."""
+        """Answer the ``Attach`` calls for leases that have come, or have ended."""
         for each in list(self._awaited):
             if self._try_attach(each.client, each.call, each.message):
                 self._awaited.remove(each)
@@ -235,7 +235,7 @@ class LeaseService:
                     self._context.answer(each.client, each.call, m.refused(error))
 
     def poll(self, now: float) -> None:
-        """Refuse the ``Attach`` calls whose lease has not come in time."""
+        """Refuse the ``Attach`` calls for leases that have not come in time."""
         for each in [each for each in self._awaited if each.deadline <= now]:
             self._awaited.remove(each)
             name = lease_name(each.message.lease)
@@ -256,7 +256,7 @@ class LeaseService:
     # --- pushes ----------------------------------------------------------------------------------
 
     def push_ended(self, client: Client) -> None:
-        """Tell a client which of its leases have ended."""
+        """Tell a client its ended leases."""
         state = self._context.state
         for lease_id in sorted(client.attached):
             lease = state.leases.get(lease_id)
@@ -398,7 +398,7 @@ class LeaseService:
     def _claim_decided(
         self, client: Client, call: int, request: RequestId, decision: Decision
     ) -> None:
-        """Answer a claim; a grant whose client has gone is undone instead."""
+        """Answer a claim; if its client has gone, undo the grant instead."""
         context = self._context
         is_here = context.clients.is_open(client)
         result = decision.result

@@ -1,4 +1,4 @@
-"""The compiler of policy documents: a short process of its own for each document.
+"""The compiler of policy documents: a short, separate process for each document.
 
 A document comes from a user, so nothing of it is parsed in the server's process: a parser that is
 led astray costs its own process time and memory, within limits, and the event loop nothing. The
@@ -48,7 +48,7 @@ COMMAND = (sys.executable, "-P", "-m", __name__)
 
 
 class PolicyCompiler:
-    """Compiles one document at a time, each in a process of its own."""
+    """Compiles one policy document at a time, each in a separate process."""
 
     def __init__(self, command: Sequence[str] = COMMAND) -> None:
         self._command = command

@@ -33,7 +33,7 @@ COMPILE_COUNT_MAX = 32
 
 @dataclass(frozen=True, slots=True)
 class _Compiling:
-    """One call whose document is being compiled."""
+    """One call that waits for its document's compilation."""
 
     client: Client
     call: int
@@ -152,7 +152,7 @@ class PolicyService:
         self._context.actions.append(CompilePolicy(number, packed, now_ms))
 
     def compiled(self, number: int, result: Draft | GpupoolError) -> None:
-        """Go on with a call whose document was compiled, or could not be."""
+        """Continue a call with its compiled document, or with the compilation's error."""
         compiling = self._compiling.pop(number)
         try:
             if isinstance(result, GpupoolError):

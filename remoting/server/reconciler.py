@@ -255,7 +255,7 @@ class Reconciler:
             self._once(command, due_ms=command.onset)
 
     def _report_issuer(self, state: PoolState, server: Server) -> None:
-        """Say which CA has signed this server's certificate, in a pool that exchanges its CA."""
+        """Report the CA that signed this server's certificate, in a pool that exchanges its CA."""
         if not state.authorities or server.incarnation != self._incarnation:
             return
         issuer = self._context.authorities.issuer()

@@ -80,7 +80,7 @@ class Authorities(Protocol):
         ...
 
     def problems(self) -> tuple[str, ...]:
-        """Return what is wrong with this server's certificate, as sentences."""
+        """Return the problems of this server's certificate, as sentences."""
         ...
 
 
@@ -111,11 +111,11 @@ class Client:
 
     @property
     def holder(self) -> Holder:
-        """The user and the token of what this client holds."""
+        """The user and the token that this client's resources count for."""
         return Holder(self.user, self.token)
 
     def __str__(self) -> str:
-        """Return who this is, for logs."""
+        """Return the user, client and token, for logs."""
         return f"{self.user} ({self.name or 'unnamed client'}, token {self.token})"
 
 
@@ -128,7 +128,7 @@ class ClientTable:
         self._calls: Counter[str | Holder] = Counter()  # under way, by both
 
     def opened(self, connection: int) -> None:
-        """Add a connection whose client is not known yet."""
+        """Add a connection with no known client yet."""
         self._clients[connection] = None
 
     def welcome(self, client: Client) -> None:
@@ -154,7 +154,7 @@ class ClientTable:
         _count_down(self._calls, client)
 
     def reached(self, bound: UserBound, holder: Holder) -> str:
-        """Return whose bound of open connections leaves ``holder`` no more, or an empty text."""
+        """Return the user or token of ``holder`` at the connection limit, or an empty text."""
         return bound.reached_by(holder, self._count[holder.user], self._count[holder])
 
     def calls_under_way(self) -> int:
@@ -193,7 +193,7 @@ def _count_down(count: Counter[str | Holder], client: Client) -> None:
 
 
 class RefusalLog:
-    """Logs who is refused a lease, and why: a bounded number of lines for each user."""
+    """Logs refused lease requests with reasons: a bounded number of lines for each user."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -225,7 +225,7 @@ Handler = Callable[[Client, int, Any], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceContext:
-    """What a service may read and do; see the module."""
+    """State and operations open to a service; see the module."""
 
     machine: PoolMachine
     me: ServerInstance
@@ -307,7 +307,7 @@ class ServiceContext:
             raise self.no_quorum(since or self.consensus.health().alarm)
 
     def silent_voters(self) -> tuple[str, ...]:
-        """Say which voters do not answer, and where they were, if a majority is missing."""
+        """Return the voters that do not answer, and their last places, if a majority is missing."""
         health, found = self.consensus.health(), list[str]()
         for voter in () if has_quorum(health) else health.voters:
             if voter not in (self.me.id, *health.connected):

@@ -1,4 +1,4 @@
-"""What a server knows of itself: its names, its description, its measurements and findings."""
+"""A server's data about itself: its names, its description, its measurements and findings."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -130,7 +130,7 @@ class ViewService:
         return min((*beats, *(each.until for each in self._asking())), default=float("inf"))
 
     def poll(self, now: float) -> None:
-        """Refuse who has waited too long, and send the updates that are due."""
+        """Refuse view calls that waited too long, and send the updates that are due."""
         self._refuse_late(now)
         due = [client for client in self._subscribers.values() if client.update_at <= now]
         if not due:
@@ -217,7 +217,7 @@ class ViewService:
                 self._context.send(client.connection, 0, made.update)
 
     def _source(self) -> ViewSource:
-        """Return what the view of this moment is made from."""
+        """Return the inputs for a view of this moment."""
         context = self._context
         return ViewSource(
             context.state,
@@ -230,7 +230,7 @@ class ViewService:
         )
 
     def _confinement(self) -> list[str]:
-        """Return what confines this server's workers and what does not, for ``gpupool doctor``.
+        """Return the workers' confinement and the missing parts of it, for ``gpupool doctor``.
 
         They are said to nobody else: on many servers they are as they should be.
         """

@@ -168,7 +168,7 @@ class WaitQueue:
         return found
 
     def _forget_served(self, state: PoolState, now: float) -> None:
-        """Forget requests that another server has served, or whose client has gone elsewhere."""
+        """Forget requests that another server has served, or that are not repeated any more."""
         examined = self._examined
         if examined[0] is state.by_request and examined[1] is state.closed and now <= examined[2]:
             return
@@ -211,7 +211,7 @@ def _room(
 
 
 def _has_rest(state: PoolState, server: Server, entry: _Entry) -> bool:
-    """Return whether the others have what ``server``, with what it has left, lacks."""
+    """Return whether other servers can add the resources that ``server`` lacks for a request."""
     others = (each for each in state.servers.values() if each.id != server.id)
     return has_room_together(state, (server, *others), entry.request, entry.holder.user)
 

@@ -47,7 +47,7 @@ class AddressBook:
     def __init__(
         self, server: ServerId, own: Said, listed: Callable[[ServerId], Sequence[str]]
     ) -> None:
-        """Begin with what this server says of itself, and what ``listed`` knows of others."""
+        """Begin with this server's own addresses, and with ``listed`` for other servers."""
         self.server = server
         self._listed = listed
         self._said: dict[ServerId, dict[ServerId, Said]] = {server: {server: own}}  # by the teller
@@ -79,16 +79,16 @@ class AddressBook:
     # --- what servers tell each other ------------------------------------------------------------
 
     def whole(self) -> bytes:
-        """Return what to tell a new link; empty when there is nothing."""
+        """Return all known addresses for a new link; empty when there are none."""
         return self._body(self._said)
 
     def news(self) -> bytes:
-        """Return what to tell all links since the last call; empty when there is nothing."""
+        """Return the addresses for all links new since the last call; empty without any."""
         news, self._news = sorted(self._news), set()
         return self._body(news)
 
     def heard(self, teller: ServerId, body: bytes, known: Collection[ServerId]) -> list[ServerId]:
-        """Take what ``teller`` says; return the servers of which it says something new.
+        """Take the gossip of ``teller``; return the servers with new addresses in it.
 
         Raises:
             RemoteProtocolError: it is malformed.

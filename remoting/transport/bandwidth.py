@@ -1,4 +1,4 @@
-"""Measures what the way between two servers carries, over a connection made for that alone.
+"""Measures the bandwidth between two servers, over a connection made for that alone.
 
 The server that was asked dials the other one's port, by TLS as links do: each shows a certificate
 of the pool's CA, and each checks whose it is. The name that it asks for tells the other server
@@ -55,7 +55,7 @@ UNDER_WAY = "another measurement is under way there"
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """What a way carries, in bits per second."""
+    """Bandwidth of a path, in bits per second."""
 
     there: int  # from the server that dialled
     back: int
@@ -100,7 +100,7 @@ class BandwidthMeter:
             raise UnreachableError(what, why=explain(error)) from error
 
     async def serve(self, sock: socket.socket, members: frozenset[ServerId]) -> ServerId:
-        """Be the other end for a member that has dialled; return which one it was.
+        """Serve as the other end for a member that has dialled; return the member's id.
 
         Raises:
             AuthenticationError: when it is none of ``members``.

@@ -43,7 +43,7 @@ async def send_packet(sock: socket.socket, packet: bytes, descriptors: Sequence[
 
 
 async def receive_packet(sock: socket.socket, size: int, count: int) -> tuple[bytes, list[int]]:
-    """Return what comes next, as ``receive_with_descriptors`` does; no bytes at the end."""
+    """Return the next packet, as ``receive_with_descriptors`` does; no bytes at the end."""
     while True:
         await trio.lowlevel.wait_readable(sock)
         try:

@@ -33,10 +33,10 @@ DIAL_TIMEOUT_S = 4.0
 """TCP, TLS and the welcome together; a server that needs longer is no help."""
 
 SERVER_TIMEOUT_S = 10.0
-"""A server whose network is silently lost is noticed by the kernel within this."""
+"""Seconds until the kernel notices that a server's network is silently lost."""
 
 UNKNOWN_CA = (18, 19, 20, 21)
-"""OpenSSL's codes of certificates whose CA is not trusted: self-signed ones, and others."""
+"""OpenSSL's codes of certificates from an untrusted CA: self-signed ones, and others."""
 
 Dial = Callable[[Address, ssl.SSLContext], Awaitable[trio.abc.Stream]]
 """Returns a stream to a server that the TLS settings have verified."""
@@ -144,7 +144,7 @@ def _refusal(error: BaseException, address: Address) -> GpupoolError:
 
 
 def _unproven(error: ssl.SSLCertVerificationError, why: str, address: Address) -> GpupoolError:
-    """Return the error of a server whose certificate is not believed."""
+    """Return the error for a server with a rejected certificate."""
     if error.verify_code in UNKNOWN_CA:
         return AuthenticationError(
             f"{address} does not prove that it is a server of this pool",
@@ -166,7 +166,7 @@ def _unproven(error: ssl.SSLCertVerificationError, why: str, address: Address) -
 async def fetch_ca(
     token: TokenText, address: Address, *, dial: Dial = dial_tls
 ) -> tuple[bytes, ClientContext]:
-    """Return the CA certificate (PEM) of the token, as ``address`` shows it, and what trusts it.
+    """Return the token's CA certificate (PEM) from ``address``, and a TLS context that trusts it.
 
     While the pool exchanges its CA a server shows two. The one that the token does not name is not
     trusted: whoever stands between may have put it there.

@@ -16,7 +16,7 @@ TRIM_S = 60.0
 
 
 def trim() -> None:
-    """Have glibc give back what it does not use; other C libraries have no such call."""
+    """Return unused heap memory to the kernel by malloc_trim; only glibc provides it."""
     library = ctypes.CDLL(None)
     if sys.platform == "linux" and hasattr(library, "malloc_trim"):
         library.malloc_trim(0)

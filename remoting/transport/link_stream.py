@@ -1,4 +1,4 @@
-"""TLS over a socket whose small writes leave at once, in the call that gives them.
+"""TLS over a socket with small writes that leave at once, in the call that gives them.
 
 A commit goes from server to server and back before its client hears of it, so each of its messages
 waits for all that a link adds to one. ``trio.SSLStream`` writes from within a task, which has to
@@ -99,11 +99,11 @@ class LinkStream(trio.abc.Stream):
 
     @property
     def has_rest(self) -> bool:
-        """True while a part of what ``send_now`` took waits for ``send_all``."""
+        """True while a part taken by ``send_now`` waits for ``send_all``."""
         return bool(self._rest)
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Write what ``send_now`` has left, and then ``data``.
+        """Write the rest of ``send_now``, and then ``data``.
 
         Raises:
             trio.BrokenResourceError, trio.ClosedResourceError: the connection is gone.
@@ -139,7 +139,7 @@ class LinkStream(trio.abc.Stream):
     # --- reading -------------------------------------------------------------------------------
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """Return what has come, at most ``max_bytes`` (default 64 KiB); empty at the end.
+        """Return the received bytes, at most ``max_bytes`` (default 64 KiB); empty at the end.
 
         Raises:
             trio.BrokenResourceError, trio.ClosedResourceError: the connection is gone.

@@ -74,7 +74,7 @@ class MessageStream:
         return received
 
     def next_arrived(self) -> tuple[int, Message] | None:
-        """Decode and return the next message of what was read; None when there is none whole.
+        """Decode and return the next message of the read bytes; None without a whole one.
 
         Raises:
             RemoteProtocolError: the other end broke the rules.

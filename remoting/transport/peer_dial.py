@@ -1,4 +1,4 @@
-"""Mutually authenticated TLS between servers: how one dials another, and who the other end is."""
+"""Mutually authenticated TLS between servers: dialling a peer, and identifying the other end."""
 
 import logging
 import ssl
@@ -73,7 +73,7 @@ class TlsDialler:
 
 
 class Finder:
-    """Dials servers at the addresses of a book, and notes there whom it meets."""
+    """Dials servers at the addresses of a book, and notes there the servers that it meets."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Finder:
     async def dial(
         self, peer: ServerId, peer_count: int
     ) -> tuple[trio.abc.Stream | None, ServerId | None]:
-        """Return a connection with ``peer``, or else who is where it was thought to be."""
+        """Return a connection with ``peer``, or else the server found at its address."""
         text = self.book.address(peer)
         if text is None:
             return None, None
@@ -146,7 +146,7 @@ class Finder:
 
 
 class DialFailures:
-    """Logs why peers cannot be dialled, each reason once, and what most failures together say."""
+    """Logs the reasons of failed dials, each once, and the conclusion from most of them."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
@@ -185,5 +185,5 @@ class DialFailures:
 
 
 def proven_peer(stream: LinkStream) -> ServerId | None:
-    """Return which server the other end of a handshaken, mutual TLS connection has proven to be."""
+    """Return the server id proven by the other end of a handshaken, mutual TLS connection."""
     return server_of(stream.getpeercert())

@@ -1,4 +1,4 @@
-"""One connection between two servers: its frames' kinds, what waits to be sent, its measurements.
+"""One connection between two servers: its frame kinds, its send queue, its measurements.
 
 A push is a question for the clock with many bytes behind it, which its receiver passes over: the
 answer says that they have arrived. Answers come in the order of the questions.
@@ -39,7 +39,7 @@ _INFO = struct.Struct("=60x I 36x I 32x I")
 
 
 class Kind(IntEnum):
-    """What a frame between peers carries."""
+    """The kind of a frame between peers."""
 
     RAFT = 0
     GREETING = 1
@@ -58,7 +58,7 @@ class Kind(IntEnum):
 
 
 Take = Callable[[ServerId, bytes], bytes | None]
-"""Takes what a peer has sent; returns the answer, if the frame has one."""
+"""Takes the data of a peer's frame; returns the answer, if the frame has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class PeerLink:
         return True
 
     def take(self) -> bytes:
-        """Return what to write next: small frames together, a large one alone."""
+        """Return the next bytes to write: small frames together, a large one alone."""
         parts: list[bytes] = []
         size = 0
         while self.queue and (not parts or size + len(self.queue[0]) <= WRITE_SIZE_MAX):
@@ -130,7 +130,7 @@ class PeerLink:
         return bool(self.queue) or (isinstance(self.stream, LinkStream) and self.stream.has_rest)
 
     def push(self, size: int) -> bool:
-        """Send so many bytes, whose arrival the peer confirms; False when one is under way."""
+        """Send ``size`` bytes for the peer to confirm; False when a push is under way."""
         if self.pushed_at is not None or not self.greeted or len(self.asks) >= ASKS_MAX:
             return False
         if not self.put(frame_bytes(Kind.CLOCK_ASK, bytes(size), size_max=PUSH_SIZE_MAX)):
@@ -160,7 +160,7 @@ class PeerLink:
 
 @dataclass(frozen=True, slots=True)
 class LinkPath:
-    """What the kernel knows of a link."""
+    """The kernel's TCP figures of a link."""
 
     mtu: int  # bytes, of the whole path
     resent: int  # segments sent again since the link came up

@@ -100,7 +100,7 @@ class PeerTransport:
             places: where a person says that servers of the pool are.
         """
         self.takes: dict[int, Take] = {}
-        """What takes the frames that are ``DECLARED``; each is set by who knows."""
+        """Handlers of the ``DECLARED`` frames; each is set by the part that handles it."""
         self.agreed: Callable[[], int] = lambda: 0
         """Returns the version that the pool has agreed on (``PoolState.formats``)."""
         self._self = identity.server
@@ -129,7 +129,7 @@ class PeerTransport:
         return self.tell(peer, Kind.RAFT, frame)
 
     def set_peers(self, peers: Sequence[ServerId]) -> None:
-        """Say which servers to stay connected to; all others are disconnected."""
+        """Set the servers to stay connected to; all others are disconnected."""
         wanted = set(peers) - {self._self}
         for peer in [p for p in self._peers if p not in wanted]:
             self._peers.pop(peer).scope.cancel()
@@ -207,7 +207,7 @@ class PeerTransport:
         return self._links.get(peer)
 
     async def measure(self, peer: ServerId) -> Speeds:
-        """Measure what the way to ``peer`` carries, over a connection beside the link.
+        """Measure the bandwidth to ``peer``, over a connection beside the link.
 
         Raises:
             NotNowError: when no link is up, or one of both is busy.
@@ -244,7 +244,7 @@ class PeerTransport:
                 self._drop(link)
 
     def drop_strangers(self, ca_pem: bytes) -> None:
-        """End the links whose other end has shown a certificate of no CA of the bundle."""
+        """End the links with a peer certificate from no CA of the bundle."""
         for link in list(self._links.values()):
             if not shows_one_of(link.stream, ca_pem):
                 self._drop(link)
@@ -288,7 +288,7 @@ class PeerTransport:
         return stream
 
     async def _ask_place(self, place: str) -> None:
-        """Look again and again who is where a person says that a server is, and link to it."""
+        """Keep identifying the server at a place that a person has given, and link to it."""
         peer: ServerId | None = None
         while True:
             if peer is None or peer not in self._links:
@@ -343,7 +343,7 @@ class PeerTransport:
         self._events.connected(link.peer)
 
     def _drop(self, link: PeerLink) -> None:
-        """Take a connection out of use; what is still in it is lost."""
+        """Drop a connection; data still in it is lost."""
         link.scope.cancel()
         if self._links.get(link.peer) is link:
             del self._links[link.peer]

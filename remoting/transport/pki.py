@@ -1,4 +1,4 @@
-"""Who a server is: the cluster CA, server certificates, and the TLS settings of each connection.
+"""Identity of servers: the cluster CA, server certificates, and the TLS settings of connections.
 
 TLS 1.3 only. A server's certificate is good for two names: ``control.gpupool``, which clients ask
 for, and ``<server id>.server.gpupool``, which peers ask for and by which it proves itself to them.
@@ -59,7 +59,7 @@ class Authority:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What one server proves itself with. The paths are files, because ``ssl`` reads only those."""
+    """Certificate and key of one server. The paths are files, because ``ssl`` reads only those."""
 
     server: ServerId
     cluster_id: str
@@ -378,12 +378,12 @@ class TlsContexts:
 
     @property
     def identity(self) -> Identity:
-        """Return what this server proves itself with now."""
+        """The current certificate and key of this server."""
         return self._identity
 
     @property
     def newest(self) -> Identity:
-        """Return what it proves itself with to those who know the CA that signs."""
+        """The certificate and key for others that know the signing CA."""
         return self._newest or self._identity
 
     def control(self, *, newest: bool = False) -> ssl.SSLContext:

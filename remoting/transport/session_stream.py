@@ -110,7 +110,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class SessionStream(Protocol):
-    """What a door gets. One thread may receive while others send."""
+    """The stream of a session for a door. One thread may receive while others send."""
 
     transport: str
     tally: Tally
@@ -164,7 +164,7 @@ class Spinner:
         self._long_s = SPIN_LONG_S if processors >= PROCESSORS_MIN else SPIN_S
 
     def until(self) -> float:
-        """Return the time until which to wait awake, 0.0 if not at all."""
+        """Return the time at which to stop spinning; 0.0 for no spinning."""
         awake_s = self._awake_s()
         return time.perf_counter() + awake_s if awake_s else 0.0
 
@@ -279,7 +279,7 @@ class PlainStream:
 
 
 class EncryptedStream:
-    """What connections with TLS have in common, whichever code encrypts them."""
+    """Common part of TLS connections, independent of the encrypting code."""
 
     def __init__(self, sock: socket.socket) -> None:
         if sock.family != socket.AF_UNIX:
@@ -341,7 +341,7 @@ class EncryptedStream:
 
 
 class TlsStream(EncryptedStream):
-    """A TLS connection whose handshake is done, by Python's ``ssl``.
+    """An established TLS connection, encrypted by Python's ``ssl``.
 
     OpenSSL allows one call at a time on a connection, and a blocking SSL_read would keep every
     writer out. So each call is made under a lock on a non-blocking socket, and waiting for the

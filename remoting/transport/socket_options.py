@@ -1,4 +1,4 @@
-"""Settings of TCP sockets: no delay, and a kernel that notices a peer which is silently gone.
+"""Settings of TCP sockets: no delay, and the kernel's detection of a silently lost peer.
 
 The kernels of both machines keep the connection alive, not the programs on them, so a client that
 is stopped with Ctrl-Z keeps its leases. A silent loss is noticed within the given time: by

@@ -1,4 +1,4 @@
-"""What the door of a session counts beside its bytes, and the kernel of its connection.
+"""Counters of a session's door beside its bytes, and the kernel's counters of its connection.
 
 A launch costs nothing here: a clock is read only where somebody waits for an answer, and by the
 array door on emulated GPUs, whose time of execution nobody else measures.
@@ -17,7 +17,7 @@ _INFO = struct.Struct("=68x I I 24x I")
 
 @dataclass(slots=True)
 class Tally:
-    """What a door has executed; it counts, another thread reads. Times are nanoseconds."""
+    """Execution counters of a door; it counts, another thread reads. Times are nanoseconds."""
 
     waits: int = 0  # answers that a caller waited for
     wait_ns: int = 0  # time to execute those, without that to send them
@@ -30,7 +30,7 @@ class Tally:
     nccl: bool = False  # the worker has loaded NCCL for it
 
     def answered(self, began_ns: int) -> None:
-        """Count an answer whose execution began at ``began_ns``, and is ready to be sent."""
+        """Count an answer that is ready to be sent; its execution began at ``began_ns``."""
         self.waits += 1
         self.wait_ns += time.perf_counter_ns() - began_ns
 

@@ -1,4 +1,4 @@
-"""What only watches never ends what it watches: its end is said, and it begins again."""
+"""Watchers never end the watched code: their failure is logged, and they begin again."""
 
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -11,13 +11,13 @@ T = TypeVar("T")
 
 BACKOFF_MIN_S, BACKOFF_MAX_S = 1.0, 30.0
 STEADY_S = 60.0
-"""What ran for so long begins again after the shortest pause."""
+"""A watcher that ran for so many seconds begins again after the shortest pause."""
 
 Say = Callable[[str], object]
 
 
 async def keep_watching(say: Say, what: str, run: Callable[[], Awaitable[object]]) -> None:
-    """Run what watches, again and again, until it returns None or is cancelled.
+    """Run a watcher again and again, until it returns None or is cancelled.
 
     Args:
         say: takes a line for the log.
@@ -40,7 +40,7 @@ async def keep_watching(say: Say, what: str, run: Callable[[], Awaitable[object]
 
 
 def told(what: str, listener: Callable[[T], object], say: Say) -> Callable[[T], None]:
-    """Return what passes on to a listener that only watches, whatever that raises."""
+    """Return a wrapper of a watching listener that logs its exceptions instead of raising."""
     said = ""
 
     def tell(news: T) -> None:

@@ -29,7 +29,7 @@ GATE_DEVICES_MAX = 256
 
 
 class Gate(ctypes.Structure):
-    """One device's gate, as ``launcher.h`` has it; each on a line of the cache of its own."""
+    """One device's gate, as in ``launcher.h``; each on a separate cache line."""
 
     _fields_ = [
         ("closed", ctypes.c_uint32),
@@ -47,7 +47,7 @@ class LaunchGate:
     def __init__(self) -> None:
         self.gates: Final = (Gate * GATE_DEVICES_MAX)()
         self.executing = False
-        """Set by a door whose work is done by the thread that launches."""
+        """Set by a door that works on the launching thread."""
         self.is_awaited: Callable[[], bool] = lambda: False
         """Says whether the program waits for something that was launched."""
         self.drain: Callable[[int], None] = self.until_executed

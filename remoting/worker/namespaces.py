@@ -39,8 +39,8 @@ _VARIABLES = (
     "GPUPOOL_NCCL",
     "PATH",
 )
-"""Those that name what the driver's and NCCL's libraries open, with colons between, and where
-compilers are: some systems have these in ``/run``."""
+"""Variables with the files that the driver's and NCCL's libraries open, separated by colons, and
+with the folders of compilers: some systems have these in ``/run``."""
 
 
 def _libc() -> ctypes.CDLL:
@@ -178,7 +178,7 @@ def _cover(
 
 
 def needed_paths(own: Iterable[str]) -> list[str]:
-    """Return what a worker uses below ``FOLDERS``, if it lies there: see ``hide_folders``.
+    """Return the paths that a worker uses, possibly below ``FOLDERS``: see ``hide_folders``.
 
     Args:
         own: its directory, and those of the installation.
@@ -222,7 +222,7 @@ def hide_folders(kept: Iterable[str], folders: Iterable[str] = FOLDERS) -> bool:
 
 
 def _below(covers: Iterable[str], paths: Iterable[str]) -> list[str]:
-    """Return those of these paths that lie in one of ``covers``; what holds another comes first.
+    """Return the paths that lie in one of ``covers``; a folder comes before its contents.
 
     A path may go through links: its name is to be there afterwards, and what it leads to as well.
     """

@@ -30,15 +30,15 @@ SILENT_MAX_S = 3.5
 TEXT_SIZE_MAX = 1000
 
 INTRODUCTION = struct.Struct("<I")
-"""Which of the process's workers the sender is."""
+"""Index of the sender among the process's workers."""
 
 HEADER = struct.Struct("<QQI4x")
 """Number of the transfer, bytes that follow, or bytes of a text that says why there are none."""
 
 
 TakeLane = Callable[[int, socket.socket, "tuple[bytes, bytes] | None", bytes], None]
-"""Takes over a further connection of the client: which way it goes, the connection, the worker's
-certificate and key unless it has proven itself, and the ticket that it has to know."""
+"""Takes over a further connection of the client: its direction, the socket, the worker's
+certificate and key unless the client has proven itself, and the ticket that it must know."""
 
 
 class PeerLostError(Exception):
@@ -107,7 +107,7 @@ class Links:
         return self._bytes_before[1] + now
 
     def introduce(self, key: bytes, index: int, others: Sequence[Peer | None]) -> None:
-        """Take the client's word for who the others are; once, before any call."""
+        """Accept the client's list of the other workers; once, before any call."""
         if self.key:
             raise RemoteProtocolError("the other workers have been introduced")
         self._index = index

@@ -25,10 +25,11 @@ PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
 
 FILE_SIZE_MAX = 64 << 30
-"""Far above any image or kernel; a file in memory counts as well, such as what workers share."""
+"""Far above any image or kernel; a file in memory counts as well, such as workers' shared
+memory."""
 
 DATA_FACTOR, DATA_SLACK = 3, 512 << 20
-"""NumPy takes copies of what it sorts or transforms; the slack is for threads and buffers."""
+"""NumPy copies arrays to sort or transform them; the slack is for threads and buffers."""
 
 DESCRIPTOR_COUNT_MAX = 4096
 """CUDA opens about 60 descriptors a GPU; a program of 16 GPUs stays far below."""
@@ -128,7 +129,7 @@ def lower_priority() -> bool:
 
 
 def set_oom_score(score: int) -> None:
-    """Say how soon the kernel kills this process, and what it starts, when memory runs out."""
+    """Set the OOM killer's score of this process and of its later children."""
     with contextlib.suppress(OSError):  # Less than before takes CAP_SYS_RESOURCE.
         OOM_SCORE.write_text(str(score))
 
@@ -154,7 +155,7 @@ def limit_resources(*, own_uid: bool) -> None:
 
 
 def limit_data(partition: int) -> None:
-    """Bound the memory of this process, for a session whose arrays lie in it.
+    """Bound the memory of this process, for a session with its arrays in that memory.
 
     Some calls make large results of small arguments, and the size is known only afterwards. A
     session with CUDA has no such bound, because CUDA reserves far more addresses than it uses.
@@ -318,7 +319,7 @@ def _written_by_cuda() -> tuple[str, ...]:
 
 
 def without(paths: Iterable[str], private: Iterable[str]) -> Iterator[str]:
-    """Yield paths, or what lies in them beside what is private; no link there is followed then."""
+    """Yield paths, or their entries outside of private paths; links among these are skipped."""
     hidden = {os.path.realpath(path) for path in private}
     for real in map(os.path.realpath, paths):
         if not any(f"{each}/".startswith(os.path.join(real, "")) for each in hidden):
@@ -340,7 +341,7 @@ def _handled_rights(version: int) -> int:
 
 
 def _allow_ports(libc: ctypes.CDLL, ruleset: int, first: int, last: int) -> None:
-    """Allow ports; and to have the kernel choose one, which it does in a range of its own."""
+    """Allow ports, and port 0, for which the kernel chooses one in its ephemeral range."""
     kind, none = ctypes.c_uint32(_RULE_NET_PORT), ctypes.c_uint32(0)
     for port in (0, *range(first, last + 1)):
         rule = struct.pack("=QQ", _BIND_TCP | (_CONNECT_TCP if port else 0), port)

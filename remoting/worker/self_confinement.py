@@ -15,7 +15,7 @@ from gpupool.remoting.worker import namespaces, sandbox, syscall_filter
 def confine_self(
     start: worker_messages.Start, confine: worker_messages.Confine, *, own_uid: bool
 ) -> list[str]:
-    """Give up what can be given up before the lease is known; return what holds then."""
+    """Apply all restrictions possible before the lease is known; return those in force."""
     holds: list[str] = []
     sandbox.set_oom_score(sandbox.OOM_SCORE_OF_WORKERS)
     if "priority" in confine.properties and sandbox.lower_priority():

@@ -1,4 +1,4 @@
-"""The self-test of a GPU: what it must compute exactly, again and again for some seconds.
+"""The self-test of a GPU: exact computations, repeated for some seconds.
 
 A product of matrices of small integers is exact in every format that a GPU multiplies in, so the
 processor's result is the only right one. A pattern goes to the GPU, is inverted there and comes
@@ -20,7 +20,7 @@ WRONG_PATTERN = "its memory gave back another pattern in its self-test"
 
 
 def run(test: CheckGpu) -> GpuChecked:
-    """Test a GPU; what fails is the answer."""
+    """Test a GPU; a failure is returned, not raised."""
     try:
         arrays: Any = np if test.emulated else importlib.import_module("cupy")
         return _passes(arrays, test)

@@ -1,4 +1,4 @@
-"""What a worker tells its host of its session: totals, and the kernel's estimates of the line."""
+"""A worker's report of its session to the host: totals, and the kernel's estimates of the line."""
 
 import itertools
 import socket
@@ -18,7 +18,7 @@ have a look each: the estimate begins with the handshake of a machine that start
 
 
 class SessionReport:
-    """Reads the counters of one session, on a thread of its own."""
+    """Reads the counters of one session, on a separate thread."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class SessionReport:
             self._send(self._last)
 
     def totals(self) -> Report:
-        """Return what the session has done so far; other threads count meanwhile, bit by bit."""
+        """Return the session's totals so far; other threads count meanwhile, bit by bit."""
         stream, path, tally = self._stream, self._path, self._stream.tally
         found = Report(
             stream.calls,

@@ -42,9 +42,9 @@ _MSG_FASTOPEN, _FASTOPEN_OPTIONS = 0x2000_0000, (23, 30, 33, 34)
 """TCP Fast Open (linux/socket.h, linux/tcp.h): bytes would leave before any answer has come, and
 Landlock does not see a connection that sending makes."""
 _F_SETLEASE = 1024
-"""Whoever opens a file with a lease waits, for 45 s by default (fcntl(2))."""
+"""Opening a file with a lease blocks, for 45 s by default (fcntl(2))."""
 _OF_A_PROCESS = {"setpriority": 0, "getpriority": 0, "ioprio_set": 1, "ioprio_get": 1}
-"""What the first argument is where the second one is a process, and not a group or a user."""
+"""Value of the first argument with which the second one is a process, not a group or a user."""
 _FLAGS_OF_SENDS = {
     "sendto": _FOURTH_ARGUMENT_AT,
     "sendmsg": _THIRD_ARGUMENT_AT,
@@ -58,10 +58,10 @@ _CLONE_NEW = 0x7E02_0000
 _CLONE_VM = 0x100
 """A thread, or a child that shares the memory until it executes a program, as ``vfork``'s."""
 _CLONE_FILES, _CLONE_THREAD, _CLOSE_RANGE_UNSHARE = 0x400, 0x1_0000, 2
-"""A thread with descriptors of its own could hide files: the host looks at each process's."""
+"""A thread with separate descriptors could hide files: the host looks at each process's."""
 
 _PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0xFFFF_FFFF)
-"""As Docker's: Linux, 32 bits, an older version's number, and to ask which it is."""
+"""As Docker's: Linux, 32 bits, an older version's number, and the query of the current value."""
 
 
 def _refuse(error: int) -> int:
@@ -73,7 +73,7 @@ MISSING = _refuse(errno.ENOSYS)
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """One of those whose numbers are known."""
+    """An architecture with known system call numbers."""
 
     name: str  # as ``uname`` says it
     audit: int  # AUDIT_ARCH_* of linux/audit.h
@@ -93,7 +93,7 @@ Instruction = tuple[int, int, int, int]
 def program(
     architecture: Architecture, *, few: bool = False, tcp: bool = False, asks: bool = False
 ) -> list[Instruction]:
-    """Return the filter for one architecture; what another one calls ends the process.
+    """Return the filter for one architecture; a call of another architecture ends the process.
 
     Args:
         architecture: that of the calls.
@@ -129,7 +129,7 @@ def program(
 
 
 def _checks(name: str, of_socket: list[Instruction], *, few: bool) -> list[Instruction]:
-    """Return what decides on one call by the lower half of an argument.
+    """Return the BPF instructions that judge one call by the lower half of an argument.
 
     Args:
         name: of the call.
@@ -205,7 +205,7 @@ _CONNECTED_PAIRS: list[Instruction] = [
 
 
 def _socket_checks(*, tcp: bool, asks: bool) -> list[Instruction]:
-    """Return what decides on ``socket``: Unix alone, or TCP as well and nothing else of IP."""
+    """Return the checks of ``socket``: Unix alone, or TCP as well and nothing else of IP."""
     if not tcp:
         return _UNIX_ALONE
     # Landlock's rules for ports hold for TCP alone: no MPTCP and no SCTP.

@@ -1,4 +1,4 @@
-"""Linux's system calls by name: their numbers on x86-64 and aarch64, and which a worker may make.
+"""Linux's system calls by name: numbers on x86-64 and aarch64, and those allowed to a worker.
 
 From ``asm/unistd_64.h`` (x86-64) and ``asm-generic/unistd.h`` (aarch64). The choice follows
 Docker's default profile for seccomp, under which CUDA, PyTorch, JAX and Triton are known to run,

@@ -54,7 +54,7 @@ class WorkerChannel:
         return socket.socket(fileno=self._take())
 
     def take_file(self) -> BinaryIO:
-        """Return what came with the message just received and is no socket."""
+        """Return the file from the message just received, which is no socket."""
         return os.fdopen(self._take(), "rb", buffering=0)
 
     def close(self) -> None:
@@ -145,7 +145,7 @@ class BudgetClient:
         self._ask(worker_messages.TAKE_BACK, 0, token + worker_messages.PLEDGED.pack(nbytes))
 
     def let_go(self, token: bytes) -> None:
-        """Give up one hold of memory: that of who pledged it, or of who opened it.
+        """Give up one hold of memory: the pledger's, or an opener's.
 
         The books have it after the return, as after ``take_back``.
         """

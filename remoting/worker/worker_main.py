@@ -39,7 +39,8 @@ from gpupool.remoting.worker.session_report import SessionReport
 from gpupool.remoting.worker.worker_channel import BudgetClient, HostGoneError, WorkerChannel
 
 HANDSHAKE_COUNT_MAX = 8
-"""Handshakes at a time: a stranger who saw the session's name can hold up no more than these."""
+"""Handshakes at a time: an unauthenticated peer that saw the session's name can block only
+these."""
 
 HANGUP_GRACE_S = 2.0
 """A door that still runs so long after its client hung up works for no client; its worker ends."""
@@ -109,7 +110,7 @@ def main(arguments: Sequence[str]) -> None:
 def _prepare(
     start: worker_messages.Start, confine: worker_messages.Confine, parent_pid: int
 ) -> tuple["WorkerContext", worker_messages.Ready]:
-    """Confine this process and import what it will need; return its TLS context and report."""
+    """Confine this process and import modules for later; return its TLS context and report."""
     own_uid = start.own_uid and (not start.expose or namespaces.expose(start.expose))
     holds = confine_self(start, confine, own_uid=own_uid)
     problem = _preload(start)
@@ -127,7 +128,7 @@ def _prepare(
 
 
 def _preload(start: worker_messages.Start) -> str:
-    """Import what sessions need, without touching a GPU; return why CUDA cannot be used."""
+    """Import modules for sessions, without touching a GPU; return the error of CUDA, if any."""
     doors = [path.partition(":")[0] for path in start.doors.values()]
     cuda = (*PRELOADED_CUDA, *(PRELOADED_CUPY if "arrays" in start.doors else ()))
     wanted = (*PRELOADED, *PRELOADED_DEVICES, *doors, *(cuda if start.cuda else ()))
@@ -234,7 +235,7 @@ class Worker:
         self._start_thread(self._make_contexts)
 
     def _become(self, uid: int) -> None:
-        """Become the user that the keeper names, whatever the server says.
+        """Become the user that the privileged helper names, regardless of the server.
 
         Raises:
             ProtocolError: when the server names another one.

@@ -1,4 +1,4 @@
-"""The checker of accounts: what records say of ended leases is what an own count of time says.
+"""The checker of accounts: records of ended leases match an independent count of time.
 
 It follows the log as the first server to apply each command saw it. It does not read when a lease
 was granted, but adds up the time that passes while each server's part of it is not freed. It takes
@@ -38,7 +38,7 @@ class AccountsClose:
         self._away: dict[LeaseId, list[tuple[int, int]]] = {}
         """When each lease was suspended, in the table's time; an end of -1 is not known yet."""
         self.freed: dict[Key, int] = {}
-        """Byte-milliseconds of what was freed since the accounts began."""
+        """Byte-milliseconds of parts freed since the accounts began."""
         self._records: list[LeaseRecord] = []
 
     def applied(self, envelope: Envelope, before: PoolState, after: PoolState) -> None:
@@ -67,7 +67,7 @@ class AccountsClose:
             self._judge_living(after)
 
     def end(self, state: PoolState) -> None:
-        """Demand that the store has all, and that leases which are not over count rightly."""
+        """Demand that the store has all records, and that leases not over yet count rightly."""
         self._judge_store()
         self._judge_living(state)
         for lease in state.leases.values():

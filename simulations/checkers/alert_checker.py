@@ -1,4 +1,4 @@
-"""The checkers of alerts: one server at a time sends them, and what must be told is told once.
+"""The checkers of alerts: one server at a time sends them, and each alert once.
 
 All simulated servers are judged as if each had a file of receivers.
 """
@@ -46,7 +46,7 @@ class OneSender:
         self._doubtful_until = max(self._doubtful_until, until + DOUBTFUL_S)
 
     def looked(self, server: ServerId, state: PoolState, health: RaftHealth, now: float) -> None:
-        """Judge what a server would tell its sender now."""
+        """Judge a server's decision to send alerts now."""
         before, self._looked[server] = self._looked.get(server, now), now
         if not self.sends(server, state, health):
             self._since.pop(server, None)
@@ -88,14 +88,15 @@ Key = tuple[str, str]
 
 @dataclass(slots=True)
 class _Sender:
-    """What the process of one server has told, and since when it has been the one that tells."""
+    """The alerts sent by one server's process, and the time since when it has been the sender."""
 
     looked: float
     sends_since: float | None = None  # and in touch with a majority
     told_at: float | None = None
     told: set[Key] = field(default_factory=set[Key])  # of what fires
     doubtful: set[Key] = field(default_factory=set[Key])
-    """Of these, what may have been over for a moment: it was not seen for just so long."""
+    """Of these, alerts that may have been over for a moment: they were not seen for just so
+    long."""
     seen: dict[Key, float] = field(default_factory=dict[Key, float])  # held when it last looked
     last_seen: dict[Key, float] = field(default_factory=dict[Key, float])
 
@@ -117,7 +118,7 @@ class AlertsTold:
         self._late_s = times.silent_first_s + times.group_s + 4 * look_every_s
         self._senders: dict[ServerId, _Sender] = {}
         self._told: dict[Key, float] = {}
-        """When anybody told last of what fires."""
+        """The last time at which any server told of a firing alert."""
 
     def started(self, server: ServerId, now: float) -> None:
         """Take note that a server's process is a new one: it remembers nothing."""
@@ -133,7 +134,7 @@ class AlertsTold:
         majority: bool,
         message: Message | None,
     ) -> None:
-        """Judge what a server saw, and what it told at once."""
+        """Judge the conditions that a server saw, and the message that it sent at once."""
         sender = self._senders[server]
         if now - sender.looked > LATE_S:
             sender.sends_since = None  # it stood still

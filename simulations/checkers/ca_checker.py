@@ -10,11 +10,11 @@ from gpupool.simulations.kernel.failure_reporter import FailureReporter
 from gpupool.simulations.kernel.machines import Machine
 
 KNOWN_S = 1.0
-"""Who gives a key may not know yet of a voter that has come less than this before."""
+"""The giver of a key may not know yet of a voter that has come less than this before."""
 
 
 class _Given(NamedTuple):
-    """A key as it was when it was seen first: who was to have it, and who had it."""
+    """A key as it was first seen: the voters that were to have it, and its holders."""
 
     voters: frozenset[ServerId]
     holders: frozenset[ServerId]
@@ -43,7 +43,7 @@ class CaHolds:
             self._judge(state.authorities[-1], keys, frozenset(voters))
 
     def look(self, machines: Iterable[Machine], now: float) -> dict[ServerId, set[bytes]]:
-        """Return which keys each server has, and take note of new ones.
+        """Return the keys of each server, and take note of new ones.
 
         Called before machines are wiped, too, which lose theirs (seed 10211491).
         """

@@ -173,14 +173,14 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class MaybeGranted:
-    """A claim whose answer never came."""
+    """A claim without an answer."""
 
 
 GpuOperation = Take | TakeAgain | GiveBack
 RequestOperation = Granted | Closed | Cancelled | MaybeGranted
 
 GpuState = tuple[LeaseId, frozenset[tuple[LeaseId, int]]]
-"""The newest lease so far, and who has how much."""
+"""The newest lease so far, and the memory of each holder."""
 
 OPEN, GRANTED, OVER = -1, -2, -3
 """States of a request: nothing yet, granted under an id that no client knows, over. A lease id,
@@ -188,7 +188,7 @@ which is never negative, says that the lease was granted under it."""
 
 
 def gpu_model(capacity: int, state: GpuState, operation: GpuOperation) -> GpuState | None:
-    """Step a GPU: what is taken fits, and leases are numbered in the order of their grants."""
+    """Step a GPU: taken memory fits, and leases are numbered in the order of their grants."""
     newest, holders = state
     if isinstance(operation, GiveBack):
         return newest, frozenset(h for h in holders if h[0] != operation.lease)
@@ -284,7 +284,7 @@ class History:
         return now - self.stamp_s, now + self.stamp_s
 
     def _at(self, lease: Lease, what: GpuOperation, since: float, until: float) -> None:
-        """Record what happened on all GPUs of a lease."""
+        """Record an operation on all GPUs of a lease."""
         for part in lease.partitions:
             self.gpus.setdefault(part.gpu, []).append(Operation(since, until, what))
 
@@ -329,7 +329,7 @@ class History:
         self._of_request(request, called_at, returned_at, Cancelled())
 
     def verdicts(self) -> Iterator[tuple[str, Verdict]]:
-        """Check every object; yields its name and what came out."""
+        """Check every object; yield its name and the verdict."""
         nobody: GpuState = (LeaseId(0), frozenset())
         for gpu, operations in self.gpus.items():
             capacity = self.capacity[gpu]

@@ -1,4 +1,4 @@
-"""What happened to leases outside the table: claims let go, connections lost, orders, programs.
+"""The history of leases outside the table: claims let go, connections lost, orders, programs.
 
 The cluster records it as it happens, and ``lease_checkers`` judges the ends of leases by it.
 """

@@ -35,7 +35,7 @@ SPEED_MAX = 2.1
 """Of a monotonic clock against virtual time: the fastest of the faults, with its drift."""
 
 SLACK_S = 0.25
-"""What a rest may be shorter than it was measured: a look at the host, a message."""
+"""Tolerance for the measurement of a rest: a look at the host, a message."""
 
 IN_FLIGHT_S = 6.0
 """From a server's decision until its command is applied, attempts and forwarding included."""
@@ -50,7 +50,7 @@ _RESUMING = SuspensionState.RESUMING
 
 
 class BatchesGoOn:
-    """Once nothing is disturbed, what ends many leases some at a time comes to its end."""
+    """Once nothing is disturbed, commands that end leases in batches come to their end."""
 
     LATE_S = 2.0
     """As many commits as a run has leases."""
@@ -89,7 +89,7 @@ class LeasesEndRightly:
         self._failures = failures
         self._causes = causes
         self._no_way_back: set[LeaseId] = set()
-        """Leases whose old GPUs were taken at some time since they were moved."""
+        """Leases that lost their old GPUs to others at some time since they were moved."""
 
     def applied(
         self,
@@ -99,7 +99,7 @@ class LeasesEndRightly:
         machines: Mapping[ServerId, Machine],
         now: float,
     ) -> None:
-        """Judge what a command did to the leases, applied for the first time at ``now``."""
+        """Judge the effect on leases of a command applied for the first time at ``now``."""
         for lease_id in after.leases.keys() - before.leases.keys():
             self._causes.granted_at[lease_id] = now
         arriving = (each for each in after.leases.suspended().values() if _is_arriving(each))
@@ -213,7 +213,7 @@ class LeasesEndRightly:
         self._failures.fail("ends-in-time", f"lease {lease.id} ended too early: {text}")
 
     def _judge_terms(self, command: Command, lease: Lease, left: Lease, after: PoolState) -> None:
-        """Demand that what a lease was granted with stays with it, but for a window's notice."""
+        """Demand that a lease keeps the terms of its grant, but for a window's notice."""
         terms = (lease.ends_at, lease.idle_timeout_s)
         if terms == (left.ends_at, left.idle_timeout_s) or isinstance(command, SetClock):
             return

@@ -15,7 +15,7 @@ from gpupool.simulations.checkers.late_commands import is_late
 from gpupool.simulations.kernel.failure_reporter import FailureReporter
 
 Key = tuple[str, str, str]
-"""What a silence is of: a check, a server, a subject."""
+"""The scope of a silence: a check, a server, a subject."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class _Ordered:
 
 
 class SilencesEnd:
-    """What is silenced is what operators have ordered, up to the instant that the order names.
+    """Silences match the orders of operators, up to the instant that the order names.
 
     A repetition of an order does not prolong its silence. A silence that began in an accident with
     the clocks lasts as long when the table's time is set back.
@@ -40,7 +40,7 @@ class SilencesEnd:
         self._ordered: dict[Key, _Ordered] = {}
 
     def applied(self, envelope: Envelope, before: PoolState, after: PoolState) -> None:
-        """Count a command that was applied for the first time, and look at what is silenced."""
+        """Count a command that was applied for the first time, and look at the silences."""
         if after.era != before.era:
             self._clock_set(max(before.now, envelope.at), after.now)
         # One that came after its deadline does nothing (seed 10151218).
@@ -92,10 +92,10 @@ class ForgottenStay:
         self._closed: dict[int, LeaseRecord] = {}
         """Records of forgotten users, as they must stay."""
         self.done = 0
-        """Users who were forgotten."""
+        """The number of forgotten users."""
 
     def ordered(self, user: str, salt: bytes) -> None:
-        """Take note of who is meant by an order: the table is never told."""
+        """Note the user meant by an order: the table never has the name."""
         self._named[salt] = user
 
     def applied(self, envelope: Envelope, before: PoolState, after: PoolState) -> None:

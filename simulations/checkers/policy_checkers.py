@@ -93,7 +93,7 @@ class PolicyHolds:
 
 
 class GrantedAsAsked:
-    """A lease has what its request asked for: so many GPUs, so large, of the right kind."""
+    """A lease matches its request: the number, the size and the kind of its GPUs."""
 
     def __init__(self, failures: FailureReporter) -> None:
         self._failures = failures
@@ -126,8 +126,8 @@ class PlacesInLine:
     """
 
     WITHIN_S = 12.0
-    """A client whose entry was lost enters itself anew after 5 s, with its next try, which comes
-    within another 5 s. The swarm heals for 10 s only, so this takes longer runs."""
+    """A client enters a lost entry anew after 5 s, with its next try, which comes within another 5
+    s. The swarm heals for 10 s only, so this takes longer runs."""
 
     def __init__(self, failures: FailureReporter) -> None:
         self._failures = failures

@@ -114,7 +114,7 @@ class Rules:
         return any(fnmatchcase(gpu.name, glob) for glob in gpus) and has_label(server, servers)
 
     def reservation(self, now_ms: int) -> dict[str, Any] | None:
-        """Return what is kept for a class now."""
+        """Return the reservation for a class that is in force now."""
         for each in self._document.get("reservation", ()):
             start, end = (each[key].replace(tzinfo=UTC).timestamp() for key in ("from", "to"))
             if start * 1000 <= now_ms < end * 1000:

@@ -1,4 +1,4 @@
-"""Checkers of preemption: who may be suspended for whom, how often, and who goes on when.
+"""Checkers of preemption: permitted suspensions, their number, and the times of resumptions.
 
 They follow the log, count anew what each request lacks, and read the policy by its own oracle.
 """
@@ -23,13 +23,13 @@ class PreemptionHolds:
         self._resumed_at: dict[LeaseId, int] = {}
         self._era = 0
         self._chains: dict[RequestId, tuple[object, object, list[LeaseId], set[LeaseId]]] = {}
-        """What was suspended for a request, one after the other, while nothing else has moved.
+        """Leases suspended for a request, one after the other, while nothing else has moved.
 
         By the servers and the policy of that time; and what was on its way for it before.
         """
 
     def applied(self, envelope: Envelope, before: PoolState, after: PoolState) -> None:
-        """Look at what a command did to the suspensions."""
+        """Look at the effect of a command on the suspensions."""
         if before.era != after.era:
             self._resumed_at.clear()
         for lease in before.leases.suspended().values():
@@ -119,7 +119,7 @@ class SuspensionsSettle:
     """No lease stays on its way: it lets go, goes on, or returns to the GPUs that it had."""
 
     LATE_S = 8.0
-    """A server takes 2.4 s for each way; a lease whose new GPU is refused takes two of them."""
+    """A server takes 2.4 s for each way; a lease takes two of them if its new GPU is refused."""
 
     def __init__(self, failures: FailureReporter) -> None:
         self._failures = failures

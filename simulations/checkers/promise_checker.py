@@ -1,4 +1,4 @@
-"""Checker of promises: what a server has told others is on its disk when it starts again."""
+"""Checker of persisted votes: a server's votes and acknowledgements are on disk at a restart."""
 
 from gpupool.consensus.protocol.raft_messages import FrameReader, decode_message
 from gpupool.consensus.storage.journal import Journal
@@ -29,7 +29,7 @@ class PromisesDurable:
         self._voted.pop(machine, None)
 
     def copied(self, machine: str, copy: str) -> None:
-        """Hold a copy of a machine's disk to what that machine promised, and to nothing else.
+        """Hold a copy of a machine's disk to that machine's votes and acknowledgements alone.
 
         A copy before it had the same name, and another disk (seed 720809).
         """
@@ -52,7 +52,7 @@ class PromisesDurable:
             self._acknowledged[machine] = max(promise, self._acknowledged.get(machine, (0, 0)))
 
     def started(self, machine: str, journal: Journal) -> None:
-        """Judge what the disk of a machine holds as its server starts."""
+        """Judge the journal on a machine's disk as its server starts."""
         term, index = self._acknowledged.get(machine, (0, 0))
         if journal.term < term or (journal.term == term and journal.last_index < index):
             text = f"entry {index} in term {term}, and starts with {journal.last_index}"

@@ -16,7 +16,7 @@ class RunsOnce:
         """How many programs have gone to another server."""
 
     def told(self, order: m.LeaseLeaving, *, gone: bool, state: PoolState) -> None:
-        """Judge what a client was told of its lease, by the newest table at that moment."""
+        """Judge a message to a client about its lease, by the newest table at that moment."""
         self.gone += gone
         lease = state.leases.get(order.lease)
         if lease is None or not lease.held:
@@ -44,7 +44,7 @@ class RelocationsEnd:
     """A client that does not come is given up after 10 s; a clock may run at half the speed."""
 
     FREED_S = 8.0
-    """A server kills what is left, which takes up to a second, and frees its part."""
+    """A server kills the remaining workers, which takes up to a second, and frees its part."""
 
     def __init__(self, failures: FailureReporter) -> None:
         self._failures = failures

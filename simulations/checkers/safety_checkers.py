@@ -118,7 +118,7 @@ class OneLeader:
             del self._votes[known]
 
     def stepped(self, server: str, core: RaftCore, term: int, vote: str | None) -> None:
-        """Look at a server after a step; ``term`` and ``vote`` are what its journal holds."""
+        """Look at a server after a step; ``term`` and ``vote`` are those of its journal."""
         if core.state == LEADER:
             leader = self._leaders.setdefault(core.term, server)
             if leader != server:
@@ -174,7 +174,7 @@ class MemoryTruth:
                 self._failures.fail("memory-truth", text)
 
     def applied(self, index: int, state: PoolState, machines: Iterable[Machine]) -> None:
-        """Look whether a command that was applied for the first time freed what is in use."""
+        """Check that a command applied for the first time has not freed memory in use."""
         for machine in machines:
             server = state.servers.get(machine.server) if machine.workers else None
             if server is None or server.freeing:
@@ -209,7 +209,7 @@ class DeadClientsLeave:
     def left_over(
         self, state: PoolState, living: set[bytes], machines: Iterable[Machine]
     ) -> set[str]:
-        """Return what is left of clients that are gone.
+        """Return the leases and workers left over from clients that are gone.
 
         Args:
             state: the newest table.
@@ -227,7 +227,7 @@ class DeadClientsLeave:
         return found
 
     def end(self, before: set[str], after: set[str]) -> None:
-        """Judge what was left over when it should all have been gone, and a while later."""
+        """Judge the remains of clients when all should have been gone, and a while later."""
         for what in sorted(before & after):
             self._failures.fail("dead-clients-leave", f"{what}, of a client that is gone, is there")
 
@@ -260,8 +260,8 @@ class AnswersInTime:
 
     WITHIN_S = 2.0
     QUIESCENT_S = 10.0
-    """For so long nothing must have disturbed server, client or what is between: the kernels send
-    again what a cut held back, and that takes as long as the cut."""
+    """For so long nothing must have disturbed server, client or the network between: the kernels
+    send again the data that a cut held back, and that takes as long as the cut."""
 
     def __init__(self, failures: FailureReporter) -> None:
         self._failures = failures
@@ -318,7 +318,7 @@ class RevokedMeansRevoked:
 
 
 class Linearizable:
-    """What clients saw could have come from one copy of everything."""
+    """The clients' observations could have come from one copy of everything."""
 
     def __init__(self, failures: FailureReporter) -> None:
         self._failures = failures

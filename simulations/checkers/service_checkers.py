@@ -1,4 +1,4 @@
-"""Checkers of service: to whom servers give anything, by what right, and in messages of what size.
+"""Checkers of service: the recipients of servers' messages, their rights, and message sizes.
 
 They see each message of a server at the moment at which it leaves.
 """
@@ -23,7 +23,7 @@ from gpupool.simulations.kernel.failure_reporter import FailureReporter
 
 SERVED_S = MAJORITY_FRESH_S * 1.05 + 0.2
 """For so long a server without news may serve a token that is revoked: the fastest drift of clocks
-against each other, and a step of a server, on top of what counts as fresh."""
+against each other, and a step of a server, on top of the time that counts as fresh."""
 
 DOUBTFUL_S = 15.0
 """After clocks ran at rates that real ones do not have, for so long ages cannot be judged."""

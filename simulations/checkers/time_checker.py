@@ -1,4 +1,4 @@
-"""The checker of the table's time: no stamp is ahead of what a majority of the voters' clocks show.
+"""The checker of the table's time: no stamp is ahead of a majority of the voters' clocks.
 
 It reads the voters' wall clocks themselves, at the moment of each command, where servers must
 measure them over the network. It allows for what a measurement may lack: clocks that were set
@@ -36,12 +36,12 @@ class TableTime:
         """When, and how far ahead, each clock was seen; only those after which none was as far."""
         self._voters: tuple[ServerId, ...] = ()
         self._former: deque[tuple[float, float]] = deque()
-        """When the voters changed, and what those of before allowed then; only lately."""
+        """The times of voter changes, and the limits by the former voters then; only lately."""
         self._era: int = 0
         self._before_ms = 0
         self._run_on_ms = 0.0
         self._running_ms = 0.0
-        """The time that is stamped by now; what is applied late has an earlier one."""
+        """The time that is stamped by now; a command applied late has an earlier one."""
         self._before_at = 0.0
 
     def observe(self, clocks: Mapping[ServerId, int], at: float) -> None:

@@ -22,7 +22,7 @@ Places = dict[ServerId, frozenset[str]]
 
 @dataclass(slots=True)
 class _Wait:
-    """A request that nobody who could take the same comes before."""
+    """A request with no other claimant of the same GPUs before it."""
 
     began: int
     places: Places
@@ -107,7 +107,7 @@ class NobodyStarves:
         rules: Rules,
         line: list[tuple[Waiting, Places]],
     ) -> bool:
-        """Return whether somebody goes before a request who could take what it needs."""
+        """Return whether another entry that could take a request's GPUs goes before it."""
         if any(places.keys() & others.keys() for _, others in line):
             return True
         turn = -entry.priority, entry.since

@@ -174,7 +174,7 @@ class ClientConnections:
         pending.done(answer)
 
     def _record(self, pending: _Pending, answer: m.Message | GpupoolError) -> None:
-        """Put into the history what a client can know of a claim or a cancel."""
+        """Record a claim or a cancel in the history, as far as a client can know it."""
         history, now = self._environment.history, self._process.scheduler.now
         match pending.message:
             case m.Claim(request=request, partitions=partitions):

@@ -39,7 +39,7 @@ RELEASE_TIMEOUT_S = 3.0
 
 @dataclass(slots=True)
 class _Lease:
-    """The lease that the client holds, and who has not confirmed its part of it yet."""
+    """The lease that the client holds, and the servers that have not confirmed their part yet."""
 
     id: LeaseId
     request: RequestId
@@ -52,7 +52,7 @@ class _Lease:
 
 @dataclass(slots=True)
 class Counters:
-    """What a client achieved."""
+    """The results of a client."""
 
     granted: int = 0
     released: int = 0
@@ -141,7 +141,7 @@ class ClientProcess(Process):
 
     @property
     def user(self) -> str:
-        """Return whose client this is."""
+        """Return the user of this client."""
         return self._credentials().user
 
     @property
@@ -332,7 +332,7 @@ class ClientProcess(Process):
     # --- connections ------------------------------------------------------------------------------
 
     def arrived(self, server: ServerId) -> None:
-        """Ask a server whose connection has just come up."""
+        """Ask a server after its connection has come up."""
         if self._allocation is not None:
             self._do(self._allocation.arrived(server))
 
@@ -381,7 +381,7 @@ class ClientProcess(Process):
             self._lost_lease("its server was lost while it was being moved")
 
     def left(self, server: ServerId, reason: str) -> None:
-        """Go on without a server whose connection is gone."""
+        """Go on without a server after its connection is gone."""
         if self._allocation is not None:
             self._do(self._allocation.left(server))
         move = self._move

@@ -40,7 +40,7 @@ class Clones:
         return self._copy is not None
 
     def disturbed(self, now: float) -> None:
-        """Take note of what may hide one of the two from the others.
+        """Take note of a disturbance that may hide one of the two from the others.
 
         If the original has not been heard again, its copy may pass for its restart (seed 1151).
         """
@@ -90,7 +90,7 @@ class Clones:
         scheduler.after(REFUSED_S, partial(self._must_be_over, self._copy, scheduler.now))
 
     def _look_at_original(self, copy: ServerProcess) -> None:
-        """Excuse a copy whose original was stopped before it, and cannot be heard in time.
+        """Excuse a copy if its original was stopped before it, and cannot be heard in time.
 
         The others then take the copy for its restart, as they must (seeds 10030765 and 10031601).
         """

@@ -38,13 +38,13 @@ EVENTS_PER_S = 300
 """Of one machine in a virtual second, over a whole run: five times the usual. More is a loop."""
 
 BURST_PER_S = 1_000
-"""The same in one single second: eight times what the busiest second of a scenario has."""
+"""The same in one single second: eight times the events of a scenario's busiest second."""
 
 AROUND_S = 60.0
-"""What a run may take besides its faults and its healing: to make the pool, and to settle."""
+"""Seconds of a run besides its faults and its healing: to make the pool, and to settle."""
 
 FORMER_AGAIN_S = 0.5
-"""How often a server orders the removal of what it was before, as ``compose`` has it."""
+"""Interval at which a server orders the removal of its former self, as ``compose`` has it."""
 
 WITHOUT_VOTE_S = 0.1
 """How often an operator checks whether a removed server still has a vote."""
@@ -100,7 +100,7 @@ class Cluster:
         self._replacing = self._rejoining = ""
         self._former: dict[str, ServerId] = {}
         self.rotten: dict[str, str] = {}  # by machine, what happened to its disk
-        """Machines whose disk was damaged, so that their server may be unable to start."""
+        """Machines with a damaged disk, so that their server may be unable to start."""
         admin = draw_credentials(self.random, "admin")
         self._admin = admin
         self._users: dict[str, Credentials] = {}
@@ -396,7 +396,7 @@ class Cluster:
         self.operator.remove(server, partial(self._removed, name, server))
 
     def rejoin(self, name: str, *, at_once: bool = False) -> None:
-        """Do ``gpupool rejoin`` on a machine whose server must not go on as itself.
+        """Do ``gpupool rejoin`` on a machine with a server that must not go on as itself.
 
         One at a time, or ``at_once``: those that wait may be started again as they were.
         """

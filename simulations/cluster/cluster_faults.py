@@ -65,7 +65,7 @@ class ClusterFaults:
         return self._cluster.leader_name()
 
     def next_server(self) -> str:
-        """Return the machine whose turn it is to be restarted."""
+        """Return the next machine to be restarted."""
         names = self.server_names()
         self._turn += 1
         return names[self._turn % len(names)]
@@ -255,7 +255,7 @@ class ClusterFaults:
             cluster.clones.start(process)
 
     def recover(self, random: Random) -> None:
-        """Lose all servers but one for good, if all were there; what they hold is replaced."""
+        """Lose all servers but one for good, if all were there; their machines join anew."""
         if self._may_forget() and not self._cluster.clones.active:
             self._recovery.happen(random)
 
@@ -266,7 +266,7 @@ class ClusterFaults:
         self._recovery.disturbed_at = now
 
     def _may_forget(self) -> bool:
-        """Return whether all servers are there, so that one may forget what it promised."""
+        """Return whether all servers are there, so that one may lose its persisted votes."""
         cluster = self._cluster
         recent = self._scheduler.now - self._forgotten_at < FORGET_PAUSE_S
         return not (recent or self._healing or cluster.replacing) and self._all_vote()

@@ -1,4 +1,4 @@
-"""Servers that come back with other addresses, and what their links know of addresses."""
+"""Servers that come back with other addresses, and the addresses that their links know."""
 
 from collections.abc import Callable
 from functools import partial
@@ -17,7 +17,7 @@ KIND = "readdress"
 def links_of(
     environment: Environment, machine: Machine, table: Callable[[], PoolState], *, create: bool
 ) -> dict[str, Any]:
-    """Return what a server's links take, in a run in which addresses change; else nothing."""
+    """Return the arguments of a server's links in a run with changing addresses; else nothing."""
     if all(kind != KIND for kind, _ in environment.options.faults):
         return {}
     if create:  # It was told by those who let it in.
@@ -47,7 +47,7 @@ def _at(environment: Environment, seeker: str, address: str) -> str | None:
 
 
 class Moves:
-    """Draws who moves where."""
+    """Draws the servers that move, and their new addresses."""
 
     def __init__(self, environment: Environment) -> None:
         """Begin with machines that have never moved."""

@@ -18,7 +18,7 @@ STATE_S = 0.3
 """Mean time that the state of a program is under way."""
 
 STAYS = 0.15
-"""The part of programs that have what cannot be sent."""
+"""The share of programs with state that cannot be sent."""
 
 TIMEOUT_S = 4.0
 OPEN_TIMEOUT_S = 5.0

@@ -21,7 +21,7 @@ from gpupool.simulations.kernel.process import Process
 from gpupool.simulations.workload.drawn_policies import draw_bulk, draw_policy
 
 UNDRAIN_AGAIN_S = 1.0
-"""Until an operator comes back to a GPU about which another order is under way."""
+"""Seconds until an operator comes back to a GPU with another order under way."""
 
 JOIN_AGAIN_S = 1.0
 """Until ``gpupool join`` is repeated, when the pool was busy."""
@@ -32,11 +32,11 @@ FORGET_AGAIN_S = 0.05
 Place = tuple[ServerId, GpuId]
 
 TOKEN_VALID_S = 30 * 86400.0
-"""A leader whose clock is ahead lets all tokens expire, until an operator sets the time."""
+"""A leader with a clock that is ahead lets all tokens expire, until an operator sets the time."""
 
 SERVER_TOKEN_VALID_S = 9 * 365 * 86400.0
-"""Longer than any clock in a simulation can be wrong: who joins is not given another token, and the
-pool's time is that of one clock while it has one server (seed 10180715)."""
+"""Longer than any clock in a simulation can be wrong: a joining server is not given another token,
+and the pool's time is that of one clock while it has one server (seed 10180715)."""
 
 
 def draw_credentials(random: Random, user: str) -> Credentials:
@@ -45,7 +45,7 @@ def draw_credentials(random: Random, user: str) -> Credentials:
 
 
 class Operator:
-    """One operator, who repeats every order until it is confirmed."""
+    """One operator, which repeats every order until it is confirmed."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class Operator:
         self._order(order, drained, refused)
 
     def undrain_gpu(self, server: ServerId, gpu: GpuId) -> None:
-        """Resume granting on a GPU that is drained, for whatever reason."""
+        """Resume granting on a GPU that is drained for any reason."""
         place = server, gpu
         if place in self._draining:
             self.process.after(UNDRAIN_AGAIN_S, partial(self.undrain_gpu, server, gpu))
@@ -185,7 +185,7 @@ class Operator:
         self._order(m.SetSilence(check, server, "", reason, for_s, number), lambda _at: None)
 
     def forget_user(self, user: str, patience_s: float) -> None:
-        """Have the accounts forget a user, who has to be without leases: wait so long for that."""
+        """Order the accounts to forget a user; wait up to ``patience_s`` for its leases to end."""
         state = self._environment.checkers.logs.state
         held = [*state.leases.values(), *state.waiting.values()]
         if patience_s > 0 and any(each.user == user for each in held):
@@ -245,7 +245,7 @@ class Operator:
 
 
 class PolicyWriter:
-    """Whoever puts one policy after the other in force."""
+    """A writer that puts one policy after the other in force."""
 
     def __init__(self, environment: Environment, operator: Operator, random: Random) -> None:
         self._environment = environment

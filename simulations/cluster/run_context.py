@@ -114,7 +114,7 @@ class Environment:
     """The table with which each server begins."""
     quiescence: QuiescenceTracker
     alerts: Drawn
-    """What senders of alerts see."""
+    """The conditions that senders of alerts see."""
     history: History = field(default_factory=History)
     tables: SharedTables = field(default_factory=SharedTables)
     machines: dict[str, Machine] = field(default_factory=dict[str, Machine])
@@ -123,7 +123,7 @@ class Environment:
     abandoned_requests: dict[RequestId, str] = field(default_factory=dict[RequestId, str])
     """Requests that a living client has left behind for another, with its machine."""
     requests: dict[RequestId, Request] = field(default_factory=dict[RequestId, Request])
-    """What clients have claimed GPUs for, each under every id that it went by."""
+    """The requests of the clients' claims, each under every id that it went by."""
     machine_of: dict[ServerId, str] = field(default_factory=dict[ServerId, str])
     """Where a server is; the table's addresses say the same."""
     stepped: Callable[[Process], None] = lambda _process: None
@@ -173,7 +173,7 @@ class Environment:
         self.checkers.forgotten.applied(envelope, before, state)
 
     def wall_clocks(self) -> dict[ServerId, int]:
-        """Return what the wall clock of each server's machine shows."""
+        """Return the wall clock of each server's machine."""
         return {each.server: each.clock.wall_ms() for each in self.machines.values()}
 
     @property
@@ -190,6 +190,6 @@ class Environment:
         return self.machines.get(machine) or self.clones.get(machine)
 
     def identify(self, machine: str) -> ServerId | None:
-        """Return whose certificate a machine shows."""
+        """Return the server in the certificate that a machine shows."""
         found = self.find(machine)
         return found.server if found is not None else None

@@ -249,7 +249,7 @@ class ServerProcess(Process):
     # --- consensus --------------------------------------------------------------------------------
 
     def _understands(self, peer: ServerId) -> bool:
-        """Return whether a server's program reads what this one may send, as its greeting says."""
+        """Return whether a server's program reads this one's messages, as its greeting says."""
         name = self._environment.locate(peer)
         machine = self._environment.find(name) if name is not None else None
         return machine is None or can_link(machine.formats, self.table.formats())

@@ -33,7 +33,7 @@ class SharedTables:
         self._hash: tuple[PoolState, list[bytes | None]] | None = None
 
     def step(self, before: PoolState, index: int, command: Plain) -> _Step | None:
-        """Return what ``command`` at ``index`` makes of ``before``, if that is to be shared."""
+        """Return the step of ``command`` at ``index`` from ``before``, if that is to be shared."""
         known = self._steps.get(index)
         if known is None or not known.confirmed or known.before is not before:
             return None
@@ -42,7 +42,7 @@ class SharedTables:
     def computed(
         self, before: PoolState, index: int, command: Plain, result: Plain, after: PoolState
     ) -> PoolState:
-        """Take what a server computed; return the same table, shared when there is one."""
+        """Take a step that a server computed; return the same table, shared when there is one."""
         known = self._steps.get(index)
         if known is None:
             self._steps[index] = _Step(before, command, result, after)
@@ -55,7 +55,7 @@ class SharedTables:
         return known.after
 
     def hashing(self, state: PoolState) -> TableHash:
-        """Return what hashes a table; the latest one is hashed once for all that have it."""
+        """Return the hasher of a table; the latest table is hashed once for all its holders."""
         made = TableHash(state)
         if self._hash is None or self._hash[0] is not state:
             self._hash = (state, pieces := [made.step()])

@@ -1,4 +1,4 @@
-"""The sender of alerts beside a simulated server: the shipping log of alerts, and what it sees.
+"""The sender of alerts beside a simulated server: the shipping log of alerts, and its input.
 
 Each run draws what holds and when, as telemetry that every server in touch with a majority gets.
 All times are so short that a few seconds suffice to tell, and a new sender's silence is over before
@@ -47,7 +47,7 @@ class Drawn:
                 at = end + random.uniform(*QUIET_S)
 
     def holding(self, now: float) -> list[Condition]:
-        """Return what holds at a moment."""
+        """Return the conditions that hold at a moment."""
         return [
             Condition(FAULT, gpu, f"{gpu} is at fault")
             for gpu, spans in self._spans.items()
@@ -56,7 +56,7 @@ class Drawn:
 
 
 class SimulatedSender:
-    """What one process of a server would tell; it remembers nothing of a former one."""
+    """The alerts of one process of a server; it remembers nothing of a former one."""
 
     def __init__(
         self, server: ServerId, drawn: Drawn, gate: OneSender, checker: AlertsTold, now: float
@@ -71,7 +71,7 @@ class SimulatedSender:
         checker.started(server, now)
 
     def look(self, state: PoolState, health: RaftHealth, now: float) -> None:
-        """Look, if it is time to, and have what is told judged."""
+        """Look, if it is time to, and pass the message to the checker."""
         if now < self._next:
             return
         self._next = now + LOOK_EVERY_S

@@ -42,7 +42,7 @@ class CaProcess(Protocol):
 
 
 class SimulatedSigner:
-    """Signs anything with the oldest CA: certificates are not what is tested here."""
+    """Signs anything with the oldest CA: certificates are not tested here."""
 
     def __init__(self, files: CaFiles) -> None:
         self._ca = files.trusted[0]
@@ -76,7 +76,7 @@ class SimulatedCa:
 
     @property
     def files(self) -> CaFiles:
-        """Return what is on the disk."""
+        """Return the CA files on the disk."""
         return self._machine.authorities
 
     def ca_pem(self) -> bytes:
@@ -84,11 +84,11 @@ class SimulatedCa:
         return b"".join(self.files.trusted)
 
     def problems(self) -> tuple[str, ...]:
-        """Return nothing: certificates are not what is tested here."""
+        """Return nothing: certificates are not tested here."""
         return ()
 
     def signer(self) -> SimulatedSigner | None:
-        """Return what signs for servers that join."""
+        """Return the signer for servers that join."""
         return SimulatedSigner(self.files) if self.files.trusted[0] in self.files.keys else None
 
     def has_keys(self) -> bool:
@@ -96,7 +96,7 @@ class SimulatedCa:
         return self.files.keys.issuperset(self.files.trusted)
 
     def issuer(self) -> bytes:
-        """Return which CA has signed the newest certificate."""
+        """Return the fingerprint of the CA that has signed the newest certificate."""
         return fingerprint_of(self.files.newest)
 
     def trusts(self, machine: str) -> bool:
@@ -105,7 +105,7 @@ class SimulatedCa:
         return other is not None and trust_each_other(self.files, other.authorities)
 
     def follow(self) -> None:
-        """Trust what the table trusts, and get a certificate that fits."""
+        """Trust the CAs that the table trusts, and get a certificate that fits."""
         files, authorities = self.files, self._process.table.state.authorities
         if authorities and moves_on(numbers(files.trusted), numbers(authorities)):
             text = " and ".join(each.decode() for each in authorities)

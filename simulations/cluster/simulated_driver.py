@@ -22,10 +22,10 @@ from gpupool.simulations.kernel.process import Process
 from gpupool.simulations.kernel.simulated_disk import SimulatedDisk
 
 STEP_DELAY_S = 0.0002
-"""From the first event to the step that handles it: what one loop of the real driver takes."""
+"""From the first event to the step that handles it: the time of one loop of the real driver."""
 
 WORK_S = 0.04
-"""What encoding, decoding and writing a snapshot takes beside the loop."""
+"""Seconds that encoding, decoding and writing a snapshot take beside the loop."""
 
 Callback = Callable[[Outcome], None]
 
@@ -124,7 +124,7 @@ class SimulatedDriver:
         self._wake()
 
     def health(self) -> RaftHealth:
-        """Return what this server knows of the state of consensus."""
+        """Return this server's view of consensus."""
         return self._room.shown(self.node.health(self._clock.monotonic()))
 
     def majority_age_s(self) -> float:

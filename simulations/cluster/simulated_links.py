@@ -32,14 +32,14 @@ KIND = "peer"
 
 
 class Clocks(Enum):
-    """What servers say of their clocks; the answer to ``ASK`` is the wall clock itself."""
+    """Messages of servers about their clocks; the answer to ``ASK`` is the wall clock itself."""
 
     ASK = "ask"
     STEPPED = "stepped"
 
 
 class Told(bytes):
-    """What a server tells another of addresses."""
+    """A server's message to another about addresses."""
 
 
 class SimulatedTransport:
@@ -100,7 +100,7 @@ class SimulatedTransport:
         return end is not None and end.send(frame)
 
     def set_peers(self, peers: Sequence[ServerId]) -> None:
-        """Say which servers to stay connected to; all others are disconnected."""
+        """Set the servers to stay connected to; all others are disconnected."""
         wanted = set(peers) - {self._server}
         for peer in [p for p in self._peers if p not in wanted]:
             del self._peers[peer]
@@ -246,7 +246,7 @@ class SimulatedTransport:
         self._process.after(BACKOFF_MAX_S, self._ask_places)
 
     def _look(self, address: str) -> None:
-        """Dial who is at an address, whoever that is."""
+        """Dial the server at an address, under any identity."""
         machine = self._at(address)
         found = self._identify(machine) if machine is not None else None
         if found is not None and found not in (self._server, *self._links):

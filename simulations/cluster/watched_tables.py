@@ -76,7 +76,7 @@ class WatchedMachine(PoolMachine):
         return state if acts == state.acts else with_changes(state, acts=acts)
 
     def snapshot_fields(self) -> list[Field]:
-        """Return the table of this moment, as it should be: what is on a disk may rot there."""
+        """Return the table of this moment without a bit flip: data on a disk may rot there."""
         state, self.state = self.state, self._right(self.state)
         try:
             return super().snapshot_fields()
@@ -84,7 +84,7 @@ class WatchedMachine(PoolMachine):
             self.state = state
 
     def hashing(self) -> TableHash:
-        """Return what hashes the table of this moment, with all servers that have it."""
+        """Return the hasher of the present table, shared by all servers with that table."""
         return self._environment.tables.hashing(self.state)
 
     def adopt(self, state: PoolState) -> None:

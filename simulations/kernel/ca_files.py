@@ -7,7 +7,7 @@ FIRST_CA = b"1"
 
 @dataclass(slots=True)
 class CaFiles:
-    """What a server trusts, which CAs have signed its certificates, and the keys that it has."""
+    """The CAs that a server trusts, the CAs that have signed its certificates, and its keys."""
 
     trusted: tuple[bytes, ...] = (FIRST_CA,)
     usual: bytes = FIRST_CA
@@ -25,6 +25,6 @@ def numbers(authorities: tuple[bytes, ...]) -> tuple[int, ...]:
 
 
 def trust_each_other(one: CaFiles, other: CaFiles) -> bool:
-    """Return whether a link between two servers can come up: who dials tries every pair."""
+    """Return whether a link between two servers can come up: the dialler tries every pair."""
     mine, theirs = {one.usual, one.newest}, {other.usual, other.newest}
     return not mine.isdisjoint(other.trusted) and not theirs.isdisjoint(one.trusted)

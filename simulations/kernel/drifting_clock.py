@@ -1,9 +1,9 @@
-"""The clocks of a machine: a monotonic one with a rate of its own, and a wall clock that errs."""
+"""The clocks of a machine: a monotonic one with a separate rate, and a wall clock that errs."""
 
 from gpupool.simulations.kernel.scheduler import Scheduler
 
 EPOCH_MS = 1_900_000_000_000
-"""What a correct wall clock shows when a simulation begins."""
+"""The time of a correct wall clock when a simulation begins."""
 
 
 class DriftingClock:
@@ -23,7 +23,7 @@ class DriftingClock:
         self._rate = rate
         self._wall_error_ms = wall_error_ms
         self._drift_ms = 0
-        """What the wall clock has gained by the rate, until ``_drift_since``."""
+        """The gain of the wall clock by the rate, until ``_drift_since``."""
         self._drift_since = 0.0
 
     def monotonic(self) -> float:

@@ -146,7 +146,7 @@ class Machine:
         self._workers_changed(self)
 
     def relocate(self, lease: LeaseId, moves: Mapping[GpuId, GpuId]) -> None:
-        """Have what the workers of a lease have on some GPUs be on others."""
+        """Move the memory of a lease's workers from some GPUs to others."""
         for worker in self.workers:
             if worker.lease == lease:
                 worker.partitions = tuple(
@@ -162,7 +162,7 @@ class Machine:
         self._trace.note(self.name, "worker", f"lease {lease} is stranded")
 
     def lose(self, lease: LeaseId) -> None:
-        """Let all workers of a lease end, because the driver has lost what they had."""
+        """Let all workers of a lease end, because the driver has lost their memory."""
         self._trace.note(self.name, "worker", f"lease {lease} is lost by the driver")
         for worker in [each for each in self.workers if each.lease == lease]:
             self.kill(worker)
@@ -173,7 +173,7 @@ class Machine:
         return tuple(sorted(found, key=lambda part: part.gpu))
 
     def new_random(self) -> Random:
-        """Return a source of chance of its own, which draws nothing from this machine's."""
+        """Return a separate random source, which draws nothing from this machine's."""
         return Random(repr(self._random.getstate()))  # noqa: S311 - chance, no secret
 
     def start_worker(self, lease: LeaseId, partitions: Sequence[Partition]) -> Worker:
@@ -254,7 +254,7 @@ class SimulatedHost:
         self.weights: Mapping[LeaseId, float] = {}
 
     def weigh(self, weights: Mapping[LeaseId, float]) -> None:
-        """Note what the shares of leases are multiplied by; nothing here takes turns."""
+        """Note the weights of leases' shares; nothing here takes turns."""
         self.weights = weights
 
     def depart(self, lease: LeaseId, target: ServerId | None) -> Departure:
@@ -369,6 +369,6 @@ class SimulatedHost:
 
 @dataclass(eq=False, slots=True)
 class _Opening:
-    """A session whose worker is not ready yet."""
+    """A session with a worker that is not ready yet."""
 
     opened: Callable[[GpupoolError | None], None]

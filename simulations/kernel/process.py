@@ -46,6 +46,6 @@ class Process:
             self._waiting.popleft()()
 
     def kill(self) -> None:
-        """End it; what it was about to do never happens."""
+        """End the process; its pending actions never happen."""
         self.alive = False
         self._waiting.clear()

@@ -47,7 +47,7 @@ class Scheduler:
         self._look_again = min(events_max, burst_max)
 
     def random(self, subsystem: str) -> Random:
-        """Return a random source of its own for ``subsystem``.
+        """Return a separate random source for ``subsystem``.
 
         A draw added in one subsystem leaves those of all others as they were.
         """

@@ -1,4 +1,4 @@
-"""A disk that forgets what was not synced, tears a write, fills up, fails, rots and is slow."""
+"""A disk that forgets unsynced data, tears a write, fills up, fails, rots and is slow."""
 
 import errno
 import os
@@ -9,7 +9,7 @@ from random import Random
 from typing import Literal
 
 PAGE_BYTES = 4096
-"""What reaches the platter as one piece; a power loss may fall between any two."""
+"""Bytes that reach the platter as one piece; a power loss may fall between any two pieces."""
 
 Operation = Literal[
     "read", "append", "overwrite", "write", "sync", "rename", "remove", "sync_directory", "reserve"
@@ -26,7 +26,7 @@ class PowerLostError(BaseException):
 
 @dataclass(slots=True)
 class _File:
-    """One file: what programs read, and what would be found after a power loss."""
+    """One file: the content that programs read, and the content after a power loss."""
 
     content: bytearray = field(default_factory=bytearray)
     durable: bytearray = field(default_factory=bytearray)
@@ -46,7 +46,7 @@ class _File:
             self.dirty_from = None
 
     def forget_dirty(self) -> None:
-        """Take for written what is not: it is there until the power is lost, and then it is not."""
+        """Take unsynced data for synced: it is there until the power is lost, and then lost."""
         self.dirty_from, self.forgotten = None, True
 
     def put(self, content: bytes | bytearray) -> None:
@@ -118,7 +118,7 @@ class SimulatedDisk:
         self._directory_log: list[tuple[str | None, str | None, _File | None]] = []
         self._latency_s = 0.0
         self.sync_latency_s = 0.0
-        """What one sync takes."""
+        """The duration of one sync, in seconds."""
         self.full = False
         """Every write raises ENOSPC."""
         self.broken = False
@@ -126,7 +126,7 @@ class SimulatedDisk:
         self.power_fails_after: int | None = None
         """The power fails at that many more operations that write; None for never."""
         self.unsynced_kept: float | None = None
-        """The share that the next power loss leaves of what was not synced; None to draw it.
+        """The share of unsynced data that the next power loss leaves; None to draw it.
 
         With a share, a sync in which the power fails has done nothing."""
         self.counts: Counter[Operation] = Counter()
@@ -249,7 +249,7 @@ class SimulatedDisk:
         return latency_s
 
     def lose_power(self) -> None:
-        """Forget what was not synced, page by page, and directory entries from some point on.
+        """Forget unsynced data, page by page, and directory entries from some point on.
 
         With ``unsynced_kept``, the first part of the unsynced bytes of each file stays, and of the
         directory's unsynced entries; nothing is drawn.
@@ -282,7 +282,7 @@ class SimulatedDisk:
         self._failing[operation] = _Failure(error, self.counts[operation] + nth, lasting)
 
     def repair(self) -> None:
-        """Make room and mend what was broken."""
+        """Make room, and end all faults."""
         self.full = self.broken = False
         self.sync_latency_s = 0.0
         self._failing.clear()
@@ -328,7 +328,7 @@ class SimulatedDisk:
         self._file(name).flip(position, bit)
 
     def rot(self, random: Random, *, bits: int = 1) -> list[tuple[str, int]]:
-        """Flip so many bits of what is durable, drawn from ``random``; return the bytes hit."""
+        """Flip ``bits`` bits of durable data, drawn from ``random``; return the bytes hit."""
         sizes = {name: len(file.durable) for name, file in sorted(self._durable_names.items())}
         hit: list[tuple[str, int]] = []
         for _ in range(bits if sum(sizes.values()) else 0):

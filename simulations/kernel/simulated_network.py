@@ -54,7 +54,7 @@ class FrameFaults:
         """How often each fault happened by chance."""
 
     def damaged(self, source: str, target: str, frame: bytes) -> bytes | None:
-        """Return what is left of a frame; None when it is lost."""
+        """Return a frame after the faults; None when it is lost."""
         if self.tamper is not None:
             changed = self.tamper(source, target, frame)
             if changed is None:
@@ -107,7 +107,7 @@ HELD_BYTES_MAX = 32 * 1024 * 1024
 
 
 class Endpoint(Protocol):
-    """Who holds one end of a connection. Called inside the process that it belongs to."""
+    """The owner of one end of a connection. Called inside the process that it belongs to."""
 
     def opened(self, end: "End") -> None:
         """Take our ``end`` of a connection that is up."""
@@ -118,7 +118,7 @@ class Endpoint(Protocol):
         ...
 
     def received(self, end: "End", payload: object) -> None:
-        """Take what the other side sent."""
+        """Take the payload that the other side sent."""
         ...
 
     def closed(self, end: "End", reason: str) -> None:
@@ -127,7 +127,7 @@ class Endpoint(Protocol):
 
 
 FRAME_BYTES = 256
-"""What a message that travels as an object counts for."""
+"""Counted bytes of a message that travels as an object."""
 
 Accept = Callable[[str, str], Endpoint | None]
 """Called with the dialling machine and the kind of connection; None refuses it."""
@@ -177,14 +177,14 @@ class End:
         return True
 
     def close(self) -> None:
-        """Close: what was sent before still arrives, what the other side sends does not."""
+        """Close: data sent before still arrives, data that the other side sends does not."""
         if self.open:
             self.open = False
             self._connection.send(self._side, None)
 
 
 class _Connection:
-    """Two ends, and what is between them."""
+    """Two ends, and the pipes between them."""
 
     def __init__(self, network: "Network", kind: str, dialler: Process, target: Process) -> None:
         self.kind = kind
@@ -222,7 +222,7 @@ class _Connection:
             self._schedule(side, pipe.count, payload)
 
     def release(self, side: int) -> None:
-        """Send again what was held back while this direction was cut."""
+        """Send again the data held back while this direction was cut."""
         pipe = self.pipes[side]
         if self.broken or pipe.link.blocked_since is not None:
             return
@@ -312,7 +312,7 @@ class Network:
         self.sent_bytes: dict[tuple[str, str], int] = {}
         """By machine and kind of connection."""
         self.frame_faults: FrameFaults | None = None
-        """What TCP would not let happen; None for a network that keeps TCP's promises."""
+        """Faults that TCP would not let happen; None for a network that keeps TCP's guarantees."""
 
     # --- for processes ----------------------------------------------------------------------------
 
@@ -351,7 +351,7 @@ class Network:
             self._watch(connection, link, since)
 
     def unblock(self, source: str, target: str, *, within_s: float = inf) -> None:
-        """Heal one direction; what was held back is sent again when the kernel next tries to.
+        """Heal one direction; held-back data is sent again when the kernel next tries to.
 
         With ``within_s`` it is sent by then: what was cut had only queued it, as a switch may.
         """
@@ -375,7 +375,7 @@ class Network:
             connection.break_("connection reset", delays)
 
     def process_died(self, process: Process) -> None:
-        """Let the kernel close what a dead process held, after the data or ahead of it."""
+        """Let the kernel close a dead process's connections, after the data or ahead of it."""
         for connection in self._of(process):
             mine = next(end for end in connection.ends if end.process is process)
             if self._random.random() < 0.5:
@@ -431,7 +431,7 @@ class Network:
         return connection
 
     def listener(self, machine: str) -> tuple[Process, Accept] | None:
-        """Return who takes connections there; None when nobody does."""
+        """Return the process that takes connections there; None when there is none."""
         found = self._listeners.get(machine)
         return found if found is not None and found[0].alive else None
 

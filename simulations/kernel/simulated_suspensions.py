@@ -29,7 +29,7 @@ STRANDS = 0.2
 """The part of restorations on other GPUs that the driver refuses without harm."""
 
 LOSES = 0.05
-"""The part of suspensions and resumptions in which the driver loses what workers had."""
+"""The share of suspensions and resumptions in which the driver loses the workers' memory."""
 
 P = SuspensionPhase
 
@@ -43,14 +43,14 @@ class After(Protocol):
 
 
 class Away(Protocol):
-    """A machine whose workers let go of memory, and have it again."""
+    """A machine with workers that let go of memory, and take it again."""
 
     def set_away(self, lease: LeaseId, away: bool) -> None:
         """Do so for a whole lease."""
         ...
 
     def relocate(self, lease: LeaseId, moves: Mapping[GpuId, GpuId]) -> None:
-        """Have what a lease has on some GPUs be on others."""
+        """Move the memory of a lease from some GPUs to others."""
         ...
 
     def strand(self, lease: LeaseId) -> None:
@@ -58,7 +58,7 @@ class Away(Protocol):
         ...
 
     def lose(self, lease: LeaseId) -> None:
-        """Let all workers of a lease end, because the driver has lost what they had."""
+        """Let all workers of a lease end, because the driver has lost their memory."""
         ...
 
     def memory_of(self, lease: LeaseId) -> tuple[Partition, ...]:
@@ -66,7 +66,7 @@ class Away(Protocol):
         ...
 
     def new_random(self) -> Random:
-        """Return a source of chance of its own."""
+        """Return a separate random source."""
         ...
 
 

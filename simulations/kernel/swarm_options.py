@@ -21,7 +21,7 @@ POLICY_KINDS = (
     "reservation",
     "preempt",  # who gives way to whom, for how long, and how often
 )
-"""What a policy may be about."""
+"""Subjects of a policy."""
 
 FAULT_KINDS = (
     "reset",  # connections of one pair of servers break, with all that is in flight
@@ -71,7 +71,7 @@ FAULT_KINDS = (
     "suspend",  # a lease, by an operator, who resumes it later
     "move",  # a lease to other GPUs of its server, by an operator
 )
-"""Kinds of faults and of operators' orders. Scenarios have some of their own."""
+"""Kinds of faults and of operators' orders. Scenarios add separate ones."""
 
 NEWER_KINDS = (
     "silence",  # of a check, by an operator, or no more of it
@@ -79,8 +79,8 @@ NEWER_KINDS = (
     "backup",  # of the table, which takes note of it
 )
 NEWER_FROM = 100_000
-"""The first seed that draws kinds of these. What earlier ones do is recorded, in traces and with
-broken builds, and stays as it is; each night tries later ones."""
+"""The first seed that draws kinds of these. Runs of earlier seeds are recorded, in traces and with
+broken builds, and stay as they are; each night tries later seeds."""
 
 NEWEST_KINDS = (
     "relocate",  # a lease to another server, by an operator
@@ -149,7 +149,7 @@ def random_source(seed: int, purpose: str) -> Random:
 
 
 def swarm(seed: int, *, servers: int | None = None, clients: int | None = None) -> Options:
-    """Draw options: each run has some of the faults only, each at a rate of its own.
+    """Draw options: each run has some of the faults only, each at a separate rate.
 
     A run with all faults at once is a run in which nothing else happens; leaving out a random
     part of them reaches deeper (Groce et al., Swarm testing, ISSTA 2012).
@@ -229,5 +229,5 @@ def with_line(options: Options, kinds: tuple[str, ...]) -> Options:
 
 
 def _pick(seed: int, name: str, *values: T) -> T:
-    """Draw one option from a source of its own: a new option leaves the others as they were."""
+    """Draw one option from a separate source: a new option leaves the others as they were."""
     return random_source(seed, f"options/{name}").choice(values)

@@ -47,7 +47,7 @@ class Trace:
             self.lines.append(Line(now, subject, kind, text))
 
     def frame(self, payload: object) -> None:
-        """Record what arrived: in the hash only, for there is too much of it to read."""
+        """Record an arrived payload: in the hash only, for there is too much of it to read."""
         if type(payload) is bytes:
             checksum = crc32(payload)
         else:

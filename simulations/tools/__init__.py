@@ -1,1 +1,1 @@
-"""Running a simulation: scenarios, bounds, and what must come right by itself."""
+"""Running a simulation: scenarios, bounds, and recovery without help."""

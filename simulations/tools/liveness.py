@@ -21,7 +21,8 @@ CONVERGE_S_MAX = 5.0
 """After healing, all servers must agree within this, without help."""
 
 GONE_S_MAX = 14.0
-"""What is left of a dead client ends within this: 10 s until the kernel notices, and some more."""
+"""The leases and workers of a dead client end within this: 10 s until the kernel notices, and some
+more."""
 
 END_S_MAX = 5.0
 """A lease that ends is freed within this."""

@@ -98,7 +98,7 @@ class Report:
     histories_unknown: int
 
     def summary(self) -> str:
-        """Return what a run that passed did, as a sentence."""
+        """Return the results of a passed run, as a sentence."""
         return (
             f"{self.virtual_s:.0f} virtual seconds, {len(self.faults)} faults, "
             f"{self.granted} leases granted, {self.histories} histories checked, "
@@ -194,7 +194,7 @@ class _Simulation:
         happen(fault, self._target, random)
 
     def liveness_phase(self) -> None:
-        """Heal everything; the run fails for what does not come right in time."""
+        """Heal everything; the run fails if it does not recover in time."""
         self._liveness.run()
 
     def report(self) -> Report:

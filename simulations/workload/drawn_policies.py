@@ -55,7 +55,7 @@ def draw_policy(random: Random, options: Options, now_ms: int) -> str:
 
 
 def _draw_members(random: Random) -> dict[str, list[str]]:
-    """Return who is in which class: everybody in one, some by a glob, or nobody."""
+    """Return the members of each class: everybody in one, some by a glob, or nobody."""
     members: dict[str, list[str]] = {name: [] for name in CLASSES}
     if random.random() < 0.3:
         members[CLASSES[0]].append(random.choice(USERS))

@@ -1,4 +1,4 @@
-"""Clients of a long line: what nothing can serve, what never ends, and one that wants a server."""
+"""Clients of a long line: unservable requests, endless leases, and one that wants a server."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,18 +10,19 @@ from gpupool.pool.model.state import Request
 from gpupool.simulations.kernel.swarm_options import Options
 
 AT_LIMIT_COUNT = 20
-"""Requests of one user whose limit lets one of them through."""
+"""Requests of one user with a limit that lets one of them through."""
 
 LARGE, AT_LIMIT, OF_DRAINED, ENDLESS, SLEEPER, SMALL = (
     *("large", "at-limit", "of-drained", "endless", "sleeper", "small"),
 )
 
 NEVER_ENDING = (ENDLESS, SLEEPER, AT_LIMIT)
-"""Who keeps a lease for as long as the pool lets them: of those at the limit, one has one."""
+"""Clients that keep a lease for as long as the pool lets them: of those at the limit, one has
+one."""
 
 
 class Operator(Protocol):
-    """What an operator of the simulated pool does."""
+    """The actions of an operator of the simulated pool."""
 
     def put_policy(self, text: str, base: int, done: Callable[[], None]) -> None:
         """Put a policy in force."""
@@ -45,7 +46,7 @@ def begin_line(options: Options, operator: Operator, drained: ServerId) -> None:
 
 
 def part_in_line(options: Options, client: str) -> tuple[str, str] | None:
-    """Return the user of a client, by its name, and what it does; None: there is no line."""
+    """Return the user of a client, by its name, and its part; None: there is no line."""
     if not options.line:
         return None
     number = int(client[1:])

@@ -65,7 +65,7 @@ NUMBER = re.compile(r"[-+]?\d+(\.\d+)?([eE][-+]?\d+)?|inf|nan")
 
 
 def run(script: Path, words: list[str], stand_ins: str, door: str) -> tuple[int, str, float]:
-    """Run an example; return its status, what it said, and how many seconds it took."""
+    """Run an example; return its exit status, its output and its duration in seconds."""
     path = [stand_ins, *([str(ends.DROPIN)] if door else [])]
     inherited = os.environ.get("PYTHONPATH", "")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*path, inherited])}
@@ -81,7 +81,7 @@ def run(script: Path, words: list[str], stand_ins: str, door: str) -> tuple[int,
 
 
 def words_of(text: str) -> str:
-    """Return what an example says, but for numbers and how it is laid out."""
+    """Return an example's output with numbers masked and whitespace normalized."""
     return " ".join(NUMBER.sub("#", text).split())
 
 

@@ -38,13 +38,13 @@ RUN_S, TEST_S = 540, 60
 REASONS = 3
 END_S = 10
 ENDED = (0, 1, 2, 5)
-"""With what pytest ends by itself: all passed, some failed, could not be imported, no tests."""
+"""Exit codes of a pytest run that ends by itself: all passed, failures, import errors, no tests."""
 REASON_LENGTH = 90
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of a library's tests: numbers, and the most frequent last lines of failures."""
+    """Test outcomes of a library: counts, and the most frequent last lines of failures."""
 
     passed: int
     failed: int
@@ -97,7 +97,7 @@ def counted(lines: list[str], cut: bool) -> Result:
 
 
 def shortened(error: str) -> str:
-    """Return what errors of one kind have in common: no numbers, addresses or paths."""
+    """Return an error message without numbers, addresses and paths, to group similar errors."""
     plain = re.sub(r"0x[0-9a-f]+|\d[\d.,e+-]*", "N", error.removeprefix("E").strip())
     return re.sub(r"(/[\w.-]+){2,}", "PATH", plain).replace("|", "/")[:REASON_LENGTH]
 
@@ -163,7 +163,7 @@ def run(
 
 
 def main() -> int:
-    """Run what is asked for; the exit status is 1 if a test failed."""
+    """Run the command line; the exit status is 1 if a test failed."""
     parser = argparse.ArgumentParser(description="Run a library's tests through the array door.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--python", default=sys.executable, help="of the library's environment")

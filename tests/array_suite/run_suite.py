@@ -73,7 +73,7 @@ PART_BYTES = 12_000
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A folder or a file of tests, or the tests of one whose number has this remainder."""
+    """A folder or a file of tests, or a file's tests with number ``index`` modulo ``of``."""
 
     place: str
     index: int = 0
@@ -95,7 +95,7 @@ def parts_of(work: Path, folder: str) -> Iterator[tuple[int, Part]]:
 
 
 def visible_gpus() -> list[str]:
-    """Return what each process sees: two GPUs that follow each other, of all that are there."""
+    """Return ``CUDA_VISIBLE_DEVICES`` of each process: two adjacent GPUs of all that are there."""
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True)
     count = len(listed.stdout.splitlines())
     return [",".join(str((at + i) % count) for i in range(min(2, count))) for at in range(count)]
@@ -194,7 +194,7 @@ def report(outcomes: list[so.Outcome], expected: dict[str, str]) -> int:
 
 
 def main() -> int:
-    """Run what is asked for."""
+    """Run CuPy's test suite as the command line says."""
     parser = argparse.ArgumentParser(description="Run CuPy's own tests through the array door.")
     parser.add_argument("cupy", type=Path)
     parser.add_argument("folders", nargs="*")

@@ -1,4 +1,4 @@
-"""What is expected of CuPy's tests: a list of those that fail, each with a reason."""
+"""The expected failures of CuPy's tests, each with a reason."""
 
 import json
 import lzma

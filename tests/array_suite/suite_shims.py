@@ -89,7 +89,7 @@ class Module(types.ModuleType):
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds what the drop-in and the installed packages do not have."""
+    """Finds modules that the drop-in and the installed packages lack."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
@@ -116,7 +116,7 @@ def _nothing(*_args: object) -> int:
 
 
 def _get_size(size: Any) -> tuple[int, ...]:
-    """Return what CuPy makes of a `size`; tests of random numbers compare shapes with it."""
+    """Return a `size` as a shape tuple, as CuPy does; tests of random numbers compare shapes."""
     return () if size is None else tuple(size) if hasattr(size, "__len__") else (int(size),)
 
 
@@ -134,7 +134,7 @@ def _none(*_args: object) -> list[str]:
 
 
 def _choices_without_effect(core: Any) -> None:
-    """Let tests choose how CuPy computes, which has no effect on what it computes.
+    """Let tests choose CuPy's accelerators and limits, without effect on the results.
 
     A test that asserts the choice still fails: nothing calls what it patches.
     """
@@ -149,7 +149,7 @@ def _choices_without_effect(core: Any) -> None:
 
 
 def _compilers_without_effect(compiler: Any) -> None:
-    """Let tests of raw kernels say where compiled ones are kept, and ask which nvcc there is."""
+    """Let tests of raw kernels set the cache of compiled kernels, and query nvcc's version."""
     compiler.__getattr__ = _stand_in("cupy.cuda.compiler")
     compiler._run_cc = _version_of_nvcc
     cache: Any = importlib.import_module("cupy.cuda._compiler_cache")
@@ -163,14 +163,14 @@ def _version_of_nvcc(*_args: object) -> str:
 
 
 class _Unused:
-    """What a test makes and hands to CuPy, which has no use for it here."""
+    """A stand-in for an object that tests make and pass to CuPy, unused here."""
 
     def __init__(self, *_args: object) -> None:
-        """Take what the real one takes."""
+        """Accept the arguments of the real constructor."""
 
 
 def install(cupy: Any) -> None:
-    """Put the stand-ins in place; what the tests need of them to be collected is real."""
+    """Install the stand-ins; the objects that test collection needs are real."""
     # After the finder of files, so that what the drop-in has is its own, and before the drop-in's,
     # which refuses what nobody has found.
     at = sys.meta_path.index(importlib.machinery.PathFinder)

@@ -1,4 +1,4 @@
-"""Attack a pool of three real servers, and measure what its users notice.
+"""Attack a pool of three real servers, and measure the effect on its users.
 
     python tests/attacks/attack_pool.py [--seconds 60] [--only silent,drip] [--quiet] [--csv FILE]
 
@@ -99,7 +99,7 @@ CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass
 class Noticed:
-    """What the users noticed during one attack; times in seconds."""
+    """The users' measurements during one attack; times in seconds."""
 
     grants: list[float] = field(default_factory=list[float])
     pings: list[float] = field(default_factory=list[float])
@@ -114,7 +114,7 @@ class Noticed:
     stall: float = 0.0  # of a program
 
     def verdict(self) -> list[str]:
-        """Return what went wrong; empty when the pool held."""
+        """Return the failures; empty when the pool held."""
         wrong = list(dict.fromkeys(self.failures))[:3]
         if max(self.pings, default=0.0) > SILENT_MAX_S:
             wrong.append(f"a server was silent for {max(self.pings):.1f} s")
@@ -124,7 +124,7 @@ class Noticed:
 
 
 def out_of_bounds(first: Noticed, noticed: Noticed, *, is_quiet: bool) -> list[str]:
-    """Return which bounds of memory and descriptors all servers together have left."""
+    """Return the bounds of memory and descriptors that all servers together exceed."""
     wrong: list[str] = []
     if noticed.memory - first.memory > SERVER_COUNT * GROWTH_MAX:
         wrong.append(f"memory grew by {(noticed.memory - first.memory) / 2**20:.0f} MiB")
@@ -184,7 +184,7 @@ class Pool:
         return [[float(line) for line in file.read_text().split("\n")[:-1]] for file in files]
 
     def end_programs(self) -> list[str]:
-        """Tell the programs to end; return what was wrong with any."""
+        """Tell the programs to end; return the failures among their exit statuses."""
         (self.folder / "stop").touch()
         wrong: list[str] = []
         for number, process in enumerate(self.programs):
@@ -466,14 +466,15 @@ ELSEWHERE = {
     "many_elsewhere": (many_handshakes, Work.HANDSHAKE),
     "slow_https_elsewhere": (slow_https, Work.HANDSHAKE),
 }
-"""Attacks on ports that are nobody's, and what these do: what an attack costs the machine alone."""
+"""Attacks on ports without a server, each with its sink's work: an attack's cost to the machine
+alone."""
 
 USERS = ("drafts", "subscriptions", "pings", "verdicts", "waits")
 ATTACKS = (*STRANGERS, *ELSEWHERE, *USERS, *WORKERS_CODE)
 
 
 def attack(kind: str, folder: Path, seconds: float) -> int:
-    """Be one attacker, in a process of its own; return how often it tried."""
+    """Run one attacker, as a separate process; return its number of attempts."""
     if kind in ELSEWHERE:
         act, work = ELSEWHERE[kind]
         with Sinks(SERVER_COUNT, work) as ports:  # which run at the priority of servers
@@ -492,7 +493,7 @@ def attack(kind: str, folder: Path, seconds: float) -> int:
 
 
 async def measure(pool: Pool, kind: str, seconds: float) -> Noticed:
-    """Use the pool during one attack, or without one; return what was noticed."""
+    """Use the pool during one attack, or without one; return the measurements."""
     noticed = Noticed()
     before, programs = usage(pool.servers), pool.progress()
     process = None

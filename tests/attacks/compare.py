@@ -30,7 +30,7 @@ PEACE = "quiet"
 
 @dataclass
 class Phases:
-    """What was noticed in the phases of one kind, and how the servers' loops were scheduled."""
+    """Measurements in the phases of one kind, and the scheduling of the servers' event loops."""
 
     noticed: list[Noticed] = field(default_factory=list[Noticed])
     ran_s: float = 0.0
@@ -73,7 +73,7 @@ def p99(noticed: Noticed) -> float:
 
 
 def at(ordered: list[float], share: float) -> float:
-    """Return what a share of sorted times stays below."""
+    """Return a quantile of sorted times; NaN without times."""
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")
 
 

@@ -1,4 +1,4 @@
-"""Ports that are nobody's, for the controls of attacks: what an attack costs the machine alone.
+"""Sink ports for control runs of attacks: an attack's cost to the machine alone.
 
 Each port has a process of its own, as each server has. It takes connections at the pace of a
 server, holds as many, and does as much for each as it is told.
@@ -32,7 +32,7 @@ PEEK_SIZE = 4096
 
 
 class Work(Enum):
-    """What a sink does for a connection."""
+    """The work of a sink for a connection."""
 
     HOLD = "hold"  # and nothing else
     ANSWER = "answer"  # in its turn
@@ -101,7 +101,7 @@ def serve(door: socket.socket, work: Work, context: ssl.SSLContext) -> NoReturn:
 
 
 def take(one: socket.socket, work: Work, context: ssl.SSLContext) -> object:
-    """Do a connection's work; return what is to be held of it."""
+    """Do a connection's work; return the object to keep with the connection, or None."""
     with contextlib.suppress(OSError):
         if work is Work.ANSWER:
             one.recv(PEEK_SIZE, socket.MSG_DONTWAIT)

@@ -70,7 +70,7 @@ class SlowClients:
         heapq.heappush(self.next_bytes, (time.monotonic(), id(slow), slow))
 
     def send_bytes(self) -> None:
-        """Send a byte over each connection whose time has come."""
+        """Send a byte over each connection that is due."""
         now = time.monotonic()
         while self.next_bytes and self.next_bytes[0][0] <= now:
             _, number, slow = heapq.heappop(self.next_bytes)

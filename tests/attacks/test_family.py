@@ -1,4 +1,4 @@
-"""The processes of a server whose memory and time the attacks count."""
+"""The processes of a server in an attack's totals of memory and processor time."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ import attack_pool
 
 
 def test_a_child_that_another_thread_has_started_is_counted() -> None:
-    """The observer was not: with it, the TLS of strangers who speak HTTPS."""
+    """The exporter was not counted, with the TLS of unauthenticated peers that speak HTTPS."""
     started, counted = threading.Event(), threading.Event()
     children: list[subprocess.Popen[bytes]] = []
 

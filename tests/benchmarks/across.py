@@ -144,7 +144,7 @@ def measure(encryption: str, mib: int, rounds: int) -> dict[str, float]:
 
 
 def record(found: dict[str, dict[str, float]], mib: int, results: Results) -> None:
-    """Write the figures of both encryptions as rows; the plain socket is what is native."""
+    """Write the figures of both encryptions as rows; the plain socket is the native baseline."""
     plain = found["off"]["plain socket"]
     for encryption, figures in found.items():
         for name, figure in figures.items():

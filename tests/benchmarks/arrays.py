@@ -279,7 +279,7 @@ COMPARED = {
 
 
 def record(figures: dict[str, Any], results: Results) -> None:
-    """Add what was measured to the results."""
+    """Add the measurements to the results."""
     own = figures["native"]
     for name, found in figures["calls"].items():
         alone = own["calls"][name]["pipelined"]
@@ -303,7 +303,7 @@ def record(figures: dict[str, Any], results: Results) -> None:
 
 
 def show(figures: dict[str, Any]) -> None:
-    """Print what was measured."""
+    """Print the measurements."""
     own = figures["native"]
     columns = ("client CPU", "worker", "alone", "pipelined", "waited for", "native")
     print(f"{'us per call':20}" + "".join(f"{each:>12}" for each in columns))

@@ -21,7 +21,7 @@ def keep_rights(options: JoinOptions, log: logging.Logger) -> separate.Separated
 
 
 def confine_nothing(*words: Any, **more: Any) -> KeeperSettings:
-    """Return a server's settings, less what they protect it from."""
+    """Return a privileged helper's settings without Landlock, separate UIDs and confinement."""
     settings = KeeperSettings(*words, **more)
     return replace(settings, landlock=False, own_uids=False, confine=frozenset())
 

@@ -1,4 +1,4 @@
-"""What a server's checks of itself cost a second, in processor time.
+"""A server's self-checks: their processor time per second.
 
     python tests/benchmarks/checks.py [--seconds 2000]
 

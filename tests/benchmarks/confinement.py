@@ -61,7 +61,7 @@ for _line in sys.stdin:
 
 @dataclass
 class Side:
-    """One server, its program, and what was measured with them."""
+    """One server, its program, and their measurements."""
 
     servers: Servers
     program: "subprocess.Popen[str]"
@@ -106,7 +106,7 @@ async def start(folder: Path, mib: int, *, confined: bool, named: bool, tcp: boo
 
 
 async def say(side: Side, line: str) -> str:
-    """Tell the program to go on, and return what it prints next."""
+    """Send a line, if any, to the program; return its next output line."""
 
     def ask() -> str:
         assert side.program.stdin is not None
@@ -130,7 +130,7 @@ async def measure(side: Side, pool: Pool, grants: int) -> None:
 
 
 def figures(grants: list[float], copies: list[float], mib: int) -> dict[str, float]:
-    """Return what was measured."""
+    """Return the measured grant times and copy rates."""
     ordered = sorted(grants)
     return {
         "grant p50, ms": 1000 * statistics.median(ordered),

@@ -172,7 +172,7 @@ def make_certificates(names: Sequence[str], directory: Path) -> None:
 
 
 def record(results: Results, mode: str, case: str, metric: str, figure: float, unit: str) -> None:
-    """Add a figure of one mode; those of bare pysyncobj have rows of their own."""
+    """Add a figure of one mode; figures of bare pysyncobj have separate rows."""
     if mode == "bare":
         results.add(case, metric, None, unit, native=figure)
     else:
@@ -182,7 +182,7 @@ def record(results: Results, mode: str, case: str, metric: str, figure: float, u
 def record_load(
     results: Results, mode: str, case: str, rate: float, median: float, p99: float
 ) -> None:
-    """Add what a load came to."""
+    """Add a load's rate and its latency percentiles."""
     record(results, mode, case, "rate", rate, "1/s")
     record(results, mode, case, "p50", median, "ms")
     record(results, mode, case, "p99", p99, "ms")
@@ -215,7 +215,7 @@ def measure(mode: str, voters: int, seconds: float, directory: Path, results: Re
 
 
 def measure_rest(cluster: Cluster, results: Results) -> None:
-    """Print what each server costs while nothing happens."""
+    """Print each server's share of a core at rest."""
     time.sleep(1)
     before = {name: process.do(do="health")[3] for name, process in cluster.processes.items()}
     time.sleep(5)

@@ -43,7 +43,7 @@ COMMAND_BYTES = 64
 
 
 class Counter:
-    """The cheapest state machine there is, so that consensus is what is measured."""
+    """The cheapest possible state machine, so that the measurement is of consensus."""
 
     def __init__(self) -> None:
         self.count = 0

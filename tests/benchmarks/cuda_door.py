@@ -50,7 +50,7 @@ LAUNCHES, COPIES, QUARTERS, LATENCY_US, START_S = 0.85, 0.85, 0.95, 30.0, 1.0
 
 
 class Report:
-    """Prints rows, keeps them, and counts what missed its budget."""
+    """Prints rows, keeps them, and counts missed budgets."""
 
     def __init__(self, results: Results) -> None:
         self.results = results
@@ -60,7 +60,7 @@ class Report:
     def row(
         self, name: str, native: float, remote: float, unit: str, ratio: float, budget: float
     ) -> None:
-        """Record one figure; ``ratio`` is remote throughput over what it is compared with."""
+        """Record one figure; ``ratio`` is remote throughput over the reference's throughput."""
         verdict = "" if not budget else "kept" if ratio >= budget else "MISSED"
         self.missed += verdict == "MISSED"
         promised = f"{budget * 100:g} %" if budget else ""
@@ -153,7 +153,7 @@ class Player:
             self.process.wait()
 
     def median(self, name: str) -> float:
-        """Return the median of what it measured under a name."""
+        """Return the median of the program's measurements under a name."""
         return statistics.median(self.times[name])
 
 
@@ -275,7 +275,7 @@ class Bench:
         return None
 
     def _sustained(self, program: list[str]) -> None:
-        """Measure launches in turns: whichever processor a process gets, it keeps for a while."""
+        """Measure launches in turns, because a process keeps its processor for a while."""
         times: dict[str, list[list[float]]] = {"launch_us": [[], []], "launch8_us": [[], []]}
         for _ in range(START_ROUNDS):
             both = self.native(program), self.pool.run(program, limit=LIMIT_S, name="launches")
@@ -344,7 +344,7 @@ class Bench:
         return None
 
     def quarters(self) -> None:
-        """Measure four quarter partitions beside one whole GPU, and what CUDA does natively."""
+        """Measure four quarter partitions beside one whole GPU, and native processes likewise."""
         for fraction, whole, what, budget in (
             ("0.25", "1", "quarters beside one whole", QUARTERS),
             ("", "", "processes beside one, native", 0.0),

@@ -78,7 +78,7 @@ BARS: dict[str, tuple[float, ...]] = {
 """Percent of native, for each delay of ``BAR_DELAYS`` that has one."""
 BAR_DELAYS: tuple[int, ...] = (0, 300, 2000)
 LEAST_S = 15.0
-"""What a workload needs, at least; without as much, it is left out."""
+"""Least time left for a workload; with less, it is left out."""
 TRACES_MAX = 6
 TRACE_LINES = 200
 """Of the records of one step."""
@@ -86,7 +86,7 @@ TRACE_LINES = 200
 
 @dataclass(frozen=True)
 class Mode:
-    """How a program runs: behind the door of which checkout, with what delay, encrypted or not."""
+    """A run mode of programs: the checkout of the door, its added delay, and its encryption."""
 
     root: str
     delay_us: int
@@ -94,7 +94,7 @@ class Mode:
 
     @property
     def says(self) -> str:
-        """Return what a row of figures says of it."""
+        """The mode's delay and encryption, as a row of figures shows them."""
         delay = f", {self.delay_us} us added" if self.delay_us else ""
         return delay + (", TLS" if self.is_tls else "")
 
@@ -119,7 +119,7 @@ class Result:
 
     @classmethod
     def of(cls, turns: Turns, modes: Sequence[Mode]) -> "Result":
-        """Return the line of what was played."""
+        """Return the table's line for a workload's turns."""
         native = turns.median("native")
         percent: dict[str, float] = {}
         missed: list[str] = []
@@ -170,7 +170,7 @@ class Bench:
         self.notes: list[str] = []
 
     def ping_us(self, *kind: str) -> float:
-        """Return what a round trip between plain sockets takes on this machine."""
+        """Return the round-trip time between plain sockets on this machine."""
         words = [str(self.peer), "measure", *kind]
         said = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout
         rows = [line.split() for line in said.splitlines()]
@@ -232,7 +232,7 @@ class Bench:
                 player.stop()
 
     def trace(self, workload: str, folder: Path, steps: int = 20) -> None:
-        """Write down which records a workload's steps send."""
+        """Record the names of the records that a workload's steps send."""
         tap = self.folder / f"tap-{workload}"
         tap.mkdir()
         player = self.player(f"trace-{workload}", Mode("now", 0), "--tap", str(tap))
@@ -260,7 +260,7 @@ class Bench:
         print(f"trace {workload}, a step: {shown}", flush=True)
 
     def rows(self) -> list[Result]:
-        """Return what was measured, in the order of the table."""
+        """Return the measurements in the order of the table."""
         return [Result.of(turns, self.modes) for turns in self.turns]
 
     def show(self) -> None:
@@ -307,7 +307,7 @@ def table_lines(results: Sequence[Result], modes: Sequence[Mode]) -> list[str]:
 
 
 def names_in(data: bytes) -> list[str]:
-    """Return the names of the records in what a worker received; a request's ends with ``?``."""
+    """Return the record names in a worker's received bytes; a request's name ends with ``?``."""
     names: list[str] = []
     at = 0
     while len(data) - at >= FRAME.size:

@@ -162,7 +162,7 @@ class EtcdClient:
 
 
 def protobuf(data: bytes) -> Iterator[tuple[int, Any]]:
-    """Yield the fields of a message: numbers, and bytes of what is nested."""
+    """Yield the fields of a message: numbers, and the bytes of nested messages."""
     position = 0
 
     def number() -> int:
@@ -187,7 +187,7 @@ def protobuf(data: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def serve_client(side: str, ports: list[int], folder: Path) -> None:
-    """Obey JSON lines: connect, load, the first write after a failure, who leads."""
+    """Obey JSON lines: connect, load, the first write after a failure, the leader's ports."""
     make: Callable[[int, Path], Any] = OurClient if side == "ours" else EtcdClient
     clients: dict[int, Any] = {}
     for line in sys.stdin:

@@ -1,4 +1,4 @@
-"""Measures a server whose table is full: ``python -m tests.benchmarks.full_table``.
+"""Measures a server with a full table: ``python -m tests.benchmarks.full_table``.
 
 One server has the table of a pool of 1,000 servers and 10,000 leases, by default. It applies
 commands, looks at its duties after each, takes snapshots and installs one. All figures but lateness
@@ -128,7 +128,7 @@ class FullTable:
         )
 
     def cycle(self, oldest: LeaseId) -> tuple[Command, Command, Command]:
-        """Return what ends and frees a lease and grants another one."""
+        """Return the commands that end and free a lease and grant another one."""
         server = self.state.leases[oldest].partitions[0].server
         return (
             EndLease(oldest, "released"),
@@ -138,7 +138,7 @@ class FullTable:
 
 
 def full_machine(servers: int, leases: int) -> PoolMachine:
-    """Return a state machine whose table has so many servers and leases."""
+    """Return a state machine with a table of so many servers and leases."""
     table = FullTable(servers)
     for _ in range(leases):
         table.apply(table.grant_command())
@@ -159,7 +159,7 @@ class IdleHost:
         return self._gpus
 
     def readings(self) -> dict[GpuId, GpuReading]:
-        """Return what was read of them."""
+        """Return the readings of the GPUs."""
         return {gpu.id: GpuReading(gpu.memory_foreign, gpu.fault) for gpu in self._gpus}
 
     def worker_count(self) -> dict[LeaseId, int]:

@@ -92,7 +92,7 @@ class Servers:
 
 
 async def serve(number: int, gpu_count: int, token: str, folder: Path) -> None:
-    """Be one server, in a process of its own."""
+    """Run one server, in a separate process."""
     server = RealServer(folder, number, gpu_count)
     listener = await server.listen()
     if token:

@@ -1,4 +1,4 @@
-"""The history at full size: how large it is, within which cap, and how long questions take.
+"""The history at full size: its size, its cap, and the duration of queries.
 
 Thirty simulated days of 8 GPUs and 50 leases are fed as fast as the disk takes them, slot by slot
 into the real store, with its roll-ups and its retention. Run it from the root of the repository::
@@ -153,7 +153,7 @@ def feed(folder: Path, arguments: argparse.Namespace, settings: HistorySettings)
 
 
 def sizes(folder: Path) -> None:
-    """Print the rows and bytes of each tier beside what was specified."""
+    """Print the rows and bytes of each tier beside the specified ones."""
     db = sqlite3.connect(folder / FILE_NAME)
     page = db.execute("PRAGMA page_size").fetchone()[0]
     free = db.execute("PRAGMA freelist_count").fetchone()[0] * page
@@ -215,7 +215,7 @@ def timed(what: str, ask: Callable[[], object], times: int, limit_ms: float) -> 
 
 
 def questions(folder: Path, days: int) -> None:
-    """Ask what users ask."""
+    """Time the queries of typical users."""
     end = START + days * DAY_S
 
     def query(of: str, metric: str, seconds: int, name: str = "") -> HistoryQuery:

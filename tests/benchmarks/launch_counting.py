@@ -1,4 +1,4 @@
-"""What it costs a worker that executes launches to be measured, as a share of its time.
+"""The share of a worker's time that measuring its launches costs.
 
     python tests/benchmarks/launch_counting.py [--launches 200000] [--csv FILE]
 

@@ -65,7 +65,7 @@ def lower(servers: Servers, nice: int) -> None:
 
 
 def reasons(servers: Servers, offsets: dict[str, int]) -> list[str]:
-    """Return what the logs say since ``offsets``, in the order of time."""
+    """Return the reasons in the logs since ``offsets``, in the order of time."""
     found: list[str] = []
     for name in servers.names:
         text = (servers.folder / f"{name}.log").read_text(errors="replace")[offsets[name] :]

@@ -52,7 +52,7 @@ def applied(table: FullTable, command: Command) -> tuple[int, float, float]:
 
 
 def measure(servers: int, leases: int, tokens: int) -> Iterator[tuple[str, int, float, float]]:
-    """Measure each command on a table of its own, and one of a backup with so many tokens."""
+    """Measure each command on a separate table, and one of a backup with so many tokens."""
     one = server_id(servers - 1)
     yield "revoke", *applied(_filled(servers, leases), RevokeToken(TOKEN, BY))
     yield "remove", *applied(_filled(servers, leases, on_one=True), RemoveServer(one, BY))

@@ -55,7 +55,7 @@ START_S = 20.0
 ANSWER_S = 45.0
 """For one answer: some programs hang."""
 LEAST_S = 12.0
-"""What a row needs, at least; without as much, it is left out."""
+"""Least time left for a row; with less, it is left out."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Row:
     says: str
     unit: str
     amount: float = 1.0
-    """In a rate's unit, what a step does."""
+    """Amount of a step, in the unit of the rate."""
     program: str = "workloads"
 
     @property
@@ -224,7 +224,7 @@ class Found:
 
     @classmethod
     def of(cls, row: Row, turns: Turns) -> "Found":
-        """Return the outcome of what was played."""
+        """Return the outcome of a row's turns."""
         figures: dict[str, float | str] = {}
         for side in SIDES:
             ms = turns.median(side)
@@ -315,7 +315,7 @@ class Bench:
         return int(proxy.stdout.readline())
 
     def ping_us(self) -> float:
-        """Return what a round trip between plain sockets takes here, with the delay if any."""
+        """Return the round-trip time between plain sockets here, with the delay if any."""
         delay = self.options.delay_us
         words = ["proxied", str(delay)] if delay else ["tcp"]
         said = subprocess.run(
@@ -366,7 +366,7 @@ class Bench:
                     player.stop()
 
     def show_logs(self) -> None:
-        """Print what was said where a side failed."""
+        """Print the logs, if a side failed."""
         if any(isinstance(value, str) for each in self.found for value in each.figures.values()):
             for log in sorted(self.folder.glob("*.log")):
                 if text := log.read_text(errors="replace").strip():

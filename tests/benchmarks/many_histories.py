@@ -1,4 +1,4 @@
-"""A report of usage over the histories of 100 servers: each one's answer, and what merging takes.
+"""A usage report over the histories of 100 servers: each server's answer, and the merge.
 
     python tests/benchmarks/many_histories.py [--servers 100] [--days 30]
 

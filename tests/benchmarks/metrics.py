@@ -47,7 +47,7 @@ HELD_SHARE, TAKEN_SHARE = 0.01, 0.005
 
 
 class Server:
-    """One server in a process, with a home of its own."""
+    """One server in a process, with a separate home."""
 
     def __init__(self, folder: Path, program: Sequence[str] = ("-m", "gpupool.cli.main")) -> None:
         self.folder = folder
@@ -121,7 +121,7 @@ async def scrape(ca_file: str, address: str, token: str, plain_port: int, second
 
 
 class Scraper:
-    """Scrapes in a process of its own, whose times do not have this one's load in them."""
+    """Scrapes in a separate process, so that this process's load does not affect the times."""
 
     def __init__(self, credentials: Credentials, folder: Path, token: str) -> None:
         self._ca_file = folder / "trusted.pem"

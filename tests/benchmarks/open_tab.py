@@ -64,7 +64,7 @@ def heap_mb(session: Any) -> tuple[float, int]:
 
 
 def watch(address: str, given: argparse.Namespace) -> None:
-    """Open the tabs, and print what their heaps are while time passes."""
+    """Open the tabs, and print their heap sizes while time passes."""
     playwright: Any = importlib.import_module("playwright.sync_api")
     chromium = shutil.which("chromium") or "/usr/bin/chromium"
     with playwright.sync_playwright() as driver:

@@ -1,4 +1,4 @@
-"""What people who look at one page cost its process a second, in processor time.
+"""Processor time per second that viewers of one page cost its process.
 
     python tests/benchmarks/page_viewers.py [--servers 1000] [--viewers 50] [--seconds 20]
 
@@ -24,11 +24,11 @@ from gpupool.monitoring.web.page_app import make_app
 
 PORT = 7471
 SLOW_FROM = 100
-"""Servers above which a page asks every two seconds."""
+"""Largest number of servers at which a page polls every second."""
 
 
 class Still(FakePool):
-    """A pool whose snapshot of each second is made before it is measured."""
+    """A pool with each second's snapshot made before the measurement."""
 
     def step(self) -> None:
         """Let a second pass."""
@@ -36,7 +36,7 @@ class Still(FakePool):
         self.made: Any = super().latest()
 
     def latest(self) -> Any:
-        """Return what was made."""
+        """Return the snapshot made before."""
         return self.made
 
 

@@ -21,7 +21,7 @@ from gpupool.monitoring.analysis.trace_form import Trace
 
 
 def imported(jobs: int, minutes: int) -> Trace:
-    """Write a trace, read it, and tell what was read and how long that took."""
+    """Write a trace, read it, and print its size, its content and the read time."""
     with tempfile.TemporaryDirectory() as folder:
         made = PhillyTrace(jobs)
         paths = [str(path) for path in made.write(Path(folder), readings=minutes)]

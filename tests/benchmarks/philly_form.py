@@ -1,4 +1,4 @@
-"""A synthetic trace in the form of Philly's files, of any size, with what it must be read as.
+"""A synthetic trace in the form of Philly's files, of any size, with its expected content.
 
 Philly's own files cannot be had here (6.6 GB). This has its three tables, its local times without
 a zone, readings with PST and PDT and a comma at each row's end, and every trap of the real ones.
@@ -29,7 +29,7 @@ UNCLEAR = (
 
 @dataclass(slots=True)
 class Known:
-    """What the trace must be read as."""
+    """The expected content of the trace."""
 
     jobs: int = 0
     gpu_seconds: int = 0  # of jobs that have ended

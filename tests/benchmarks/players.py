@@ -118,7 +118,7 @@ class Player:
         return self._number(f"play {workload} {self.steps}", "MS", limit)
 
     def stop(self) -> None:
-        """End the process and what it started; harmless when there is none."""
+        """End the process and its children; harmless when there is none."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -144,7 +144,7 @@ def none() -> dict[str, list[float]]:
 
 @dataclass
 class Turns:
-    """What all players gave for one workload."""
+    """All players' figures for one workload."""
 
     workload: str
     times: dict[str, list[float]] = field(default_factory=none)

@@ -1,4 +1,4 @@
-"""What a policy costs in ``apply``: processor time of grants and refusals, with and without it.
+"""A policy's cost in ``apply``: processor time of grants and refusals, with and without it.
 
     python tests/benchmarks/policy.py [--rules 500] [--leases 256] [--users 200] [--rounds 300]
         [--csv FILE]

@@ -1,4 +1,4 @@
-"""What recording before adoption costs, by the script and by the command: processor and memory.
+"""The cost of recording before adoption, by script and by command: processor and memory.
 
     python tests/benchmarks/recorder.py [--minutes 4] [--every 10] [--gpus 8] [--processes 20]
 
@@ -84,7 +84,7 @@ int nvmlDeviceGetProcessUtilization(void *device, struct share *rows, unsigned *
 
 @dataclass(frozen=True)
 class Cost:
-    """What one recorder took."""
+    """The resource use of one recorder."""
 
     cpu_s: float  # from its first sample on, without its start
     resident: int
@@ -93,7 +93,7 @@ class Cost:
 
 
 def watch(command: list[str], environment: dict[str, str], out: Path, seconds: float) -> Cost:
-    """Run a recorder to its end, and return what it took after its first sample."""
+    """Run a recorder to its end, and return its resource use after its first sample."""
     process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.DEVNULL)
     place = Path(f"/proc/{process.pid}")
     begun, first, last, resident = time.monotonic(), 0.0, 0.0, 0

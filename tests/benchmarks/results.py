@@ -130,7 +130,7 @@ def read(path: Path) -> list[Row]:
 
 
 def commit() -> str:
-    """Return the short hash of what is checked out, with ``+`` if it was changed; or nothing."""
+    """Return the short hash of the checked-out commit, with ``+`` if changed; or nothing."""
 
     def git(*words: str) -> str:
         try:

@@ -67,7 +67,7 @@ ASK_COUNT = 32
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What a pool of ``servers`` servers costs. Bytes are those of Raft's frames, without TLS."""
+    """The cost of a pool of ``servers`` servers. Bytes are those of Raft's frames, without TLS."""
 
     servers: int
     table_bytes: int  # empty of leases, as a snapshot carries it
@@ -85,7 +85,7 @@ class Measurement:
 
 
 class _SharedMachine:
-    """``ports.StateMachine``: applies what is new, and takes over results that another computed."""
+    """``ports.StateMachine``: applies new entries, and reuses results that another computed."""
 
     def __init__(self, shared: "_Shared") -> None:
         self._shared = shared
@@ -229,7 +229,7 @@ class _Pool:
         return next(each.node.core for each in self.replicated_logs.values() if each.node.leads)
 
     def sent(self) -> dict[ServerId, int]:
-        """Return what each server has sent so far."""
+        """Return the bytes that each server has sent so far."""
         return {e: self.network.sent_bytes.get((self._names[e], KIND), 0) for e in self.ids}
 
 

@@ -1,4 +1,4 @@
-"""What being seen costs a server: grants, processor and memory with all of it, and without.
+"""The cost of monitoring to a server: grants, processor and memory, with and without it.
 
     python tests/benchmarks/seeing.py [--grants 300] [--rest 30] [--csv FILE]
 
@@ -76,7 +76,7 @@ def observer_of(server: int) -> int | None:
 
 @dataclass
 class Seen:
-    """One of the two servers, and what was measured of it."""
+    """One of the two servers, and its measurements."""
 
     name: str
     server: Server
@@ -105,7 +105,7 @@ def quantile_ms(times: list[float], share: int) -> float:
 
 
 async def at_rest(both: list[Seen], seconds: float) -> float | None:
-    """Leave both alone for a while; return what the observer computed a second."""
+    """Leave both alone for a while; return the exporter's processor seconds per second."""
     observer = observer_of(both[0].pid)
     before = [computed_s(each.pid) for each in both]
     watched = computed_s(observer) if observer else 0.0
@@ -117,7 +117,7 @@ async def at_rest(both: list[Seen], seconds: float) -> float | None:
 
 
 async def take_turns(both: list[Seen], count: int) -> None:
-    """Have both grant, in turn, and note what each computed for it."""
+    """Let both grant in turn, and record the processor time of each per grant."""
     for each in both:
         await each.grant()  # the first one of each warms up
         each.grants.clear()

@@ -1,4 +1,4 @@
-"""Accounts of pools whose servers are killed again and again, in virtual time.
+"""Accounts of pools with servers killed again and again, in virtual time.
 
     python tests/benchmarks/server_kills.py [--kills 1000] [--seed 0]
 
@@ -21,7 +21,7 @@ from gpupool.simulations.tools.scenarios import options_of
 
 
 class Counts:
-    """What was done to servers that ran, and how many records there were."""
+    """Counts of kills and power cuts of running servers, and of records."""
 
     def __init__(self) -> None:
         self.kills = self.power_cuts = self.records = 0

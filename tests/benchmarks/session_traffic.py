@@ -1,4 +1,4 @@
-"""What is shown of a lease's traffic, against the network itself; bar 2 of its page of results.
+"""Displayed traffic of a lease against the interface counters; bar 2 of its page of results.
 
     unshare -rn python tests/benchmarks/session_traffic.py [--csv FILE]
 
@@ -181,7 +181,7 @@ class Server:
         return json.loads(done.stdout)
 
     def session(self) -> dict[str, Any]:
-        """Return what the server says of the one lease that there is, or nothing."""
+        """Return the status of the only session, or nothing."""
         found: list[dict[str, Any]] = [
             each for server in self.status()["telemetry"] for each in server["sessions"]
         ]

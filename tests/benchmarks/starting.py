@@ -31,7 +31,7 @@ from gpupool.remoting.driver_api import build
 ROOT = Path(__file__).resolve().parents[2]
 BUDGET_MS = 300
 ADDED_MS = 250
-"""What `gpupool run` may add to a program."""
+"""Budget for the time that `gpupool run` adds to a program."""
 
 PROGRAMS = {
     "date": ["date", "+%s%N"],
@@ -95,7 +95,7 @@ def one_run(command: list[str], env: dict[str, str]) -> tuple[float, float]:
 
 
 def measure_gpu(folder: Path, runs: int, results: Results) -> None:
-    """Print what `gpupool run` adds to a CUDA program that does next to nothing."""
+    """Print the time that `gpupool run` adds to a nearly empty CUDA program."""
     library = build.ensure()
     program = folder / "trivial"
     source = ROOT / "tests/gpu/cuda_programs/trivial.c"

@@ -1,4 +1,4 @@
-"""Strangers: what each costs one real server, in memory and processor time, until it is refused.
+"""The cost of unauthenticated peers to one real server: memory and processor time until refusal.
 
     python tests/benchmarks/strangers.py [--kinds silent,hello] [--counts 500,10000] [--csv FILE]
 
@@ -81,7 +81,7 @@ class Usage:
 
 
 def usage(pid: int) -> Usage:
-    """Return what a process has used."""
+    """Return a process's processor time and memory."""
     proc = Path("/proc") / str(pid)
     stat = (proc / "stat").read_text().rpartition(")")[2].split()
     status = dict(
@@ -92,13 +92,13 @@ def usage(pid: int) -> Usage:
 
 
 def whole_usage(pids: Iterable[int]) -> Usage:
-    """Return what a server has used, with its observer and its other processes."""
+    """Return a server's resource use, with its exporter and its other processes."""
     found = [usage(pid) for pid in pids]
     return Usage(*(sum(figures) for figures in zip(*map(astuple, found), strict=True)))
 
 
 def browse(port: int) -> None:
-    """Ask once, so that what the observer loads for its first client is not a stranger's."""
+    """Ask once, so that no unauthenticated peer pays for the exporter's lazy imports."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     connection = http.client.HTTPSConnection("127.0.0.1", port, context=context)
@@ -123,7 +123,7 @@ async def log_in(credentials: Credentials, seconds: float) -> list[float]:
 
 
 async def measure(folder: Path, kind: str, count: int, seconds: float, results: Results) -> None:
-    """Measure one kind of stranger at a server of its own."""
+    """Measure one kind of unauthenticated peer at a separate server."""
     servers = Servers(folder, 1, "1:1G")
     try:
         await servers.create()

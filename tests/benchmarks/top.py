@@ -1,4 +1,4 @@
-"""What ``gpupool top`` costs: frames of a large pool, and the start of one of a real pool.
+"""The cost of ``gpupool top``: frames of a large pool, and the start for a real pool.
 
     python tests/benchmarks/top.py [--servers 5] [--starts 5] [--seconds 20]
 
@@ -67,7 +67,7 @@ def large_pool(servers: int, leases: int) -> PoolSnapshot:
 
 
 def frames(count: int = 20) -> None:
-    """Print the processor time of a frame of the large pool, by what it shows."""
+    """Print the processor time of a frame of the large pool, by panel or mode."""
     snapshot = large_pool(1000, 10_000)
     shown = {name: UiState(panel=name) for name in ("servers", "gpus", "leases")}
     shown["detail"] = UiState(mode=Mode.DETAIL, detail=("server", snapshot.view.servers[500].id))
@@ -97,7 +97,7 @@ class View:
         fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", HEIGHT, WIDTH, 0, 0))
 
     def read(self, seconds: float) -> None:
-        """Take what it prints for so long."""
+        """Read the output for so long."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             if select.select([self.fd], [], [], min(left, 0.01))[0]:
@@ -107,7 +107,7 @@ class View:
                     return
 
     def until_filled(self) -> float:
-        """Return the seconds from its start to the first frame whose lines have a history."""
+        """Return the seconds from the start to the first frame with a history in its lines."""
         while time.monotonic() - self.begun < DEADLINE_S:
             self.read(0.005)
             line = [each for each in self.text.split("\n") if "Emulated" in each]
@@ -130,7 +130,7 @@ class View:
 
 
 def live(servers: int, starts: int, seconds: float) -> None:
-    """Print what a real pool takes: from start to first full frame, and for 2 frames a second."""
+    """Print times for a real pool: from start to first full frame, and for 2 frames a second."""
     with EmulatedPool(servers) as pool:
         pool.spawn("alloc", "-p", "0.5", "--", "sleep", "3600")
         time.sleep(60)  # the history has some slots of 10 s

@@ -1,4 +1,4 @@
-"""What seeing a pool of N servers costs each server, its observer, and who looks on.
+"""The cost of viewing a pool of N servers: to each server, its exporter and the viewer.
 
     python tests/benchmarks/views.py [--servers 100,1000] [--leases 10]
 

@@ -1,4 +1,4 @@
-"""What the web page costs with 1,000 servers of 8 GPUs and 10,000 leases, in Debian's Chromium.
+"""The cost of the web page with 1,000 servers of 8 GPUs and 10,000 leases, in Debian's Chromium.
 
     python tests/benchmarks/web.py [--servers 1000] [--seconds 30]
 

@@ -168,7 +168,7 @@ def _many_servers(count: int) -> PoolSnapshot:
 
 @pytest.fixture(autouse=True)
 def interrupts_as_before() -> Generator[None]:
-    """Leave Ctrl-C as it was: commands that end change what it does."""
+    """Restore the handler of Ctrl-C: commands that end change it."""
     before = signal.getsignal(signal.SIGINT)
     yield
     signal.signal(signal.SIGINT, before)
@@ -235,7 +235,7 @@ class Terminal:
 
     @property
     def plain(self) -> str:
-        """Return what was printed without escape sequences."""
+        """The printed text without escape sequences."""
         return ESCAPES.sub("", self.text)
 
     def type(self, data: bytes) -> None:
@@ -243,7 +243,7 @@ class Terminal:
         os.write(self.fd, data)
 
     def read_until(self, *words: str) -> None:
-        """Read what is printed, apart from colours, until every one of ``words`` has come."""
+        """Read the output, apart from colours, until every one of ``words`` has come."""
         end = time.monotonic() + DEADLINE_S
         while not all(word in self.plain for word in words):
             assert time.monotonic() < end, f"{words!r} did not come: {self.plain[-3000:]}"
@@ -251,7 +251,7 @@ class Terminal:
                 self.text += os.read(self.fd, 65536).decode(errors="replace")
 
     def wait(self) -> int:
-        """Return the exit code, minus the signal that ended it; drain what is printed."""
+        """Return the exit code, minus the signal that ended the process; drain the output."""
         assert self.process is not None
         end = time.monotonic() + DEADLINE_S
         while self.process.poll() is None:
@@ -263,7 +263,7 @@ class Terminal:
         return self.process.returncode
 
     def close(self) -> None:
-        """End what still runs."""
+        """Kill the process if it still runs, and close the terminal."""
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
             self.process.wait()
@@ -391,17 +391,17 @@ class LivePool:
     def spawn(
         self, *arguments: str, env: Mapping[str, str] | None = None
     ) -> "subprocess.Popen[str]":
-        """Start one command in a session of its own, without a terminal; it ends with its test."""
+        """Start one command in a separate session, without a terminal; it ends with its test."""
         return self._spawned.start([*GPUPOOL, *arguments], self.env | dict(env or {}))
 
     def wrong(self) -> str:
-        """End what a test has started, and return why the pool is not as it was before."""
+        """End a test's processes, and return the pool's difference from its state before."""
         self._spawned.end()
         processes = {name: server.process for name, server in self.servers.items()}
         return wrong_with(processes, self.env["GPUPOOL_CREDENTIALS"])
 
     def view(self) -> dict[str, Any]:
-        """Return what ``status --json`` says of the pool, without another process for each look."""
+        """Return the view of ``status --json``, without another process for each look."""
         return view_of(self.env["GPUPOOL_CREDENTIALS"])
 
     def granted(self) -> int:

@@ -98,7 +98,7 @@ def assign_message(uid: int) -> worker_messages.Assign:
 
 
 async def say_who(keeper: RemoteKeeper, number: int, lease: int, uid: int | None) -> str:
-    """Assign a worker, and tell it to be ``uid``; return who it is, or how it ended."""
+    """Tell an assigned worker to become ``uid``; return its identity, or its end."""
     pid, pidfd, _directory, control = await start(keeper, number)
     await keeper.ask(m.AskConfinement(number))
     given = None
@@ -148,7 +148,7 @@ def harm_the_signer(signer: int, state: Path) -> dict[str, str]:
 
 
 def harm(pid: int, directory: Path, keeper_pid: int, secret: Path) -> dict[str, str]:
-    """Try what takes privileges."""
+    """Try operations that need privileges."""
     return {
         "setuid": outcome(lambda: os.setuid(0)),
         "setuid to a worker's": outcome(lambda: os.setuid(52_000)),
@@ -171,7 +171,7 @@ def harm(pid: int, directory: Path, keeper_pid: int, secret: Path) -> dict[str, 
 
 
 async def against_the_keeper(keeper: RemoteKeeper) -> dict[str, str]:
-    """Ask the keeper for what it must not do."""
+    """Send forbidden requests to the privileged helper."""
     control, theirs = socket.socketpair()
     tries: dict[str, tuple[m.RequestFor[m.Answer], *tuple[int, ...]]] = {
         "open again": (m.Open(False, {}),),

@@ -41,7 +41,7 @@ SHOWS = "from gpupool.cli.lib.demonstration import Demonstration"
 
 @pytest.fixture
 def left_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """Return what runs a program that is killed, and gives the old folder that it leaves."""
+    """Return a function that runs a killed program, and returns the old folder left behind."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 

@@ -1,4 +1,4 @@
-"""The agent: one line in, one line out; news of the lease; and whatever else may be sent to it."""
+"""The agent: one line in, one line out; news of the lease; and arbitrary input."""
 
 import contextlib
 import json

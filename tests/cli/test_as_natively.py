@@ -53,7 +53,7 @@ RAW_MAX = 5  # of each real-time signal, none of which merge
 
 
 class Counting:
-    """The program that counts its signals, in a group of its own."""
+    """The program that counts its signals, in a separate process group."""
 
     def __init__(self, wrapper: Sequence[str]) -> None:
         self.process: subprocess.Popen[str] = subprocess.Popen(
@@ -356,7 +356,7 @@ def test_a_socket_that_the_program_closes_is_closed() -> None:
 
 
 def jobs(terminal: Any, wrapper: Sequence[str], folder: Path) -> list[str]:
-    """Return what an interactive shell says of a job, as it stops, goes on and ends."""
+    """Return an interactive shell's messages on a job, as it stops, goes on and ends."""
     (folder / "rc").write_text("PS1='% '\nbind 'set enable-bracketed-paste off'\n")
     variables = dict(os.environ) | {"HISTFILE": "", "HOME": str(folder)}
     terminal.spawn(["bash", "--rcfile", str(folder / "rc"), "-i"], variables)

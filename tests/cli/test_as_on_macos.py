@@ -1,4 +1,4 @@
-"""The client on a machine that lacks what only Linux has, as macOS does.
+"""The client on a machine without Linux-only features, as on macOS.
 
 Not macOS: the same kernel, in processes from which the names are taken that Python lacks there.
 """

@@ -23,7 +23,7 @@ from gpupool.remoting.transport.pki import create_ca
 
 
 class OnePool:
-    """A pool of one server in a folder of its own."""
+    """A pool of one server in a separate folder."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.folder = folder / name

@@ -48,7 +48,7 @@ print("sum", int((numbers + 1).sum()))
 
 @pytest.fixture
 def live() -> Iterator[LivePool]:
-    """Run a pool of its own: its CA is another one afterwards."""
+    """Run a separate pool: its CA is another one afterwards."""
     with running() as pool:
         yield pool
 
@@ -66,7 +66,7 @@ class Lab:
         return self.pool.folder / f"{who}.json"
 
     def ordered(self, *arguments: str) -> tuple[int, str]:
-        """Give an order as the operator, and return the exit code and what was said."""
+        """Give an order as the operator, and return the exit code and the output."""
         ended = self.pool.run(*arguments)
         return ended.returncode, ended.stdout + ended.stderr
 
@@ -81,7 +81,7 @@ class Lab:
         save_credentials(self.file(who), trio.run(login, token))
 
     def look(self, who: str) -> None:
-        """Do what any command of a user does."""
+        """View the pool, like any command of a user."""
         view_of(str(self.file(who)))
 
     def trusted_by(self, who: str) -> tuple[bytes, ...]:

@@ -213,7 +213,7 @@ def test_a_killed_parent_takes_the_program_along(parent: list[str], tmp_path: Pa
 
 
 def test_the_program_starts_with_default_signals(parent: list[str]) -> None:
-    """What Python does to its own signals is undone, and the environment is the given one."""
+    """Python's changes to its signals are undone, and the environment is the given one."""
     _, text = outcome([*parent, "grep", "-E", "SigIgn|SigBlk", "/proc/self/status"])
     # Signals 32 and 33 are the C library's own, for its threads.
     masks = {int(line.split()[1], 16) & ~(0b11 << 31) for line in text.splitlines()}

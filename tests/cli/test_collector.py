@@ -33,7 +33,7 @@ def rate_of(known: PoolSnapshot) -> Rate:
 
 
 def fed(view: PoolView, *telemetry: Telemetry) -> PoolSnapshot:
-    """Return what is known after each of ``telemetry`` has come, a second apart."""
+    """Return the snapshot after each of ``telemetry`` has come, a second apart."""
     first, second = view.leases[0].partitions
     apart = replace(view.leases[0], partitions=(first, replace(second, server=view.servers[1].id)))
     view = replace(view, leases=(apart,))

@@ -1,4 +1,4 @@
-"""The stored login follows the pool's servers, and never undoes what was done meanwhile."""
+"""The stored login follows the pool's servers, and never undoes concurrent changes."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager

@@ -1,4 +1,4 @@
-"""What is shown of one server, GPU, lease or request alone; the tree; the usage."""
+"""Details of one server, GPU, lease or request; the tree; the usage."""
 
 import re
 from dataclasses import replace

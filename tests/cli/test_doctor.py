@@ -1,4 +1,4 @@
-"""What ``gpupool doctor`` makes of a server's answer."""
+"""The findings of ``gpupool doctor`` from a server's answer."""
 
 from gpupool.cli.commands.doctor import GOOD, WARN, Finding, grouped
 

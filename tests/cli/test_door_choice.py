@@ -1,4 +1,4 @@
-"""Which door a program gets: its own Python is asked, and a real CuPy is never shadowed."""
+"""The choice of a program's door: the program's Python is asked; a real CuPy is never shadowed."""
 
 import ast
 import os
@@ -289,7 +289,7 @@ def test_environment_of_the_cuda_door(built: Path) -> None:
 
 
 def test_jax_looks_for_devices_in_a_lease_alone(tmp_path: Path) -> None:
-    """A stand-in for JAX, which asks this of its own module, and plugins in a namespace package."""
+    """A JAX stand-in: the module with its device check, and plugins in a namespace package."""
     asks = tmp_path / "jax" / "_src" / "hardware_utils.py"
     asks.parent.mkdir(parents=True)
     asks.write_text("def has_visible_nvidia_gpu(): return False")

@@ -1,4 +1,4 @@
-"""``run --dry-run``: what a request would get, and when GPUs are free at the latest."""
+"""``run --dry-run``: a request's expected grant, and the latest time of free GPUs."""
 
 import sys
 from collections.abc import Sequence
@@ -71,7 +71,7 @@ def test_the_servers_asked_for_that_do_not_answer_are_named(snapshot: PoolSnapsh
 
 
 class Looks:
-    """A pool with one lease, whose end and whose policy's verdict change from look to look."""
+    """A pool with one lease; the lease's end and the policy's verdict change from look to look."""
 
     def __init__(self, view: PoolView, *, ends_ms: Sequence[int], suspendable_in: int = -1) -> None:
         self._view = view

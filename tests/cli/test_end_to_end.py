@@ -193,7 +193,7 @@ def test_doctor(live_pool: Any) -> None:
 
 @pytest.mark.long
 def test_servers_test_themselves(live_pool: Any) -> None:
-    """It may find something of this machine, such as a full disk: what was tested is looked at."""
+    """Doctor may find faults of this machine, such as a full disk: self-tests are checked."""
     done = live_pool.run("doctor", "--servers", "--json")
     found = json.loads(done.stdout)["findings"]
     tested = [each for each in found if each["check"] == "self-test"]
@@ -298,7 +298,7 @@ def test_never_fits_is_said_at_once(live_pool: Any) -> None:
 
 
 def test_a_full_pool(live_pool: Any) -> None:
-    """Not waiting is 75, waiting has an end, and who waits can be seen and leave."""
+    """``--no-wait`` exits with 75, waiting has an end, and waiting requests are seen and leave."""
     holders = [live_pool.spawn("run", "-n", "2", *python(HOLD)) for _ in range(3)]
     try:
         for holder in holders:

@@ -1,4 +1,4 @@
-"""What ``gpupool move`` says in the end: where the lease is, and when it is not there, why."""
+"""The final message of ``gpupool move``: the lease's place, or the reason of a failed move."""
 
 from dataclasses import replace
 from typing import Any, cast
@@ -26,7 +26,7 @@ LEAVING = replace(LEASE, state="suspending", reason="by ada: to move it")
 
 
 class Looks:
-    """A pool whose views show one lease so, and then so."""
+    """A pool with views that show one lease in a sequence of states."""
 
     def __init__(self, *leases: LeaseView | None) -> None:
         self.leases = list(leases)
@@ -92,7 +92,7 @@ def test_a_list_of_leases_says_what_failed() -> None:
 
 
 def test_a_list_of_leases_says_what_cannot_be_suspended_before_any_attempt() -> None:
-    """As the table knows, or a server's host; what failed lately is said first."""
+    """The table or a server's host has the reason; a recent failure is shown first."""
     here = HERE.servers[0].id
     session = SessionTelemetry(LEASE.id, 1, 0, 0, 0, 0, not_suspendable="it uses NCCL")
     says = {here: Telemetry(here, HERE.now, sessions=(session,))}

@@ -1,4 +1,4 @@
-"""Real servers whose state directories were put back, copied or cut."""
+"""Real servers with state directories put back, copied or cut."""
 
 import shutil
 import signal
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.long
 
 @pytest.fixture
 def own_pool() -> Iterator[LivePool]:
-    """Run a pool of its own."""
+    """Run a separate pool."""
     folder = Path(tempfile.mkdtemp(prefix="gpupool-test-"))
     pool = LivePool(folder)
     try:

@@ -1,4 +1,4 @@
-"""The health panel of the live view says what ``gpupool health`` says, and who does not answer."""
+"""The live view's health panel shows the findings of ``gpupool health``, and silent servers."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What a server remembers of its GPUs from one start to the next."""
+"""A server's memory of its GPUs from one start to the next."""
 
 import logging
 from typing import Any, cast

@@ -1,4 +1,4 @@
-"""Leases that a holder keeps: its file, its agent, and what is said of one that is over."""
+"""Leases kept by a holder: its file, its agent, and the message for an ended lease."""
 
 import json
 import os

@@ -67,7 +67,7 @@ def one_waits_long(pool: dict[str, Any]) -> bool:
 
 
 class Notebook:
-    """A Jupyter client with one kernel, in a process of its own Python."""
+    """A Jupyter client with one kernel, in a separate Python process."""
 
     def __init__(self, python: str, env: dict[str, str]) -> None:
         self._process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""What three real servers say that they keep, and when their certificates end."""
+"""Stored data of three real servers, as they report it, and their certificates' expiry."""
 
 import time
 from typing import Any

@@ -18,7 +18,7 @@ SCALAR = re.compile(r'"[^"]*"|[^\s#:{}\[\],&*!|>\'"%@`-](?:(?!: | #).)*|\{\}|-c'
 
 
 def read_yaml(text: str) -> Any:
-    """Return what a manifest holds: maps, lists and plain scalars; all other YAML is refused."""
+    """Return a manifest's maps, lists and plain scalars; all other YAML is refused."""
     lines = [line for line in text.splitlines() if line.strip() and line.strip()[0] != "#"]
     value, rest = read_block([(len(x) - len(x.lstrip()), x.strip()) for x in lines], 0)
     assert not rest, rest[0]

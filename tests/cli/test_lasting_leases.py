@@ -45,7 +45,7 @@ def output(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
 
 
 class User:
-    """Somebody with a runtime folder of their own, and a pool."""
+    """A user with a separate runtime folder, and a pool."""
 
     def __init__(self, live_pool: Any, folder: Path, **env: str) -> None:
         folder.mkdir(mode=0o700)

@@ -1,4 +1,4 @@
-"""Processes that follow their lease: what the agent tells them, and how it takes their words."""
+"""Processes that follow their lease: the agent's messages to them, and its handling of theirs."""
 
 import json
 from collections.abc import AsyncGenerator

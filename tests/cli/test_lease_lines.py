@@ -1,4 +1,4 @@
-"""What a server's log says of leases, and of servers by their names."""
+"""A server's log lines on leases, and on servers by their names."""
 
 import json
 import logging
@@ -17,7 +17,7 @@ LOG = logging.getLogger("gpupool.test")
 
 
 class Kept(logging.Handler):
-    """Keeps what is logged, whatever other tests have set up above this logger."""
+    """Keeps log records, despite other tests' settings above this logger."""
 
     def __init__(self) -> None:
         super().__init__()

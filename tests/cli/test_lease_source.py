@@ -28,7 +28,7 @@ SESSION = SessionRequest("arrays", "x.py")
 
 @dataclass
 class Asked:
-    """What the lease that is taken at first use asks for, and what became of it."""
+    """The request for a lease at first use, and its outcome."""
 
     cluster: Cluster
     count: int = 1

@@ -1,4 +1,4 @@
-"""Every command against a server that lies: whatever it prints, nothing of it commands a terminal.
+"""Every command against a lying server: no text of the server commands the terminal.
 
 The answers are made from the table of messages, and the commands are those of the command line, so
 that new ones are tried as well.
@@ -44,7 +44,7 @@ ASK_NOBODY = {
     "alerts", "analyze", "completion", "config", "demo", "door", "down", "help", "join", "jupyter",
     "logout", "policy check", "recover", "rejoin", "simulate", "up", "use", "version",
 }  # fmt: skip
-"""Commands that read this machine alone, or start a server of their own."""
+"""Commands that read this machine alone, or start a separate server."""
 
 OTHERS = {"alloc", "restore", "shell", "web"}
 """Commands that ask from another process, for a backup's file, or for ever."""
@@ -61,7 +61,7 @@ WORDS = {
 
 
 SAYS_NOTHING = {"history", "token create"}
-"""Commands that show figures, and what they have made themselves."""
+"""Commands that show figures, and self-made values."""
 
 
 class LyingServer:
@@ -162,7 +162,7 @@ STARTS_PROCESSES = {
 
 @pytest.fixture
 def lied_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., LyingServer]:
-    """Return what lets commands of this process ask a lying server."""
+    """Return a function that makes commands of this process ask a lying server."""
     ca = create_ca(CLUSTER, datetime.now(UTC)).certificate_pem
 
     def start(refuses: type[m.Message] | None = None) -> LyingServer:
@@ -190,7 +190,7 @@ def lied_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ly
 
 
 def printed_by(name: str, capfd: Any, *more: str) -> str:
-    """Return what a command prints."""
+    """Return a command's output."""
     words = words_for(name, COMMANDS[name])
     token = Path("TOKEN").read_text()
     main.run([*name.split(), *(token if w == "TOKEN" else w for w in shlex.split(words)), *more])

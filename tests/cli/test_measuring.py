@@ -1,4 +1,4 @@
-"""What a server measures every ten seconds, without a server."""
+"""A server's measurements every ten seconds, without a server."""
 
 import os
 from pathlib import Path

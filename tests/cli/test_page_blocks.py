@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 class Home:
-    """The home of a reader who types what the pages say."""
+    """The home directory of a reader that types the pages' commands."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -38,7 +38,7 @@ class Home:
         self.env["PATH"] = f"{Path(sys.executable).parent}:{self.env['PATH']}"
 
     def run(self, script: str, stdin: str = "") -> str:
-        """Run lines in a shell that ends with the first command that fails; return what it says."""
+        """Run lines in a shell that ends with the first failing command; return the output."""
         words = ["sh", "-e", "-c", script]
         done = subprocess.run(
             words,
@@ -54,7 +54,7 @@ class Home:
         return done.stdout + done.stderr
 
     def what_names_stand_for(self) -> dict[str, str]:
-        """Return what a reader writes where the pages have a name that stands for others."""
+        """Return the reader's replacement for each placeholder name of the pages."""
         self.run("gpupool token create --user spare")
         tokens = json.loads(self.run("gpupool token list --json"))["tokens"]
         state = self.path / ".local/state/gpupool-up/local-a"
@@ -72,7 +72,7 @@ class Home:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
-    """Yield the home of a reader who has a pool."""
+    """Yield the home directory of a reader with a pool."""
     made = Home(tmp_path_factory.mktemp("home"))
     try:
         made.run("gpupool up")

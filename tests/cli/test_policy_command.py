@@ -1,4 +1,4 @@
-"""``gpupool policy`` against one real server with two emulated GPUs, and what programs see."""
+"""``gpupool policy`` against one real server with two emulated GPUs, and its effect on programs."""
 
 import json
 import re

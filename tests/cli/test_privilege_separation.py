@@ -1,4 +1,4 @@
-"""What a server that root started can do once it has given up root's privileges."""
+"""The rights of a root-started server after it has given up root's privileges."""
 
 import json
 import os

@@ -18,7 +18,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PYTHONS = [each for each in os.environ.get("GPUPOOL_TEST_PYTHONS", "").split(":") if each]
 NAMES = ("kmeans.py", "image_filter.py", "solver.py")
 DIFFERENCE = re.compile(r"largest difference [^:]*: (\S+)")
-"""From what NumPy computes; each example prints it."""
+"""Largest difference from NumPy's results; each example prints it."""
 
 
 @pytest.mark.parametrize("python", PYTHONS or ["none"])

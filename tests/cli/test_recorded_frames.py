@@ -1,4 +1,4 @@
-"""Every state of ``gpupool top`` as it is drawn, in UTF-8 and in ASCII, beside what is recorded.
+"""Every state of ``gpupool top`` as drawn, in UTF-8 and in ASCII, beside the recorded one.
 
 ``GPUPOOL_REWRITE=1`` writes the frames anew, and you read the difference.
 """

@@ -24,7 +24,7 @@ def lost(pool: View) -> bool:
 
 @pytest.fixture
 def lost_pool() -> Iterator[LivePool]:
-    """Run a pool of its own, of which two servers were killed."""
+    """Run a separate pool with two killed servers."""
     folder = Path(tempfile.mkdtemp(prefix="gpupool-test-"))
     pool = LivePool(folder)
     try:

@@ -1,4 +1,4 @@
-"""The live view is a function of what is known: right words, right size, nothing old as new."""
+"""The live view is a function of known data: right words, right size, nothing old as new."""
 
 import json
 import re

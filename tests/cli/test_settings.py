@@ -1,4 +1,4 @@
-"""Settings: which source wins, where a value came from, and typos that are refused."""
+"""Settings: the precedence of sources, the origin of a value, and refused typos."""
 
 import json
 import os

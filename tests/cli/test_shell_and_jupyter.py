@@ -1,4 +1,4 @@
-"""Shells that show their lease, and kernels for Jupyter: what is installed, and whether it runs."""
+"""Shells that show their lease, and Jupyter kernels: installed files, and whether they run."""
 
 import json
 import os

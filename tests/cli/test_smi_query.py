@@ -44,7 +44,7 @@ def test_query_has_nvidia_smis_headings_units_and_order() -> None:
 
 
 def test_query_as_gputil_asks() -> None:
-    """Its own list of fields; it splits at ", " and turns what are numbers into such."""
+    """GPUtil's list of fields; it splits at ", " and converts numbers."""
     fields = (
         "index,uuid,utilization.gpu,memory.total,memory.used,memory.free,driver_version,name,"
         "gpu_serial,display_active,display_mode,temperature.gpu"

@@ -147,7 +147,7 @@ def test_a_pool_trusts_a_server_whose_certificate_is_of_a_ca_that_it_has(
     has_key: bool,
     trusted: bool,
 ) -> None:
-    """One that has ended is replaced by who has the CA's key."""
+    """The holder of the CA's key replaces an expired certificate."""
     now = datetime.now(UTC)
     authorities = {name: create_ca("c0ffee", now) for name in ("old", "new")}
     state = created(tmp_path)
@@ -276,7 +276,7 @@ class Exchange:
         self.state.trust(bundle, self.cas[numbers[0]].key_pem)
 
     def shown(self) -> list[int]:
-        """Return which CAs have signed what is shown under the usual names, and the newest."""
+        """Return the CAs that signed the usual certificate, and the newest one."""
         usual, newest = self.state.tls_identities()
         return [
             number

@@ -1,4 +1,4 @@
-"""The folder of a server's socket: what a former run's worker left there stops no start."""
+"""The folder of a server's socket: a former run's leftovers of a worker stop no start."""
 
 import os
 import socket

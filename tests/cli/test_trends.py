@@ -125,7 +125,7 @@ def drawn_row(snapshot: PoolSnapshot, glyphs: Glyphs, width: int) -> str:
 
 
 def drawn(snapshot: PoolSnapshot, figure: str, glyphs: Glyphs) -> str:
-    """Return the row of the first GPU, of a pool whose history has half the line."""
+    """Return the row of the first GPU; the pool's history fills half the line."""
     trends = filled(*((NOW - SLOT_S * at, 500) for at in range(1, 21)))
     shown = replace(snapshot, trends=trends.gpus.points)
     lines = render(shown, UiState(figure=figure), 160, 40, glyphs).plain.split("\n")

@@ -1,4 +1,4 @@
-"""``gpupool usage`` with three real servers: exact, whoever is dead, and the same in every form."""
+"""``gpupool usage`` with three real servers: exact despite dead ones, and equal in every form."""
 
 import contextlib
 import csv
@@ -58,7 +58,7 @@ def everywhere(pool: Any, count: int) -> list[tuple[int, ...]]:
 
 
 def gpu_hours(records: list[tuple[int, ...]]) -> float:
-    """Count again, from what the files hold."""
+    """Count GPU-hours again, from the records of the files."""
     total = 0
     for _number, _lease, granted_at, freed_at, gpus, away in records:
         held_ms = freed_at - granted_at - sum(e - b for b, e in json.loads(str(away)))
@@ -218,7 +218,7 @@ def is_forgotten_on_every_server(live_pool: Any) -> None:
 
 
 def read(folder: Path) -> bytes:
-    """Return all that a server's observer keeps, but for what the history has of GPUs."""
+    """Return all data of a server's exporter, except the history's data of GPUs."""
     names = ("usage.db", "usage.db-wal", "leases.jsonl")
     users = [str(row) for row in users_of(folder / "history.db")]
     found = [path.read_bytes() for name in names if (path := folder / name).exists()]

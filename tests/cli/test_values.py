@@ -1,4 +1,4 @@
-"""What people type is parsed strictly; what they read is short."""
+"""Typed values are parsed strictly; displayed values are short."""
 
 import pytest
 

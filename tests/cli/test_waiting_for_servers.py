@@ -21,7 +21,7 @@ from gpupool.remoting.protocol.addresses import Address
 
 
 async def refusal(error: GpupoolError, patience_s: float) -> tuple[float, str, list[str]]:
-    """Return after which time a client gives up, with which error, and what it has told."""
+    """Return the time until a client gives up, its error, and its messages."""
     told: list[str] = []
 
     async def dial(*_arguments: Any, **_words: Any) -> Any:

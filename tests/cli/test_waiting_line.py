@@ -1,4 +1,4 @@
-"""What a request that waits says without a terminal, under virtual time."""
+"""The messages of a waiting request without a terminal, under virtual time."""
 
 import json
 import sys
@@ -38,7 +38,7 @@ async def test_a_pipe_gets_a_line_at_the_start_and_one_each_minute(
 async def test_what_is_known_late_has_a_line_of_its_own(
     autojump_clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As of alloc, whose holder has to start first: else the first minute says not what for."""
+    """As of alloc, with a holder to start first: else the first minute lacks the reason."""
     line = WaitingLine(shown=True)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(shown_for, line, 65)
@@ -127,7 +127,7 @@ async def test_a_narrow_terminal_cuts_the_reason_and_keeps_the_times(
 
 
 async def test_the_process_that_waits_for_a_session_is_told() -> None:
-    """A notebook's cell shows what its kernel prints, and not what ``gpupool run`` does."""
+    """A notebook's cell shows its kernel's output, and not that of ``gpupool run``."""
     asked, free = trio.Event(), trio.Event()
 
     async def refuse(_request: object) -> list[SessionAnswer]:

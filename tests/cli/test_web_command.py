@@ -1,4 +1,4 @@
-"""``gpupool web`` before a real pool: its address, its key, what it tells, and its end."""
+"""``gpupool web`` before a real pool: its address, its key, its messages, and its end."""
 
 import contextlib
 import http.client

@@ -1,4 +1,4 @@
-"""Real servers whose machines' wall clocks are wrong.
+"""Real servers with wrong wall clocks.
 
 A module that Python imports at its start (``sitecustomize``) gives each server's process a wall
 clock with an error of its own, read from a file. All else of the process is as it always is.
@@ -52,7 +52,7 @@ if "WRONG_CLOCK_FILE" in os.environ:
 
 
 class SkewedPool(LivePool):
-    """Servers whose clocks are set by a file each."""
+    """Servers with clocks set by a file each."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -71,7 +71,7 @@ class SkewedPool(LivePool):
             file.write(f"{days:9}")  # in place and at once: servers have it open
 
     def clock(self) -> dict[str, Any]:
-        """Return what ``gpupool clock`` says."""
+        """Return the answer of ``gpupool clock``."""
         found: dict[str, Any] = json.loads(self.run("clock", "--json").stdout)["clock"]
         return found
 

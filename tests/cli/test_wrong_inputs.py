@@ -34,7 +34,7 @@ FILES = {
 
 
 def entries() -> list[tuple[str, str, str]]:
-    """Return the commands with what they print and their exit codes."""
+    """Return the commands with their output and their exit codes."""
     return ENTRY.findall(ANSWERS.read_text(encoding="utf-8"))
 
 

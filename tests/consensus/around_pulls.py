@@ -1,4 +1,4 @@
-"""What is around a server that pulls, or that answers pulls: played by the test."""
+"""The surroundings of a server that pulls, or that answers pulls: played by the test."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -87,7 +87,7 @@ class Around:
         return 40
 
     def taken(self, kind: str) -> list[ServerId]:
-        """Return who was sent messages of one kind since the last time."""
+        """Return the receivers of messages of one kind since the last time."""
         found = [peer for peer, message in self.sent if message["type"] == kind]
         self.sent.clear()
         return found

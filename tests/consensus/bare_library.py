@@ -44,7 +44,7 @@ library.PIPE_NOTIFIER_ENABLED = False
 
 
 class Wire(Transport):
-    """Keeps what a node sends, until the test delivers it."""
+    """Keeps a node's messages, until the test delivers them."""
 
     def __init__(self) -> None:
         super().__init__(None, None, [])

@@ -33,7 +33,7 @@ class Chance:
 
 
 class Alone:
-    """A core whose log has ``entries``, connected to the other ``voters``, and its host."""
+    """A core with ``entries`` in its log, connected to the other ``voters``, and its host."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Alone:
     # --- what the test does ------------------------------------------------------------------
 
     def do(self, action: Callable[[], object]) -> Sent:
-        """Do something at the present instant; return what is sent."""
+        """Do an action at the present instant; return the sent messages."""
         self.sent = []
         with self.core.stepping(self.now):
             action()
@@ -123,7 +123,7 @@ class Alone:
         return self.do(self.core.replicate)
 
     def follow(self, leader: str = "b", *, term: int = 5, commit: int = 1) -> Sent:
-        """Receive a heartbeat of a leader whose log is as long as this one."""
+        """Receive a heartbeat of a leader with a log as long as this one."""
         return self.append(leader, [], term=term, commit=commit)
 
     def append(
@@ -144,7 +144,7 @@ class Alone:
         )
 
     def prevote(self, voter: str, *, granted: bool = True, **fields: Any) -> Sent:
-        """Receive the answer of one who was asked."""
+        """Receive the answer of an asked voter."""
         term = self.core.term
         answer = {"term": term + 1, "current_term": term, "granted": granted, "member": True}
         return self.take(voter, "response_prevote", **{**answer, **fields})

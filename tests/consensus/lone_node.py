@@ -1,4 +1,4 @@
-"""One RaftNode whose peers are played by the test, message by message."""
+"""One RaftNode with peers played by the test, message by message."""
 
 import random
 from collections.abc import Callable
@@ -76,12 +76,12 @@ class Lone:
         self.restart()
 
     def set_voters(self, voters: list[ServerId], told: Callable[[Outcome], None]) -> None:
-        """Change the voters, whatever is desired."""
+        """Change the voters, without regard to the desired list."""
         with self.node.core.stepping(self.now):
             self.node.core.set_voters(voters, told)
 
     def restart(self) -> None:
-        """Start again from what the disk holds."""
+        """Start again from the disk's content."""
         self.machine = Register()
         self.node = RaftNode(
             ME,
@@ -113,7 +113,7 @@ class Lone:
         return self.writers[ServerId(peer)].frame(encode_message(message))
 
     def take(self, peer: str, kind: str, **fields: object) -> list[tuple[str, dict[str, Any]]]:
-        """Receive one message, step, and return what went out."""
+        """Receive one message, step, and return the outgoing messages."""
         return self.take_frame(peer, self.frame(peer, kind, **fields))
 
     def take_frame(self, peer: str, frame: bytes) -> list[tuple[str, dict[str, Any]]]:

@@ -84,7 +84,7 @@ class LogHash:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """The links of a world: the mean of what comes on top of their delay, and faults of frames."""
+    """The links of a world: the mean jitter on top of their delay, and faults of frames."""
 
     jitter_s: float = JITTER_S
     frames: FrameChances = field(default_factory=FrameChances)
@@ -272,7 +272,7 @@ class World:
         self.trace.note("world", "block", str(groups))
 
     def heal(self) -> None:
-        """End the partition: what waited arrives, unless the connection broke meanwhile."""
+        """End the partition: waiting messages arrive, unless the connection broke meanwhile."""
         for one, other in itertools.permutations(self.names, 2):
             if self.network.blocked(one, other):
                 self.network.unblock(one, other, within_s=0.001)
@@ -380,7 +380,7 @@ class World:
 
 
 class RaftChecks:
-    """What Raft promises of every step of every node, whatever happens."""
+    """Raft's safety properties, checked at every step of every node."""
 
     def __init__(self) -> None:
         self.leaders: dict[int, ServerId] = {}
@@ -427,7 +427,7 @@ class RaftChecks:
 
 
 class _Checked:
-    """A state machine that reports to the checks what its server applies, and where."""
+    """A state machine that reports its server's applied commands and their places to the checks."""
 
     def __init__(self, checks: RaftChecks, server: Server) -> None:
         self._checks, self._server = checks, server

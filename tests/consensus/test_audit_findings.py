@@ -1,4 +1,4 @@
-"""What an audit of consensus found (H3, H5, H6, H7), as it was shown, and that it is mended."""
+"""Findings of a consensus audit (H3, H5, H6, H7), as shown, and their fixes."""
 
 import math
 from random import Random
@@ -414,7 +414,7 @@ def test_an_answer_to_a_question_that_waited_gives_way_to_later_ones() -> None:
 
 
 def test_a_late_answer_is_followed_by_another_question() -> None:
-    """Both directions were dark, so no message of the leader had it ask again meanwhile."""
+    """Both directions were dark, so no message of the leader prompted a question meanwhile."""
     lone = Lone(("me", "b", "c"), term=5)
     lone.append(2, 1, [], clock_runs=True)
     first = lone.asked_clock["b"]

@@ -25,7 +25,7 @@ SOME_RESETS = Faults(jitter_s=0.005, frames=FrameChances(reset=0.002))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """Which faults a run may have."""
+    """The possible faults of a run."""
 
     faults: Faults = field(default_factory=Faults)
     settings: ConsensusSettings | None = None
@@ -219,7 +219,7 @@ def test_a_seed_gives_the_same_run_in_every_process(name: str) -> None:
 
 
 def test_the_checks_can_fail() -> None:
-    """A majority whose disks go back to an older copy is noticed by the world's checks."""
+    """The world's checks notice a majority with disks set back to an older copy."""
     world = World(1)
     world.load(seconds=1, rate=100)
     world.run(0.6)

@@ -1,4 +1,4 @@
-"""The bounds of what the codecs of consensus write, read and refuse."""
+"""Bounds of the consensus codecs: written, read and refused data."""
 
 import pytest
 

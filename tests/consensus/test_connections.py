@@ -1,4 +1,4 @@
-"""What a connection that begins or ends does to messages, ages, pulls and servers left behind."""
+"""Effects of a connection's begin or end on messages, ages, pulls and servers left behind."""
 
 from random import Random
 from typing import Any

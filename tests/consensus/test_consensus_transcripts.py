@@ -1,4 +1,4 @@
-"""Consensus as transcripts: what servers say to each other, and what becomes of it.
+"""Consensus as transcripts: the servers' messages, and their effects.
 
 Each ``tests/testdata/consensus-*.txt`` has blocks of one input line and, indented, all that comes
 of it: frames as they are sent, changes of role, commands as they are applied, and outcomes of

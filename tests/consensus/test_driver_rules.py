@@ -36,7 +36,7 @@ class Time:
 
 
 class Links:
-    """Links to nobody, which note what is asked of them."""
+    """Links to nobody, which record the calls to them."""
 
     def __init__(self) -> None:
         self.peers: list[list[ServerId]] = []
@@ -69,7 +69,7 @@ class Quick(SyncPlace):
 
 
 class Alone:
-    """The driver of one server whose links reach nobody; alone in its pool, or without a vote."""
+    """The driver of one server with links to nobody; alone in its pool, or without a vote."""
 
     def __init__(self, *, votes: bool = True, randomness: random.Random | None = None) -> None:
         self.links, self.machine, self.measures = Links(), Register(), Measures()
@@ -416,7 +416,7 @@ async def test_a_barrier_that_a_stopped_server_is_asked_for_is_refused_at_once(
 async def test_a_barrier_that_is_on_its_way_is_not_joined(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It says nothing of what is committed after it was appended."""
+    """A barrier covers no entry committed after its append."""
     alone = Alone()
     entries = counted_calls(alone.driver.node, "barrier", monkeypatch)
 

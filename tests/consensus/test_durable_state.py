@@ -1,4 +1,4 @@
-"""Journal and snapshots: what is read back, what is refused, and what a crash may leave."""
+"""Journal and snapshots: data read back, data refused, and leftovers of a crash."""
 
 import random
 import zlib

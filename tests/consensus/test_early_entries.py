@@ -22,13 +22,13 @@ def decoded(lone: Lone, frames: list[tuple[ServerId, bytes]]) -> Sent:
 
 
 def early(lone: Lone) -> Sent:
-    """Step, and return what leaves before the sync."""
+    """Step, and return the messages that leave before the sync."""
     lone.node.step(lone.now)
     return decoded(lone, lone.node.early())
 
 
 def late(lone: Lone) -> Sent:
-    """Sync, and return what leaves only then."""
+    """Sync, and return the messages that leave only after the sync."""
     ready = lone.node.ready()
     for callback, outcome in ready.resolved:
         callback(outcome)
@@ -108,7 +108,7 @@ def test_entries_behind_unsynced_ones_wait() -> None:
 
 
 def test_a_leader_that_lost_power_behind_its_early_entries_is_not_taken_for_an_old_copy() -> None:
-    """A follower remembers what the entries follow, which the leader has, and not the entries."""
+    """A follower remembers the leader's entry before the early ones, and not the early ones."""
     follower = Lone(term=1)
     follower.append(2, 1, [entry("x", 3, 5)], term=5, commit=2)
     assert follower.journal.last_index == 3

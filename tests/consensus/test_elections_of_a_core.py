@@ -1,4 +1,4 @@
-"""Who asks, who grants, who votes and who waits, message by message."""
+"""Elections message by message: prevotes, grants, votes and waits."""
 
 import logging
 from typing import Any

@@ -1,4 +1,4 @@
-"""A real directory as the disk: whole writes, and room for more behind what is appended."""
+"""A real directory as the disk: whole writes, and space reserved behind appended data."""
 
 import errno
 import os
@@ -41,7 +41,7 @@ def filled(disk: Disk, last: bytes) -> Journal:
 
 
 def facts(disk: Disk) -> tuple[Any, ...]:
-    """Return what a journal is read as: its content, or why it is refused."""
+    """Return a journal's content as read, or the reason of its refusal."""
     try:
         journal = Journal.open(disk, superblock := Superblock(disk))
     except StorageError as error:

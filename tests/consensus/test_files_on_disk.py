@@ -1,4 +1,4 @@
-"""A real directory of files: who may read it, what reaches the disk, and what stays open."""
+"""A real directory of files: read permissions, synced files, and open descriptors."""
 
 import os
 import sys
@@ -15,7 +15,7 @@ def open_files() -> int:
 
 
 def noted_syncs(patch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list to which each later sync adds the inode of what it syncs."""
+    """Return a list of inodes to which each later sync adds the synced one."""
     synced: list[int] = []
 
     def note(descriptor: int) -> None:

@@ -1,4 +1,4 @@
-"""What pysyncobj 0.3.17 does when its disk is full (finding L4), and that this does not.
+"""The fault of pysyncobj 0.3.17 on a full disk (finding L4), absent here.
 
 A real disk that is full, or a file that may not grow, needs a process of its own:
 ``full_disk.py`` commits until nothing more is taken.

@@ -1,4 +1,4 @@
-"""What a leader may send to one follower, and how old a follower knows its table to be."""
+"""A leader's allowed sends to one follower, and a follower's known age of its table."""
 
 import pytest
 from core_alone import Alone, of_kind
@@ -253,7 +253,7 @@ def test_another_leadership_is_asked_anew_and_nothing_is_known_of_its_clock() ->
 @pytest.mark.parametrize("since_s", [0.0, 2.0, 8.0])
 @pytest.mark.parametrize("late_s", [0.5, 30.0])
 def test_a_message_was_held_up_for_what_it_states_too_little(since_s: float, late_s: float) -> None:
-    """Less what two clocks may differ by since the last punctual message."""
+    """Less the possible drift of two clocks since the last punctual message."""
     now = NOW + since_s
     clock = answered_clock()
     found = clock.delay_s("b", now + 50.0 - late_s, now)

@@ -28,7 +28,7 @@ class ForgetfulWorld(World):
         super().__init__(seed, voters=voters, learners=learners)
 
     def _guard(self, server: Server, action: Callable[[], None]) -> None:
-        """End a server whose step raises; one that cannot even start says so to the test."""
+        """End a server when its step raises; re-raise the error of a server that cannot start."""
         try:
             super()._guard(server, action)
         except StorageError as error:
@@ -783,7 +783,7 @@ def test_a_power_loss_between_a_snapshot_and_its_journal_leaves_no_older_term() 
 
 
 def test_a_leader_steps_back_behind_what_a_voter_acknowledged_and_has_lost() -> None:
-    """An older build says no hello: its answers are all that tells what it has forgotten."""
+    """An older build sends no hello: only its answers reveal forgotten acknowledgements."""
     lone = Lone(("me", "b", "c"))
     term = lone.win("b", "c")
     for number in range(5):

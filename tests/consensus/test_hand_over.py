@@ -1,4 +1,4 @@
-"""A leader that passes its office on, whose core is played by the test."""
+"""A leader that hands over its leadership, with a core played by the test."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field

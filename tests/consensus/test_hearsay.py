@@ -1,4 +1,4 @@
-"""Whom one server refuses, every server shows, and nobody's vote depends on it."""
+"""Every server shows the refusals of any server, and no vote depends on them."""
 
 from typing import Any
 
@@ -67,7 +67,7 @@ def test_every_server_shows_whom_any_server_refuses(refuser: int) -> None:
 
 
 def told(sent: list[tuple[str, dict[str, Any]]]) -> list[tuple[str, str, str]]:
-    """Return who was told of whom, and what."""
+    """Return the receiver, the server and the reason of each refusal."""
     refusals = [(peer, message) for peer, message in sent if message["type"] == "refusal"]
     return [(peer, message["server"], message["reason"]) for peer, message in refusals]
 
@@ -78,7 +78,7 @@ def hello(lone: Lone, peer: str, boot: int) -> list[tuple[str, dict[str, Any]]]:
 
 
 def say(lone: Lone, peer: str, server: str, reason: str) -> list[tuple[str, dict[str, Any]]]:
-    """Let a peer say whom it refuses; without a reason, it does so no more."""
+    """Let a peer report its refusal of a server; without a reason, the refusal ends."""
     for_ms = 10**9 if reason else 0
     return lone.take(peer, "refusal", server=server, reason=reason, for_ms=for_ms)
 

@@ -1,4 +1,4 @@
-"""The journal at its bounds: what it counts, what it refuses, and what it says of damage."""
+"""The journal at its bounds: its counts, its refusals, and its reports of damage."""
 
 import errno
 import logging
@@ -32,7 +32,7 @@ def new_disk() -> SimulatedDisk:
 
 
 def made_of(*payloads: bytes) -> SimulatedDisk:
-    """Return a disk whose journal has these batches."""
+    """Return a disk with these batches in its journal."""
     disk = new_disk()
     Journal.create(disk)
     data = INSIDE.pack_file_header()

@@ -39,7 +39,7 @@ from gpupool.simulations.kernel.simulated_disk import SimulatedDisk
 
 
 def check_types(replicated_log: RaftDriver) -> tuple[ReplicatedLog, PeerEvents]:
-    """Let the type checker compare the two Protocols with what implements them."""
+    """Let the type checker compare the two Protocols with their implementations."""
     return replicated_log, replicated_log
 
 
@@ -136,7 +136,7 @@ class PeerTransport:
 
 
 class Driver(RaftDriver):
-    """One whose disk takes no time: on a busy machine a sync in memory would seem to be slow."""
+    """A driver with a disk of no delay: on a busy machine a sync in memory seems slow."""
 
     def _timed_sync(self) -> float:
         super()._timed_sync()
@@ -269,7 +269,7 @@ class Held:
 
 @asynccontextmanager
 async def held_frames(pool: Pool) -> AsyncGenerator[Held]:
-    """Hold back what a leader sends to a follower."""
+    """Hold back a leader's frames to a follower."""
     leader = pool.leader()
     follower = next(x for x in pool.replicated_logs.values() if x is not leader)
     held = Held(follower, leader.node.server_id)

@@ -1,4 +1,4 @@
-"""What would take long in one step: snapshots of large tables, and long logs to apply."""
+"""Work too long for one step: snapshots of large tables, and long logs to apply."""
 
 from collections import Counter
 from collections.abc import Generator
@@ -246,7 +246,7 @@ EVERY = 1_000
 
 @dataclass
 class TakesSnapshots:
-    """What snapshots need of a node and its storage; the works are over at once."""
+    """The interface of a node and its storage for snapshots; the works are over at once."""
 
     server_id: ServerId
     voters: tuple[ServerId, ...]

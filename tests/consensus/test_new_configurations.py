@@ -1,4 +1,4 @@
-"""What a node goes by after a snapshot brought other voters, and after it began to lead."""
+"""A node's configuration after a snapshot with other voters, and after it began to lead."""
 
 from lone_node import Lone, entry
 
@@ -80,7 +80,7 @@ def test_a_server_whose_voters_have_all_left_pulls_from_those_that_are_there() -
 
 
 def test_a_server_that_lost_its_vote_while_it_was_away_follows_at_once() -> None:
-    """Seed 700044: each piece of the log cost it an election timeout of its own."""
+    """Seed 700044: each piece of the log cost the server one election timeout."""
     lone = Lone(("me", "b", "c"))
     while not (asked := [m for _, m in lone.tick(0.02) if m["type"] == "request_prevote"]):
         pass

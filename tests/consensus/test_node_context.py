@@ -12,7 +12,7 @@ from gpupool.pool.model.ids import ServerId
 
 
 class DoubtfulCore:
-    """A core that counts how often it has to doubt what waited."""
+    """A core that counts its doubts of waiting messages."""
 
     def __init__(self) -> None:
         self.doubts: list[float] = []

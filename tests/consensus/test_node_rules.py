@@ -1,4 +1,4 @@
-"""What one RaftNode does with proposals, deadlines, learners, voters and health."""
+"""One RaftNode's handling of proposals, deadlines, learners, voters and health."""
 
 from typing import Any
 
@@ -592,7 +592,7 @@ def test_a_stopgap_leads_only_while_no_other_voter_can() -> None:
 
 
 def test_a_stopgap_goes_on_when_its_successor_does_not_lead() -> None:
-    """The successor is connected, and does nothing, like a server whose disk hangs."""
+    """The successor is connected, and does nothing, like a server with a hanging disk."""
     world = World(18, voters=3)
     world.run_until(lambda: world.leader() is not None)
     old = world.leader()
@@ -659,7 +659,7 @@ def test_single_steps_lead_from_any_voters_to_any_others(
     [("abc", "ac"), ("ab", None), ("ac", "ac"), ("a", None)],
 )
 def test_a_voter_that_is_needed_is_not_removed_yet(able: str, step: str | None) -> None:
-    """Seed 1146: it was removed while the only other one had forgotten what it promised."""
+    """Seed 1146: it was removed while the only other voter had lost its persisted votes."""
     voters = tuple(NAMES[:3])
     desired = (NAMES[0], NAMES[2])
     found = membership.next_step(
@@ -863,7 +863,7 @@ def test_a_leader_that_contradicts_a_committed_entry_stops_the_server() -> None:
 
 
 def test_a_commit_beyond_the_log_stops_the_server_with_a_reason() -> None:
-    """It tried to apply what it lacks at every step, without a pause, and said nothing."""
+    """The server tried to apply missing entries at every step, without a pause or a message."""
     lone = Lone(("me", "b", "c"), entries=[entry("one", 3, 1)])
     last = lone.journal.last_index
     setattr(lone.node.core, "_SyncObj__raftCommitIndex", last + 2)  # noqa: B010

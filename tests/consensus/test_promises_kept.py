@@ -1,4 +1,4 @@
-"""What one server remembers of the others, when it writes that, and when it is repaired."""
+"""One server's memory of the others: its content, its writes, and its repair."""
 
 from dataclasses import dataclass, field
 from random import Random

@@ -21,7 +21,7 @@ CLOCK_MS = 5000
 
 
 class Core:
-    """A core whose leader's clock shows its own, in milliseconds."""
+    """A core with its leader's clock equal to the local one, in milliseconds."""
 
     def __init__(self, state: Any, leader: ServerId | None) -> None:
         self.state, self.leader, self.term, self.commit_index = state, leader, 3, 10
@@ -48,7 +48,7 @@ class Core:
 
 
 class Queue:
-    """A queue, what it sent, and the outcomes by the name of the command."""
+    """A queue, its sent messages, and the outcomes by the name of the command."""
 
     def __init__(self, state: Any = FOLLOWER, leader: ServerId | None = B) -> None:
         self.core = Core(state, leader)
@@ -73,7 +73,7 @@ class Queue:
         self.queue.propose(command, now, ttl_s, name)
 
     def forwarded(self, command: Plain = "x") -> Message:
-        """Propose and forward a command; return what went out."""
+        """Propose and forward a command; return the forwarded message."""
         self.propose(command)
         self.queue.drain()
         return self.sent[-1][1]

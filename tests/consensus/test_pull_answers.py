@@ -68,7 +68,7 @@ def test_a_pull_by_a_connection_that_is_gone_is_not_answered() -> None:
 
 
 class Snapshots:
-    """Notes who gets one."""
+    """Records the receivers of snapshots."""
 
     def __init__(self) -> None:
         self.to: list[ServerId] = []

@@ -1,4 +1,4 @@
-"""What a log takes from another server, and what a repair learns of it."""
+"""A log's entries from another server, and a repair's findings from them."""
 
 from random import Random
 
@@ -77,7 +77,7 @@ def test_the_bytes_on_the_way_are_counted_exactly_from_the_start_and_anew() -> N
 
 
 def log_behind(base: int, last: int) -> RaftLog:
-    """Return a log whose entries of term 1 are in a snapshot up to ``base``."""
+    """Return a log with entries of term 1 in a snapshot up to ``base``."""
     journal = Journal.create(SimulatedDisk(Random(1)))
     for index in range(2, last + 1):
         journal.append(*entry("x", index, 1))
@@ -235,7 +235,7 @@ def test_what_was_encoded_is_made_anew_after_the_log_changed() -> None:
 def test_a_leader_tries_next_where_the_term_that_conflicts_begins(
     previous: int, commit: int, hint: int
 ) -> None:
-    """No further back than what is committed: that is the same in both logs."""
+    """No further back than the committed entries: those are the same in both logs."""
     terms = {2: 1, 3: 1, 4: 2, 5: 2, 6: 3, 7: 3, 8: 3, 9: 3}
     log = log_of([entry("x", i, term) for i, term in terms.items()], Configuration(0, ()))
     assert log.store(previous, 9, [], commit_index=commit) == Stored(None, hint)

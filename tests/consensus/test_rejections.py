@@ -1,4 +1,4 @@
-"""A follower that rejects what it was sent: one repair is quick, an endless one is slow."""
+"""A follower that rejects appended entries: one repair is quick, an endless one is slow."""
 
 from typing import Any
 
@@ -42,7 +42,7 @@ class Follower:
         return {"term": term, "next_node_idx": match + 1, "success": True, "rejected": -1}
 
     def follow(self, sent: list[tuple[str, dict[str, Any]]], *, at_most: int) -> None:
-        """Answer everything, and what is sent for the answers, without any time passing."""
+        """Answer all messages, and the replies to the answers, without any time passing."""
         lone = self.lone
         while sent and self.got < at_most:
             peer, message = sent.pop(0)
@@ -58,7 +58,7 @@ class Follower:
 
 
 def leader_of(entries: list[Entry]) -> tuple[Lone, list[tuple[str, dict[str, Any]]]]:
-    """Return a leader with these entries, and what it sends to begin with."""
+    """Return a leader with these entries, and its first messages."""
     lone = Lone(entries=entries, term=entries[-1][2])
     lone.win("c")
     lone.acknowledge("c", lone.journal.last_index)
@@ -113,7 +113,7 @@ def test_patience_comes_back_with_the_heartbeats() -> None:
 
 
 def test_a_follower_without_a_vote_does_not_ask_for_the_same_without_a_pause() -> None:
-    """A source whose entries never fit was asked again as fast as it answered."""
+    """A source with entries that never fit was asked again as fast as it answered."""
     lone = Lone((), peers=("b", "c"))
     lone.node.set_servers([B, ServerId("c")])
     lone.now += 2.0

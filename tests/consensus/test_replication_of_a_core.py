@@ -1,4 +1,4 @@
-"""What a leader sends to each follower for its answers, and what a follower makes of it."""
+"""A leader's messages to each follower after its answers, and a follower's use of them."""
 
 import logging
 
@@ -178,7 +178,7 @@ def test_a_commit_index_is_sent_once_to_who_has_all_entries() -> None:
 
 
 def leader_with_a_snapshot() -> Alone:
-    """Return a leader whose journal begins behind entry 6, and whose follower "b" has 3."""
+    """Return a leader with a journal that begins behind entry 6; its follower "b" has 3."""
     alone = leader()
     alone.acknowledge("c", 10)
     alone.tick()
@@ -227,7 +227,7 @@ def test_late_rejections_do_not_hurry_a_snapshot() -> None:
 
 
 def committed(voters: tuple[str, ...], *contact_s: float) -> Alone:
-    """Return a leader whose followers answered messages of these instants, 0.5 s later."""
+    """Return a leader; its followers answered messages of these instants, 0.5 s later."""
     alone = leader(voters)
     peers = voters[1:]
     for peer in peers:
@@ -268,7 +268,7 @@ def test_a_leader_is_as_fresh_as_its_contact_with_a_majority(
 
 
 def leader_that_was_cut_off() -> Alone:
-    """Return a leader whose followers have all, of which "b" alone is connected again."""
+    """Return a leader with followers that have all; only "b" is connected again."""
     alone = leader()
     for peer in "bc":
         alone.acknowledge(peer, 10)
@@ -374,7 +374,7 @@ def test_two_leaders_of_one_term_are_not_believed(caplog: pytest.LogCaptureFixtu
 def test_a_commit_reaches_as_far_as_the_log_is_known_to_be_the_leaders(
     index: int, committed: int
 ) -> None:
-    """A snapshot is the leader's log up to its end, and what was known before stays known."""
+    """A snapshot is the leader's log up to its end, and earlier knowledge stays known."""
     alone = Alone(entries=commands([1, 1, 1, 1]), term=5)
     alone.take("b", "heartbeat", term=5, clock_ms=0, majority_age_ms=0)
     alone.append("b", commands([1], first=3), commit=1)

@@ -1,4 +1,4 @@
-"""Snapshots of one node whose storage, peers and works are played by the test."""
+"""Snapshots of one node with a storage, peers and works played by the test."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -303,7 +303,7 @@ def test_a_newer_snapshot_of_a_peer_begins_anew(longer: int) -> None:
 
 
 class Sliced(Register):
-    """A table that reads snapshots in pieces, and finds that this one is none of its own."""
+    """A table that reads snapshots in pieces, and rejects this one as foreign."""
 
     def snapshot_fields(self) -> list[Field]:
         return []

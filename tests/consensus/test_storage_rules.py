@@ -1,4 +1,4 @@
-"""Snapshots, the superblock, what is known of peers, and the storage that they make together."""
+"""Snapshots, the superblock, the memory of peers, and the storage that they make together."""
 
 import errno
 import hashlib
@@ -41,7 +41,7 @@ def snapshot(index: int, *, term: int = 1) -> Snapshot:
 
 
 def logged(last: int, *, term: int = 1) -> Storage:
-    """Return a storage whose log reaches to ``last``."""
+    """Return a storage with a log up to ``last``."""
     storage = Storage(new_disk(), create=True)
     for index in range(2, last + 1):
         storage.journal.append(*entry(index, index, term))

@@ -1,4 +1,4 @@
-"""Proposals without a task: each callback gets one outcome, whatever becomes of the server."""
+"""Proposals without a task: each callback gets one outcome, even if the server ends."""
 
 import math
 import threading

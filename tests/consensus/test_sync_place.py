@@ -27,7 +27,7 @@ def test_a_slow_disk_leaves_the_loop_alone() -> None:
 
 
 def test_a_busy_machine_does_not_pay_for_the_change_of_threads() -> None:
-    """What a thread measures there is the interpreter's lock, and its result waits for a turn."""
+    """A thread there measures the interpreter's lock, and its result waits for a turn."""
     place = SyncPlace()
     place.synced_inline(0.1)  # once, the disk was slow
     assert not place.is_inline

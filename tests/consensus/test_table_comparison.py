@@ -1,4 +1,4 @@
-"""A server whose table differs leaves; the others say so."""
+"""A server with a differing table leaves; the others report it."""
 
 import logging
 from dataclasses import replace

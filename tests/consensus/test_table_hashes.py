@@ -1,4 +1,4 @@
-"""Which hashes of tables are kept and compared, with peers that are played by the test."""
+"""Kept and compared hashes of tables, with peers played by the test."""
 
 import hashlib
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Which voters a log may name, which change is allowed, and which one comes next."""
+"""Voters in a log: the permitted ones, the permitted changes, and the next change."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What is left to the library: rounds, applying what is committed; and what is kept from it."""
+"""The library's part: rounds, and applying committed entries; and calls kept from it."""
 
 import ast
 import importlib.util

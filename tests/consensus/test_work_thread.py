@@ -1,4 +1,4 @@
-"""Long work on its thread: its pauses, its end, and what it raises."""
+"""Long work on its thread: its pauses, its end, and its exceptions."""
 
 import gc
 import threading
@@ -22,7 +22,7 @@ async def _until(is_so: Any) -> None:
 
 
 class LongWork:
-    """Steps that note what they find, and wait at the first one if they are to."""
+    """Steps that record their observations, and wait at the first one if ``held``."""
 
     def __init__(self, count: int, *, held: bool = False) -> None:
         self.count, self.goes_on, self.began = count, threading.Event(), threading.Event()

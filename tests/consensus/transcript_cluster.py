@@ -27,7 +27,7 @@ FRAMES_MAX = 10_000
 
 
 class Register:
-    """A state machine that keeps every command, and says what it applies."""
+    """A state machine that keeps every command, and notes each applied one."""
 
     def __init__(self, name: ServerId, notes: list[str]) -> None:
         self.log: list[Plain] = []
@@ -61,7 +61,7 @@ class Server:
 
 
 class Cluster:
-    """Some servers, the frames between them, and notes of what happened since they were taken."""
+    """Some servers, the frames between them, and notes of events since the notes were taken."""
 
     def __init__(self, settings: ConsensusSettings) -> None:
         self.settings = settings
@@ -89,7 +89,7 @@ class Cluster:
             self.boot(name)
 
     def boot(self, name: ServerId) -> None:
-        """Start a server from what its disk holds, and connect it with all that it can reach."""
+        """Start a server from its disk's content, and connect it with all reachable servers."""
         server = self.servers[name]
         server.boots += 1
         server.readers = {}
@@ -155,7 +155,7 @@ class Cluster:
     # --- time and frames ---------------------------------------------------------------------
 
     def step(self, server: Server) -> None:
-        """Let one server do what is due; its frames wait in ``in_flight``."""
+        """Let one server do its due work; its frames wait in ``in_flight``."""
         node = server.node
         if node is None:
             return
@@ -203,7 +203,7 @@ class Cluster:
             self.step(server)
 
     def propose(self, name: ServerId, command: Plain, ttl_s: float) -> None:
-        """Propose a command at a server, and note what becomes of it."""
+        """Propose a command at a server, and note its outcome."""
 
         def resolved(outcome: Outcome) -> None:
             text = f"committed at {outcome.index}" if isinstance(outcome, Committed) else ""
@@ -248,7 +248,7 @@ def describe_entry(entry: Entry) -> str:
 
 
 def describe(message: Message) -> str:
-    """Return a message without what depends on clocks."""
+    """Return a message without its clock-dependent fields."""
     kind = str(message["type"])
     known = {key: value for key, value in message.items() if key not in ("type", "data")}
     for key in ("clock_ms", "majority_age_ms", "deadline_ms", "request_id"):

@@ -1,4 +1,4 @@
-"""Fuzz what the shim, NVML and the worker's library in C read, under AddressSanitizer and UBSan.
+"""Fuzz the inputs of the shim, NVML and the worker's C library, under AddressSanitizer and UBSan.
 
     python tests/fuzz/fuzz.py [--runs N] [--only TARGET] [--folder FOLDER]
 
@@ -34,9 +34,9 @@ FLAGS = (
     f"-fno-sanitize-recover={CHECKS}",
 )
 SILENT = ("gp_start_thread", "gp_say")
-"""Functions that targets with the shim have in place of its own."""
+"""Functions of the shim that its targets replace."""
 ROW = "| {} | {} | {} | {} | {} |"
-"""Of the table that is printed; features are what libFuzzer counts as covered."""
+"""Row of the printed table; features are the coverage count of libFuzzer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def clang() -> str | None:
 
 
 def build(target: Target, folder: Path, compiler: str, kind: str) -> Path:
-    """Compile a target; ``kind`` is what stands before the sanitizers, such as ``fuzzer``.
+    """Compile a target; ``kind`` stands before the sanitizers, such as ``fuzzer``.
 
     The files of the library are compiled once for all targets that have the same folder.
     """
@@ -111,7 +111,7 @@ def build(target: Target, folder: Path, compiler: str, kind: str) -> Path:
 
 
 def corpus_of(target: Target, folder: Path) -> Path:
-    """Write the seeds of a target, and what was found before, into a folder of their own."""
+    """Write the seeds of a target, and its earlier findings, into a separate folder."""
     corpus = folder / f"{target.name}-corpus"
     corpus.mkdir()
     for number, seed in enumerate(seeds.of(target.name)):

@@ -1,4 +1,4 @@
-"""The inputs that fuzzing begins with: what gpupool run, a worker and a driver really say."""
+"""The seed inputs of fuzzing: real messages of gpupool run, a worker and a driver."""
 
 import json
 import random
@@ -78,7 +78,7 @@ def _lanes() -> Iterator[bytes]:
 
 
 def _ends() -> Iterator[bytes]:
-    """Yield what an OpenSSL that is played does for a client, a worker's line, and its lanes."""
+    """Yield results of a fake OpenSSL for a client, a worker's line, and its lanes."""
     gives, wants, polled, over = bytes(3), b"\0\xa0\0", b"\0", b"\0\xa0\xc2\0"
     accepted = bytes(5)
     yield b"\0" + bytes(9)

@@ -1,4 +1,4 @@
-"""What fuzzing begins with, and what it found before, under AddressSanitizer and UBSan.
+"""Seed inputs and earlier findings of fuzzing, under AddressSanitizer and UBSan.
 
 Any C compiler with these sanitizers will do; ``make fuzz`` looks for more, with clang's libFuzzer.
 """

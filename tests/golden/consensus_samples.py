@@ -1,4 +1,4 @@
-"""What servers say to each other, and what consensus writes to disk, as bytes."""
+"""Messages between servers, and consensus data on disk, as bytes."""
 
 import tempfile
 from pathlib import Path

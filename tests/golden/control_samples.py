@@ -1,4 +1,4 @@
-"""What clients and servers say to each other, as bytes: messages, frames, tokens, credentials."""
+"""Bytes between clients and servers: messages, frames, tokens, credentials."""
 
 import dataclasses
 import itertools
@@ -69,7 +69,7 @@ def values() -> dict[str, bytes]:
 
 
 def rules() -> dict[str, bytes]:
-    """Return the framing, the limits, and who may send what and when, by numbers."""
+    """Return the framing, the limits, and the permitted messages by state, by numbers."""
     found = {
         "version": _text(f"{messages.PROTOCOL_OLDEST} to {messages.PROTOCOL}"),
         "pushes from": _text(str(messages.PUSH_MIN)),
@@ -91,7 +91,7 @@ def rules() -> dict[str, bytes]:
 
 
 def error_kinds() -> dict[str, type[errors.GpupoolError]]:
-    """Return every error that has a code of its own, by its code; the most general one of each."""
+    """Return every error with a separate code, by its code; the most general one of each."""
     found: dict[str, type[errors.GpupoolError]] = {}
     for each in vars(errors).values():
         if isinstance(each, type) and issubclass(each, errors.GpupoolError):

@@ -1,4 +1,4 @@
-"""What clients and servers say to each other, recorded, and said again by hand.
+"""Conversations of clients and servers, recorded, and repeated by hand.
 
 A conversation is a list of events in their order: a client connects to a server, sends a frame, is
 sent a frame, hangs up. Its text has one event a line, with the virtual time at which it happened:
@@ -23,7 +23,7 @@ from gpupool.remoting.protocol.framing import ANSWER_SIZE_MAX, HEADER, FrameRead
 
 FILE = "conversation.txt"
 PATIENCE_S = 10.0
-"""In virtual time, for what came at once when it was recorded."""
+"""Virtual seconds to wait for messages that came at once when recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def parse(text: str) -> list[Event]:
 
 
 class Tap(trio.abc.Stream):
-    """A client's stream that notes what goes through it."""
+    """A client's stream that records its traffic."""
 
     def __init__(self, inner: trio.abc.Stream, note: Callable[[str, int, bytes], None]) -> None:
         self._inner = inner
@@ -109,7 +109,7 @@ class Tap(trio.abc.Stream):
 
 
 class TappedCluster(Cluster):
-    """A pool that notes what its clients say and hear."""
+    """A pool that records its clients' messages in both directions."""
 
     def __init__(self, nursery: trio.Nursery) -> None:
         super().__init__(nursery)
@@ -146,7 +146,7 @@ class Line:
         self.hung_up = False
 
     async def run(self) -> None:
-        """Take what the server sends, until either end hangs up."""
+        """Receive the server's messages, until either end hangs up."""
         try:
             while data := await self.stream.receive_some(1 << 16):
                 self._reader.feed(bytes(data))
@@ -185,7 +185,7 @@ Pair = tuple[Event, Event | None]
 
 
 class Replay:
-    """Says what recorded clients said, at the same times, to the servers of today.
+    """Sends the messages of recorded clients, at the same times, to the servers of today.
 
     Ids of leases depend on how many commands were committed before, which servers are free to
     change. So a client's ``lease`` is put into its calls as today's server has named it.
@@ -226,7 +226,7 @@ class Replay:
                 self.answered.append((event, found))
 
     def pushes(self, connection: int) -> list[Event]:
-        """Return what the server said unasked on one connection."""
+        """Return the server's unsolicited messages on one connection."""
         return self._lines[connection].pushes
 
     async def _open(self, event: Event) -> None:

@@ -1,4 +1,4 @@
-"""What hosts, workers, programs and their agent say to each other, and small files, as bytes."""
+"""Messages between hosts, workers, programs and their agent, and small files, as bytes."""
 
 import importlib.util
 import json
@@ -71,7 +71,7 @@ BUDGET: dict[str, tuple[bytes, Callable[[BudgetClient], object]]] = {
 
 
 def budget() -> dict[str, bytes]:
-    """Return what each call on the budget sends."""
+    """Return the bytes that each call on the budget sends."""
     found: dict[str, bytes] = {}
     for name, (granted, call) in BUDGET.items():
         ours, theirs = socket.socketpair()
@@ -92,7 +92,7 @@ def hosts() -> dict[str, bytes]:
 
 
 def handshakes() -> dict[str, bytes]:
-    """Return each step of a handshake in the clear, and what follows between two workers."""
+    """Return each step of a handshake in the clear, and the headers of a link of workers."""
     return {
         "handshake 1": handshake.client_hello(SESSION, CLIENT_NONCE),
         "handshake 2": handshake.server_proof(TICKET, CLIENT_NONCE, SERVER_NONCE),
@@ -177,7 +177,7 @@ def dropin_codec() -> Any:
 
 
 def array_calls() -> dict[str, bytes]:
-    """Return the numbers of operations, and what the drop-in encodes."""
+    """Return the numbers of operations, and values encoded by the drop-in."""
     numbered = [f"{number} {name}\n" for number, name in enumerate(array_operations())]
     codec = dropin_codec()
     template = codec.encode(TEMPLATE)

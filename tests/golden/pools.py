@@ -97,7 +97,7 @@ def command(
 
 
 def look(credentials: Path) -> View:
-    """Return what ``status --json`` would say of the pool."""
+    """Return the pool's view as of ``status --json``."""
 
     async def view(pool: Pool) -> PoolView:
         return await pool.view()

@@ -98,7 +98,7 @@ async def wait_for_two(bob: Pool) -> None:
 
 
 async def look(root: Pool) -> None:
-    """Ask what there is, once and again."""
+    """Ask for the pool's state, once and again."""
     await root.view()
     await root.telemetry()
     async with root.subscribe(0.5) as updates:
@@ -107,7 +107,7 @@ async def look(root: Pool) -> None:
 
 
 async def operate(root: Pool) -> None:
-    """Do what operators do."""
+    """Perform the calls of operators."""
     text = await root.create_token(TokenKind.USER, "cy", 3600.0)
     assert text
     tokens = await root.list_tokens()
@@ -133,7 +133,7 @@ async def operate(root: Pool) -> None:
 
 
 async def restore(root: Pool, cluster: Cluster) -> None:
-    """Be refused: the pool has a policy of its own."""
+    """Be refused: the pool already has a policy."""
     with suppress(GpupoolError):
         await root.restore(to_file(make_backup(cluster.state)))
 

@@ -1,4 +1,4 @@
-"""Record a ``history.db``, and what it answers: ``python tests/golden/record_history.py``.
+"""Record a ``history.db``, and its answers: ``python tests/golden/record_history.py``.
 
 ``history-1.db.xz`` and ``history-1.json`` were made at b3fa9b0, when rows of hours were rows of
 SQLite; those of number 3 at 573d38cd, when leases had no calls and GPUs no marks; those of number 4
@@ -54,7 +54,7 @@ LATER = {"capacity", "episodes", "storage"}
 
 
 def answer(folder: Path, question: Question) -> Any:
-    """Return what a history says, as JSON has it."""
+    """Return a history's answer in the form of JSON."""
     of, metric, name, since, until = question
     query = HistoryQuery(
         of, metric, name, Milliseconds(1000 * (T0 + since)), Milliseconds(1000 * (T0 + until))

@@ -46,7 +46,8 @@ pki.CA_VALID = pki.SERVER_VALID = timedelta(days=70 * 365)
 orders.TOKEN_VALID_MAX_S = 70 * 365 * 86400.0
 main.main()
 """
-"""A server whose certificates and tokens outlive this project, and hold where clocks are behind."""
+"""A server with certificates and tokens that outlive this project, and hold where clocks are
+behind."""
 POLICY = """\
 [defaults]
 max_gpus = 4
@@ -104,7 +105,7 @@ def is_whole(seen: View, count: int) -> bool:
 
 
 def use(folder: Path, names: tuple[str, ...]) -> None:
-    """Do what people do with a pool."""
+    """Run the commands of a pool's users."""
     env, ada = environment(folder), environment(folder, "ada.json")
     for user, more in (("ada", ()), ("bob", ()), ("root", ("--operator",))):
         made = command(env, "token", "create", "--user", user, "--expires", LONG, *more, "--json")
@@ -131,7 +132,7 @@ def use(folder: Path, names: tuple[str, ...]) -> None:
 
 
 def keep(name: str, folder: Path, servers: tuple[str, ...]) -> None:
-    """Pack what the servers left, with the table that each of them had, and the logins."""
+    """Pack the servers' remaining files, with each server's table, and the logins."""
     for server in servers:
         state_dir = folder / server
         machine = PoolMachine(PoolState())
@@ -161,7 +162,7 @@ def keep(name: str, folder: Path, servers: tuple[str, ...]) -> None:
 
 
 def packed(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """Leave out what is only there to take space, and names of this machine's users."""
+    """Leave out reserve and lock files, and names of this machine's users."""
     if member.name.endswith(("/reserve", "/lock")) or not (member.isfile() or member.isdir()):
         return None
     member.uid = member.gid = 0

@@ -1,4 +1,4 @@
-"""Files of recorded bytes: what commit 70ed747 wrote to wires and disks, one entry a name.
+"""Files of recorded bytes: wire and disk data of commit 70ed747, one entry a name.
 
 An entry is a line with a name, followed by its bytes in hex, indented, or by its text behind a
 ``|``. Names are those of the wire: the number of a message, the name of a command. Names of classes
@@ -19,7 +19,7 @@ HEAD = "# Bytes of commit 70ed747; see tests/golden/recorded.py. Additions only.
 
 
 def is_rewriting() -> bool:
-    """Return whether what is found is to be recorded."""
+    """Return whether the found bytes are to be recorded."""
     return bool(os.environ.get("GPUPOOL_REWRITE"))
 
 
@@ -62,7 +62,7 @@ def as_text(data: bytes) -> str | None:
 
 
 def check(name: str, found: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Compare ``found`` with the file, and return what is recorded there."""
+    """Compare ``found`` with the file, and return the recorded entries."""
     if is_rewriting():
         write(name, found)
     recorded = read(name)

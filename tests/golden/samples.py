@@ -59,7 +59,7 @@ def _is_enum(kind: Any) -> bool:
 
 
 def _inner(kind: Any) -> Any:
-    """Return what an optional type is besides None; None for another type."""
+    """Return an optional type's member besides None; None for another type."""
     if typing.get_origin(kind) not in (typing.Union, types.UnionType):
         return None
     inner = [arg for arg in typing.get_args(kind) if arg is not type(None)]

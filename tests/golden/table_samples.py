@@ -1,4 +1,4 @@
-"""What enters the log and what becomes of it, as bytes: commands, results, tables, backups.
+"""Log entries and their effects, as bytes: commands, results, tables, backups.
 
 A script of commands makes a pool whose table uses every field that a table has. What each of them
 answers is recorded, and the whole table after some of them.
@@ -131,7 +131,7 @@ def command_bytes() -> dict[str, bytes]:
 
 
 def compressed(name: str, make: Callable[[], bytes]) -> bytes:
-    """Return what was recorded: different versions of zlib compress differently."""
+    """Return the recorded bytes, if any: different versions of zlib compress differently."""
     known = read(FILE) if (GOLDEN / FILE).exists() else {}
     return known[name] if name in known and not is_rewriting() else make()
 
@@ -149,7 +149,7 @@ def policy_draft() -> bytes:
 
 
 def document(data: bytes, base: int) -> list[Command]:
-    """Return what puts a packed policy in force."""
+    """Return the commands that put a packed policy in force."""
     digest = policy_versions.digest_of(data)
     parts = parts_of(data)
     found: list[Command] = [commands.StagePart(digest[:16], n, p) for n, p in enumerate(parts)]
@@ -157,7 +157,7 @@ def document(data: bytes, base: int) -> list[Command]:
 
 
 def restoring(packed: list[bytes], by: str) -> list[Command]:
-    """Return what takes a packed backup into the table."""
+    """Return the commands that restore a packed backup into the table."""
     digest = policy_versions.digest_of(b"".join(packed))
     found: list[Command] = [commands.StagePart(digest[:16], n, p) for n, p in enumerate(packed)]
     return [*found, commands.RestoreBackup(digest[:16], len(packed), digest, by)]
@@ -195,7 +195,7 @@ def part(server: ServerId, index: int, gib: int) -> Partition:
 
 
 def founding(name: str = "lab", encryption: str = "tls") -> list[Command]:
-    """Return what makes a pool of three servers, one of them a witness, with three users."""
+    """Return the commands that make a pool of three servers, one a witness, with three users."""
     found: list[Command] = [
         commands.CreatePool("c0ffee", name, encryption),
         commands.JoinServer(A, "gpu-a", "10.0.0.1:7470", False, None),
@@ -220,7 +220,7 @@ def founding(name: str = "lab", encryption: str = "tls") -> list[Command]:
 
 
 def work() -> list[Command]:
-    """Return what people and servers do then; the leases are 16, 17, 18 and 20."""
+    """Return later actions of people and servers; the leases are 16, 17, 18 and 20."""
     near = (Filter("gpu.memory", Operator.AT_LEAST, (str(40 * GIB),)),)
     patient = request(
         7, 4, placement=Placement.NEAR, filters=near, servers=("gpu-a", "gpu-b"), across=True,
@@ -295,7 +295,7 @@ def ca_exchanged() -> list[Command]:
 
 
 def gpus_drained() -> list[Command]:
-    """Return orders about single GPUs, and what a server drains by itself."""
+    """Return orders about single GPUs, and a server's automatic drains."""
     one, other = (gpu.id for gpu in gpus_of("a")[:2])
     since = Milliseconds(START_MS)
 
@@ -332,7 +332,7 @@ def tokens_for_several() -> list[Command]:
 
 
 class Script:
-    """A table, and what its commands answered."""
+    """A table, and the answers of its commands."""
 
     def __init__(self, name: str, empty: PoolState = EMPTY) -> None:
         self.name = name
@@ -429,7 +429,7 @@ def accounts() -> Script:
 
 
 def suspensions() -> Script:
-    """Return a pool whose leases are suspended, refused, and go on again."""
+    """Return a pool with leases that are suspended, refused, and resumed."""
     script = Script("suspensions")
     script.run(founding())
     up = commands.ServerUp(
@@ -530,7 +530,7 @@ def _weights() -> bytes:
 
 
 def weights() -> Script:
-    """Return a pool whose policy has a class that weighs more."""
+    """Return a pool with a policy that gives one class more weight."""
     script = Script("weights")
     script.run(founding())
     script.run(document(compressed("packed weights", _weights), 0))
@@ -628,7 +628,7 @@ def batch() -> Script:
 
 
 def time_set() -> Script:
-    """Return a pool whose time is set back, and in which each command moves one of four leases."""
+    """Return a pool with its time set back; each command moves one of four leases."""
     script = Script("time")
     script.run(founding())
     ups = [
@@ -719,7 +719,7 @@ def everything() -> dict[str, bytes]:
 
 
 def in_an_era() -> PoolState:
-    """Return a table whose time was set."""
+    """Return a table with its time set."""
     return dataclasses.replace(full(PoolState, "table"), era=3)
 
 

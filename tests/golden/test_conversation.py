@@ -43,7 +43,7 @@ RENAMED = {("usage", "unknown-name")}
 
 
 def differences(recorded: Any, found: Any, place: str) -> list[str]:
-    """Return where ``found`` is not what was recorded. It may have more fields, not fewer."""
+    """Return the places where ``found`` differs. It may have more fields, not fewer."""
     name = place.rpartition(".")[2]
     if name == "code" and (recorded, found) in RENAMED:
         return []
@@ -79,7 +79,7 @@ def differences(recorded: Any, found: Any, place: str) -> list[str]:
 
 
 def kinds_of(events: list[Any]) -> list[str]:
-    """Return what happened, in no order."""
+    """Return the kinds of events, in no order."""
     return sorted(event["kind"] for event in events)
 
 
@@ -89,7 +89,7 @@ def events() -> list[Event]:
 
 
 def test_the_conversation_has_every_call_answer_and_push(events: list[Event]) -> None:
-    """So that none of 70ed747 is left out; what was added since needs no such record."""
+    """No call, answer or push of 70ed747 is left out; later additions need no record."""
     kinds = {event.kind for event in events}
     numbers = {*range(16, 24), *range(32, 35), *range(48, 55), 64, *range(80, 84), *range(96, 100)}
     answers = {*range(128, 139), *range(160, 163), 176, 177}

@@ -1,4 +1,4 @@
-"""What is recorded does not depend on the process that writes it."""
+"""Recorded bytes do not depend on the process that writes them."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Today's servers go on with what servers of commit 70ed747 left when they were killed.
+"""Today's servers go on with the files of servers of commit 70ed747 after a kill.
 
 ``solo.tar.xz`` is the state directory of the only server of a pool, ``trio.tar.xz`` those of three,
 with the logins of users and the table that each server had; ``record_pools.py`` made them. Servers
@@ -37,7 +37,7 @@ USERS = ("ada", "bob", "root")
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Make a folder that workers, which have users of their own, may enter."""
+    """Make a folder that workers with separate users may enter."""
     made = Path(tempfile.mkdtemp(prefix="gpupool-golden-"))
     made.chmod(0o711)
     yield made

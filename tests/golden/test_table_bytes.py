@@ -21,7 +21,7 @@ from gpupool.pool.transitions.apply import PoolMachine
 FILE = samples.FILE
 SOON = "table where a request goes first soon"
 RECORDING = ("table with records",)
-"""Of pools whose servers record leases, which older ones did not."""
+"""Tables of pools with servers that record leases; older servers did not."""
 
 
 def test_every_command_and_table_has_its_recorded_bytes() -> None:

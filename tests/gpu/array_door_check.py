@@ -93,7 +93,7 @@ GPU_DIFFERS = {
 
 
 def check_functions(cp: Any, memory: int) -> None:
-    """Every function gives what NumPy gives, and is what the client inferred."""
+    """Every function gives NumPy's result, and matches the client's inference."""
     door_calls: Any = importlib.import_module("door_calls")
 
     wrong: list[str] = []
@@ -273,7 +273,7 @@ def check_streams(cp: Any, memory: int) -> None:
 
 
 def check_extensions(cp: Any, memory: int) -> None:
-    """Functions of `cupyx.scipy` run whole on the worker; SciPy says what they give."""
+    """Functions of `cupyx.scipy` run whole on the worker; SciPy gives the expected results."""
     host = np.random.RandomState(3).rand(48, 48)
     device = cp.asarray(host)
     calls: list[tuple[str, Any]] = [
@@ -304,7 +304,7 @@ def check_extensions(cp: Any, memory: int) -> None:
 
 
 def check_errors(cp: Any, memory: int) -> None:
-    """Errors keep their classes, and what depends on them fails too."""
+    """Errors keep their classes, and results that depend on them fail too."""
     kinds: list[tuple[Callable[[], Any], Any]] = [
         (lambda: cp.linalg.cholesky(-cp.eye(3)).get(), (np.linalg.LinAlgError, AssertionError)),
         (lambda: cp.arange(3).reshape(2, 2), ValueError),
@@ -369,7 +369,7 @@ def client(memory: int) -> int:
 
 
 def measure(name: str, quick: bool) -> dict[str, float]:
-    """Return figures of whatever `cupy` this process imports; the same code for both."""
+    """Return figures of the `cupy` that this process imports; the same code for both."""
     cp: Any = importlib.import_module("cupy")
 
     figures: dict[str, float] = {}

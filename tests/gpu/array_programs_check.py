@@ -40,7 +40,7 @@ def check_program(cp: Any, name: str) -> None:
 
 
 def check_formulas(cp: Any) -> None:
-    """Compare what the emulation does otherwise than NumPy with what the GPU does."""
+    """Compare the emulation's deviations from NumPy with the GPU's results."""
     x, y = cp.asarray([INF, -INF, 3.0, -3.0]), cp.asarray([2.0, 2.0, -INF, INF])
     np.testing.assert_array_equal((x // y).get(), [INF, -INF, -0.0, -0.0])
     np.testing.assert_array_equal(cp.divmod(x, y)[0].get(), [INF, -INF, -0.0, -0.0])

@@ -79,7 +79,7 @@ def case(name, function):
 
 
 def conversions(cp):
-    """Note what becomes of floats by each way that CuPy has."""
+    """Record the conversions of floats by each of CuPy's ways."""
     for source in "efdFD":
         x = cp.asarray(np.array(FLOATS).astype(source))
         for kind in WHOLE + "?":
@@ -165,7 +165,7 @@ def __scatter(cp, y, index, x):
 
 
 def kernels(cp):
-    """Note what becomes of floats within kernels of each kind."""
+    """Record the conversions of floats within kernels of each kind."""
     for source in "efd":
         x = cp.asarray(np.array(FLOATS).astype(source))
         lines = ["#include <cuda_fp16.h>"]

@@ -34,7 +34,7 @@ LOGGED = re.compile(r"gpupool:|worker:|[IWEF]\d{4} |\d{4}-\d\d-\d\d .*: [IWEF] "
 
 @dataclass
 class Outcome:
-    """What one run of one program gave."""
+    """The outcome of one run of one program."""
 
     code: int
     seconds: float
@@ -131,7 +131,7 @@ def agrees(native: str, remote: str, tolerance: float = RELATIVE_TOLERANCE) -> b
 
 
 def compare(name: str, native: Outcome, remote: Outcome) -> bool:
-    """Print what differs and what was measured; return whether the program passed."""
+    """Print differences and measurements; return whether the program passed."""
     good = remote.code == 0 and native.code == 0
     for key, value in native.results.items():
         other = remote.results.get(key)

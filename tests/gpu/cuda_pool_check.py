@@ -44,7 +44,7 @@ class Program:
 
     @property
     def label(self) -> str:
-        """Return what to call it."""
+        """The program's display name."""
         words = [self.name] + (["=".join(self.setting)] if self.setting else [])
         return " ".join([*words, *(["2 GPUs"] if self.gpus > 1 else [])])
 
@@ -93,7 +93,7 @@ PROGRAMS = [
 
 
 def report(name: str, native: Outcome, remote: Outcome) -> tuple[list[str], bool]:
-    """Return lines on what differs and what was measured, and whether the program passed."""
+    """Return lines on differences and measurements, and whether the program passed."""
     good = remote.code == 0 == native.code
     lines: list[str] = []
     for key, value in native.results.items():
@@ -125,7 +125,7 @@ def command_of(program: str, folder: Path) -> list[str]:
 
 
 def failures_of(pool: RealPool, folder: Path) -> int:
-    """End sessions under a program that waits for a kernel of a minute; return what went wrong."""
+    """End sessions under a program that waits for a kernel of a minute; count the failures."""
     program, driver = folder / "leased", HERE.parent / "remoting" / "driver_api"
     command = ["gcc", "-std=c11", "-o", str(program), str(driver / "programs" / "leased.c")]
     subprocess.run([*command, str(build.library_dir() / build.LIBRARY)], check=True)
@@ -162,7 +162,7 @@ def failures_of(pool: RealPool, folder: Path) -> int:
 def both(
     pool: RealPool, program: Program, command: list[str], fraction: str, limit: float
 ) -> tuple[list[str], bool]:
-    """Run a program natively and on the pool; return what to print, and whether it passed."""
+    """Run a program natively and on the pool; return lines to print, and whether it passed."""
     env, settings = dict(os.environ), dict([program.setting] if program.setting else [])
     log = pool.folder / f"{program.label}-native.log"
     if program.gpus == 1:

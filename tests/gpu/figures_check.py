@@ -150,7 +150,7 @@ class Samples:
 
 
 def dmon_rows(lines: Sequence[str]) -> list[tuple[float, Row]]:
-    """Return what ``nvidia-smi dmon`` printed, each line with the time at which it was read."""
+    """Return the rows of ``nvidia-smi dmon``, each with the time at which its line was read."""
     names: list[str] = []
     rows: list[tuple[float, Row]] = []
     known = {
@@ -202,7 +202,7 @@ def dmon(lines: list[str]) -> Generator[None]:
 
 
 def recorded_busy(path: Path, begin: float, end: float) -> float:
-    """Return the mean of a recording's rows whose moments are in a phase."""
+    """Return the mean busy share of a recording's rows within a phase."""
     with contextlib.closing(sqlite3.connect(path)) as store:
         total, count = store.execute(
             "SELECT sum(busy_sum), sum(busy_count) FROM gpu_sample WHERE t >= ? AND t <= ?",
@@ -212,7 +212,7 @@ def recorded_busy(path: Path, begin: float, end: float) -> float:
 
 
 class Report:
-    """Prints what was compared, and counts what differed."""
+    """Prints comparisons, and counts differences."""
 
     def __init__(self) -> None:
         self.failed = 0

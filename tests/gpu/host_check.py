@@ -75,7 +75,7 @@ class Probe:
 
 
 class Check:
-    """The checks, in an order in which each needs what the one before it has shown."""
+    """The checks, in an order in which each needs the results of the one before it."""
 
     def __init__(self, host: HostSupervisor, gpu: Gpu) -> None:
         self.host = host
@@ -125,7 +125,7 @@ class Check:
         return time.perf_counter() - started
 
     async def used(self) -> int:
-        """Return what NVML says is in use on the GPU, now."""
+        """Return the GPU memory in use now, by NVML."""
         await self.host.inventory.sample(self.host.watchdog.own_use)
         return self.host.telemetry()[0][0].memory_used
 

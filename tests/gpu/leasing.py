@@ -20,7 +20,7 @@ LONG_NAME = ("too-long-for-the-path-of-a-socket-" * 4)[:110]
 
 @dataclass
 class Outcome:
-    """What one run of one program gave."""
+    """The outcome of one run of one program."""
 
     code: int
     seconds: float
@@ -59,7 +59,7 @@ def run(command: list[str], limit: float, log: Path, env: dict[str, str]) -> Out
 
 
 class RealServer:
-    """One ``gpupool join`` in a folder of its own.
+    """One ``gpupool join`` in a separate folder.
 
     Args:
         folder: an empty one, which others may enter.

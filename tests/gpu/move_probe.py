@@ -61,7 +61,7 @@ ALL_NODES = [each.node for each in GPUS]
 
 
 def pairs(moves: dict[Gpu, Gpu], *, whole: bool = True) -> str:
-    """Return pairs for the driver: those of the moves; ``whole`` adds what permutes all GPUs."""
+    """Return GPU pairs for the driver from the moves; ``whole`` completes the permutation."""
     goes = dict(moves)
     if whole:
         left = [gpu for gpu in GPUS if gpu not in goes]
@@ -73,7 +73,7 @@ def pairs(moves: dict[Gpu, Gpu], *, whole: bool = True) -> str:
 
 
 def apps(pid: int) -> list[str]:
-    """Return what NVML counts for a process, by GPU."""
+    """Return a process's memory by GPU, as NVML counts it."""
     fields = "--query-compute-apps=pid,gpu_uuid,used_memory"
     command = ["nvidia-smi", fields, "--format=csv,noheader,nounits"]
     text = subprocess.run(command, capture_output=True, text=True, check=False).stdout
@@ -83,7 +83,7 @@ def apps(pid: int) -> list[str]:
 
 
 def opened(pid: int) -> dict[str, int]:
-    """Return which of the GPUs' nodes a process holds open, and how often."""
+    """Return the GPUs' device nodes that a process holds open, and how often."""
     found: dict[str, int] = {}
     for path in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Measure on a machine with a real NVIDIA GPU what the readings of NVML cost, and what they say.
+"""Measure the cost and the values of NVML's readings on a machine with a real NVIDIA GPU.
 
 Usage: python tests/gpu/nvml_check.py [--sampling TURNS]
 
@@ -136,7 +136,7 @@ def _cupy_loops() -> tuple[Callable[[], None], Callable[[], None]]:
 
 
 class Gpm:
-    """Two samples and what lies between them, by NVML's GPM."""
+    """Two samples of NVML's GPM, and the metrics between them."""
 
     IDS = (1, 2, 5, 10)
 
@@ -427,7 +427,7 @@ def main() -> None:
 
 
 def tables(calls: Calls, idle: Any, active: Any, pids: list[int]) -> None:
-    """Print what the calls take and say while processes compute."""
+    """Print the calls' times and results while processes compute."""
     found = {}
     for busy in (1, WORKERS):
         active.value = busy

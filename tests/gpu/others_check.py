@@ -77,7 +77,7 @@ class Verdict:
 
 
 def told(output: str) -> list[str]:
-    """Return what a program says of its outcome, without numbers and without what is ours."""
+    """Return a program's lines on its outcome, without numbers and gpupool's lines."""
     lines = (line.strip() for line in output.splitlines() if not OURS.match(line))
     return [NUMBER.sub("#", line) for line in lines if TELLING.search(line)]
 
@@ -190,7 +190,7 @@ def chosen(names: Iterable[str], only: str) -> set[str]:
 
 
 class Builder:
-    """Builds what the options name, several at once."""
+    """Builds the programs that the options name, several at once."""
 
     def __init__(self, folder: Path, jobs: int, only: str) -> None:
         self._folder = folder

@@ -124,7 +124,7 @@ class Pool:
             time.sleep(0.3)
 
     def log_text(self) -> str:
-        """Return what the server logged."""
+        """Return the server's log."""
         self.log.flush()
         return Path(self.log.name).read_text()
 

@@ -17,7 +17,7 @@ extern "C" __global__ void spin(long long cycles) {
 
 
 class Probe:
-    """What one session of the check holds."""
+    """The state of one session of the check."""
 
     def __init__(self, devices: Sequence[Any], budget: Any) -> None:
         import cupy

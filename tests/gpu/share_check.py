@@ -96,7 +96,7 @@ def rates(commands: list[list[str]], env: dict[str, str] | None) -> list[float]:
 
 
 class Check:
-    """Runs programs in rounds, and tells what they got in the median."""
+    """Runs programs in rounds, and prints the medians of their figures."""
 
     def __init__(self, pool: RealPool, seconds: float) -> None:
         self.pool, self.seconds = pool, seconds

@@ -120,7 +120,7 @@ class Program:
 
 
 def give_turns(page: Page, seconds: float, turn_s: float) -> None:
-    """Let who wants something launch, one after the other, for parts of ``turn_s``."""
+    """Let waiting processes launch, one after the other, for parts of ``turn_s``."""
     words, end, owner = page.words, time.monotonic() + seconds, 0
     while time.monotonic() < end:
         now = time.monotonic_ns()
@@ -139,7 +139,7 @@ def give_turns(page: Page, seconds: float, turn_s: float) -> None:
 
 
 def steer_duty(page: Page, seconds: float) -> None:
-    """Follow what each got, every 100 ms."""
+    """Adjust the parts to the work done by each process, every 100 ms."""
     words, end = page.words, time.monotonic() + seconds
     parts, before = [0.75, 0.25], [words[DONE], words[DONE + 1]]
     words[CONTENDED] = 1

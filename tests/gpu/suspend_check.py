@@ -39,7 +39,7 @@ BEGAN = time.monotonic()
 MIB, GIB = 1 << 20, 1 << 30
 LEFT_MAX = 64 * MIB
 SPILLED_MAX = 2 * GIB
-"""Of a worker's own memory, with the ends of what the driver has."""
+"""Limit of a spilled worker's resident memory, with the ends of the driver's memory."""
 
 OUT_BAR, BACK_BAR = 2.0, 4.0  # GB/s
 FIRST_BAR_S = 20.0
@@ -118,7 +118,7 @@ def start(name: str, words: list[str], env: dict[str, str]) -> Running:
 
 
 class Suspender:
-    """Suspends what runs on a pool: by its command, or by what its host calls."""
+    """Suspends a pool's work: by its command, or by its host's calls."""
 
     def __init__(self, pool: RealPool, *, direct: bool, spills: bool = False) -> None:
         self.pool, self.spills = pool, spills
@@ -326,7 +326,7 @@ def move(pool: RealPool, suspender: Suspender, steps: int) -> int:
 
 
 def index_of(view: object, uuid: str) -> int:
-    """Return the number of a GPU in what ``gpupool gpus --json`` says."""
+    """Return the number of a GPU; ``gpupool gpus --json`` has to list the GPU."""
     text = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
     assert uuid in json.dumps(view), f"{uuid} is not in the pool"
     return next(i for i, line in enumerate(text.splitlines()) if uuid in line)
@@ -384,7 +384,7 @@ priority = 10
 
 
 def login(pool: RealPool, user: str) -> dict[str, str]:
-    """Return the environment of a user with a token of its own."""
+    """Return the environment of a user with a separate token."""
     told = pool.command("token", "create", "--user", user, "--json")
     file = pool.folder / f"{user}.json"
     done = pool.command("login", json.loads(told.stdout)["token"], "--credentials", str(file))

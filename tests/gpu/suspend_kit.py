@@ -175,7 +175,7 @@ def memory(pid: int) -> str:
 
 
 def largest(pid: int, count: int = 3) -> list[str]:
-    """Return the largest mappings in use, with what the kernel says of them."""
+    """Return the largest mappings in use, with the kernel's figures for them."""
     found: list[tuple[int, str]] = []
     head = ""
     size = huge = 0
@@ -193,7 +193,7 @@ def largest(pid: int, count: int = 3) -> list[str]:
 
 
 def round_trip(caller: Caller, lines: Lines, name: str, seconds: float = 12.0) -> None:
-    """Suspend and resume one target twice, and compare what it holds."""
+    """Suspend and resume one target twice, and compare the sums of its memory."""
     pid = lines.process.pid
     before = lines.ask("sum")
     for _ in range(2):

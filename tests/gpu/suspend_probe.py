@@ -1,4 +1,4 @@
-"""What the driver's checkpoint functions do: facts, printed, on one or two real GPUs, as root.
+"""Facts on the driver's checkpoint functions, printed, on one or two real GPUs, as root.
 
 Usage: PYTHONPATH=src python tests/gpu/suspend_probe.py PART [--budget SECONDS] [--only NAMES]
 with a part of ``who``, ``kinds``, ``trouble``, ``speed``, ``two`` and ``nccl`` (two GPUs),

@@ -89,7 +89,7 @@ class Driver:
 
 
 class Target:
-    """One way to use CUDA; ``sum`` says what its memory holds."""
+    """One way to use CUDA; ``sum`` summarizes the content of its memory."""
 
     def __init__(self, options: dict[str, str]) -> None:
         self.options = options
@@ -356,7 +356,7 @@ def devices(driver: Driver) -> list[object]:
 
 
 def confine(uid: int) -> None:
-    """Become what a worker of gpupool is."""
+    """Confine this process like a worker of gpupool."""
     from gpupool.remoting.worker import namespaces, sandbox, syscall_filter
 
     holds: list[object] = [sandbox.keep_descendants(), sandbox.forbid_new_privileges()]

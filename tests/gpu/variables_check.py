@@ -58,7 +58,7 @@ Case = tuple[dict[str, str], str, list[str]]
 
 
 def cases(uuid: str, folder: Path) -> list[Case]:
-    """Return what is set, the program, and its arguments."""
+    """Return each case's variables, program and arguments."""
     found: list[Case] = []
     for text in LISTS:
         named = text if text in ("GPU", "GPU-", "gpu-", "NoDevFiles") else text.replace("U", uuid)

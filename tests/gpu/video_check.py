@@ -1,4 +1,4 @@
-"""Check that libraries which look for video hardware go on behind the CUDA door, as nvJPEG does.
+"""Check that libraries that look for video hardware, as nvJPEG does, run behind the CUDA door.
 
     python tests/gpu/video_check.py [--bare]
 

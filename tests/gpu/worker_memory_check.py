@@ -1,4 +1,4 @@
-"""What a worker of the CUDA door takes of its machine, beside a native process of the program.
+"""Memory and threads of a worker of the CUDA door, beside a native process of the program.
 
     PYTHONPATH=src python tests/gpu/worker_memory_check.py
 
@@ -70,7 +70,7 @@ def workers() -> list[int]:
 
 
 def measure(label: str, words: list[str], env: dict[str, str], *, native: bool) -> None:
-    """Run a program until it waits, and print what it or its worker takes."""
+    """Run a program until it waits, and print the memory of the program or its worker."""
     with subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
     ) as process:

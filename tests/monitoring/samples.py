@@ -40,7 +40,7 @@ def gpu_id(index: int) -> GpuId:
 
 
 def table(gpus: int = 2, leases: int = 3, at: int = START_MS) -> PoolState:
-    """Return a pool of one server whose leases go round its GPUs, two users taking turns."""
+    """Return a pool of one server; leases go round its GPUs, two users taking turns."""
     held: list[Lease] = []
     granted = dict.fromkeys(range(gpus), 0)
     for number in range(1, leases + 1):
@@ -85,7 +85,7 @@ def table(gpus: int = 2, leases: int = 3, at: int = START_MS) -> PoolState:
 
 
 def measured(state: PoolState, at: int, busy: float = 0.5) -> Telemetry:
-    """Return what the server measures; its counters grow with the time."""
+    """Return the server's telemetry; its counters grow with the time."""
     second = (at - START_MS) // 1000
     server = state.servers[ME]
     return Telemetry(

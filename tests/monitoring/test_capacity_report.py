@@ -1,4 +1,4 @@
-"""Capacity lines: what became of all GPUs, from the table to the report; their sums close."""
+"""Capacity lines: the use of all GPUs, from the table to the report; their sums close."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Costs: GPU-hours times the price of their time, exactly; what has no price is counted as such."""
+"""Costs: GPU-hours times the price of their time, exactly; unpriced hours are counted apart."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""What happened to a GPU: slots with its marks, its leases' memory, and calls of leases."""
+"""The past of a GPU: slots with its marks, its leases' memory, and calls of leases."""
 
 from dataclasses import replace
 from pathlib import Path

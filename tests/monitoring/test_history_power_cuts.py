@@ -1,4 +1,4 @@
-"""Power cuts of both databases: what a disk keeps of unsynced writes, and what is read afterwards.
+"""Power cuts of both databases: the unsynced writes kept by a disk, and the data read afterwards.
 
 SQLite syncs the journal before it moves its pages into the file, and the file before it empties the
 journal. Until then a disk may have kept any part of what was written, in any order. So a cut is a
@@ -27,7 +27,7 @@ STEPS = 200
 
 
 def cut_journal(folder: Path, synced: int, draw: random.Random, name: str = FILE_NAME) -> None:
-    """Leave the synced part of the journal, and of the rest what a disk may have kept."""
+    """Leave the synced part of the journal, and of the rest a part that a disk may keep."""
     path = folder / f"{name}-wal"
     data = bytearray(path.read_bytes())
     end = draw.randint(min(synced, len(data)), len(data))
@@ -121,7 +121,7 @@ SQLITE_PAGE = 4096
 
 
 def cut_power_of_accounts(folder: Path, cuts: int, seed: int) -> None:
-    """Import records, cut, and open again: what was committed is there, and the rest comes anew."""
+    """Import records, cut, and open again: committed ones are there, and the rest comes anew."""
     draw, written = random.Random(seed), 0
     state = folder / "0"
     (state / "monitoring").mkdir(parents=True)

@@ -226,7 +226,7 @@ def test_the_coarsest_tier_with_enough_points_that_reaches_back_is_read() -> Non
 @pytest.mark.parametrize("number", [2**63, -(2**63), 2**64 - 1, -1])
 @pytest.mark.parametrize("of", ["server", "sums", "lease"])
 def test_numbers_that_no_time_has_do_no_harm(folder: Path, of: str, number: int) -> None:
-    """The observer must not end because of what somebody asks."""
+    """No query may end the exporter."""
     plain = HistoryQuery(
         of,
         "" if of == "sums" else "busy",

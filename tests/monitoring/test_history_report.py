@@ -1,4 +1,4 @@
-"""What ``gpupool history`` understands, and what it prints."""
+"""The arguments and the output of ``gpupool history``."""
 
 import csv
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""``history.db``: slots, roll-ups, what goes, and what happens to a file that is not as it was."""
+"""``history.db``: slots, roll-ups, deletion, and the treatment of an altered file."""
 
 import os
 import random
@@ -335,7 +335,7 @@ def users(folder: Path) -> set[str]:
 
 
 def kill_the_writer(folder: Path, kills: int, seed: int) -> None:
-    """Kill a process that writes, at random moments, and look at what it leaves."""
+    """Kill a writing process at random moments, and check the file that it leaves."""
     draw, first = random.Random(seed), 0
     for _ in range(kills):
         child = os.fork()

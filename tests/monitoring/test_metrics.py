@@ -169,7 +169,7 @@ def test_values_are_those_that_status_shows() -> None:
 
 
 def test_a_lost_gpu_leaves_its_fault_alone() -> None:
-    """The host goes on telling what it last read; see ``apply_silence``."""
+    """The host goes on sending its last reading; see ``apply_silence``."""
     whole = everything()
     books = [
         replace(each, fault="the GPU has fallen off the bus: no answer")
@@ -262,7 +262,7 @@ def test_users_have_rows_only_where_asked_for() -> None:
 
 
 def test_users_with_the_most_gpu_time_have_the_rows() -> None:
-    """The first who come have rows at first, and lose them to others who use more."""
+    """The first users have rows at first, and lose them to others with more use."""
     totals = Totals(users=2)
 
     def users_after(first: int, **gpus: int) -> dict[str, float]:

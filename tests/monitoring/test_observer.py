@@ -191,7 +191,7 @@ def test_one_that_is_stopped_keeps_nobody_waiting(
 
 
 def kill_in_a_loop(state_dir: Path, kills: int, seed: int) -> None:
-    """Kill the observer at random moments while records come, and look at what is left."""
+    """Kill the exporter at random moments while records come, and check its files."""
     draw = random.Random(seed)
     records = [record(number) for number in range(1, 12 * kills + 1)]
 

@@ -1,4 +1,4 @@
-"""What a server tells its observer once a second."""
+"""A server's samples for its exporter, once a second."""
 
 from dataclasses import replace
 from pathlib import Path

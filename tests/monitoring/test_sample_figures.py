@@ -1,4 +1,4 @@
-"""What samples add to accounts: unknown is never idle, and advice rests on enough samples."""
+"""Samples in accounts: unknown is never idle, and advice rests on enough samples."""
 
 from dataclasses import replace
 

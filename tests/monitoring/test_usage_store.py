@@ -1,4 +1,4 @@
-"""``usage.db``: exact whatever is imported twice, and whatever happens to file and disk."""
+"""``usage.db``: exact despite repeated imports, and despite faults of file and disk."""
 
 import os
 import sqlite3
@@ -31,7 +31,7 @@ writers: list[RecordWriter] = []
 
 @pytest.fixture(autouse=True)
 def closed() -> Iterator[None]:
-    """Close what a test has opened: Python tells of databases that are left open, from 3.13 on."""
+    """Close a test's databases: Python warns of open ones, from 3.13 on."""
     yield
     while writers:
         writers.pop().close()

@@ -1,4 +1,4 @@
-"""Whatever goes wrong with what only watches goes no further."""
+"""Failures of monitoring go no further."""
 
 import ast
 import logging
@@ -74,7 +74,7 @@ WATCH = {"audit", "leases", "observer", "web", "health", "_measure"}
 
 
 def test_a_server_starts_what_watches_by_the_one_way_that_holds_its_end() -> None:
-    """Also what it tells within ``apply``; a part that is started otherwise may end a server."""
+    """Also its calls within ``apply``; a part that is started otherwise may end a server."""
     tree = ast.parse(Path(compose.__file__).read_text())
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     watched: list[str] = []

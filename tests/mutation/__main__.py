@@ -68,7 +68,7 @@ def _attempts(
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return what reads the command line."""
+    """Return the parser of the command line."""
     options = argparse.ArgumentParser(description="Try small wrong changes of modules.")
     options.add_argument("--modules", default="pool,consensus", help="folders or files, by commas")
     options.add_argument("--function", default="", help="only functions whose name has this in it")

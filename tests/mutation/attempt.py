@@ -19,7 +19,7 @@ SEED_S = 30.0
 
 
 class Verdict(Enum):
-    """What became of a mutant."""
+    """The outcome of a mutant."""
 
     BY_TEST = "caught by a test"
     BY_TIME = "caught by the time limit"
@@ -31,7 +31,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One mutant, and what caught it."""
+    """One mutant, and the test, seed or limit that caught it."""
 
     mutant: Mutant
     verdict: Verdict

@@ -64,7 +64,7 @@ RECORD_CPU_S = 1200.0
 
 @dataclass(frozen=True, slots=True)
 class CoverageMap:
-    """Which tests run which lines, and how long each test takes."""
+    """The tests of each line, and each test's duration."""
 
     seconds: dict[str, float]
     lines: dict[str, dict[int, list[str]]]  # by path and line; "" is what importing runs
@@ -98,7 +98,7 @@ class CoverageMap:
         return {test for tests in lines.values() for test in tests} - {"", SWARM}
 
     def _that_run(self, mutant: Mutant) -> set[str]:
-        """Return what runs the changed lines.
+        """Return the tests, imports and swarm that run the changed lines.
 
         Where Python has no code for them, as for ``while True``, the next line with code counts.
         """

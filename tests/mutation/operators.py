@@ -63,7 +63,7 @@ class Mutant:
 
     @property
     def key(self) -> str:
-        """What names the mutant although lines move."""
+        """The mutant's name, the same when lines move."""
         return f"{self.path} {self.function or '-'} {self.operator}: {self.before} => {self.after}"
 
 

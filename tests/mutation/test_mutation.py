@@ -1,4 +1,4 @@
-"""The script that makes mutants: what it changes, what it leaves, and that trials tell."""
+"""The script that makes mutants: changed code, unchanged code, and the findings of trials."""
 
 import ast
 import csv
@@ -170,7 +170,7 @@ def test_a_trial_that_does_not_return_is_ended(source: str, ended: str) -> None:
 
 @pytest.mark.long
 def test_a_trial_without_a_mutant_passes_and_says_which_test_failed() -> None:
-    """In a process of its own, because pytest does not run within pytest.
+    """In a separate process, because pytest does not run within pytest.
 
     What follows the tests, such as seeds, has more time than ``tests/limits.py`` leaves a process
     after its last test. The map of lines was never recorded, because it takes longer than that.

@@ -1,4 +1,4 @@
-"""Trials: one mutant in a process of its own, under tests or under seeds of the swarm.
+"""Trials: one mutant in a separate process, under tests or under seeds of the swarm.
 
 The process is forked from one that has imported what is not ours, so that a trial takes as long as
 its tests do. An import hook gives the mutated module; no file is changed.
@@ -37,7 +37,7 @@ Result = dict[str, Any]
 
 
 def prepare() -> None:
-    """Import what every trial needs and no mutant changes."""
+    """Import the modules that every trial needs and no mutant changes."""
     for name in OUTSIDE:
         importlib.import_module(name)
     # Always the same examples, none kept, and none made smaller: only the verdict counts.
@@ -81,7 +81,7 @@ def install(mutant: Mutant) -> None:
 
 
 def in_a_process(work: Callable[[], Result], cpu_s: float) -> Result:
-    """Return what work returns in a forked process; ``{"ended": why}`` if it does not return."""
+    """Return the result of work in a forked process; ``{"ended": why}`` if it does not return."""
     read, write = os.pipe()
     sys.stdout.flush()
     pid = os.fork()
@@ -125,7 +125,7 @@ def _told(error: BaseException) -> str:
 
 
 def _read_all(read: int, seconds: float) -> tuple[bytes, bool]:
-    """Return what was written until the other end closed, and whether that took too long."""
+    """Return the bytes until the other end closed, and whether that took too long."""
     until = time.monotonic() + seconds
     text = b""
     try:
@@ -175,7 +175,7 @@ def run_pytest(tests: Sequence[str], plugins: Sequence[object], *more: str) -> i
 
 
 def under_tests(mutant: Mutant | None, tests: Sequence[str]) -> Result:
-    """Run tests until the first failure: ``caught`` says which, and is empty if all passed."""
+    """Run tests until the first failure: ``caught`` names it, and is empty if all passed."""
     if mutant is not None:
         install(mutant)
     watcher = Watcher()
@@ -191,7 +191,7 @@ def under_tests(mutant: Mutant | None, tests: Sequence[str]) -> Result:
 
 
 def is_there(test: str) -> bool:
-    """Say whether a test is in its file, whatever its parameters are."""
+    """Return whether a test is in its file, with any parameters."""
     file, *names = test.split("[")[0].split("::")
     path = ROOT / file
     return path.exists() and all(name in path.read_text(encoding="utf-8") for name in names)

@@ -1,4 +1,4 @@
-"""What the tests of releases share: the tools, one build of the release, and roots of systems."""
+"""Common parts of the tests of releases: tools, one build of the release, and roots of systems."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ Root = Callable[[str], Path]
 
 
 def run(*argv: str | Path, cwd: Path = ROOT, env: dict[str, str] | None = None) -> str:
-    """Run a program and return what it printed; its output is in the failure."""
+    """Run a program and return its output; a failure shows the output."""
     done = subprocess.run(
         [str(word) for word in argv],
         cwd=cwd,
@@ -58,7 +58,7 @@ def wheel(release: list[Path]) -> Path:
 
 @pytest.fixture(scope="session")
 def downloaded(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return a function that fetches what gpupool needs, as wheels for one version of Python."""
+    """Return a function that downloads gpupool's dependencies as wheels for one Python version."""
     made: dict[str, Path] = {}
 
     def fetch(version: str) -> Path:
@@ -102,7 +102,7 @@ def system_root(tmp_path_factory: pytest.TempPathFactory) -> Root:
 
 
 def chroot(root: Path, script: str) -> str:
-    """Run a shell script in the root, with mounts of its own for /proc and a small /dev."""
+    """Run a shell script in the root, with separate mounts of /proc and a small /dev."""
     mounts = f"mount -t proc proc {root}/proc; mount --bind /dev/null {root}/dev/null; "
     inside = ["env", "-i", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "LC_ALL=C.UTF-8"]
     quoted = ["chroot", str(root), *inside, "bash", "-euc", script]

@@ -1,4 +1,4 @@
-"""A newcomer with a bare Debian types what the README and the start page say, and nothing else.
+"""A newcomer with a bare Debian types the commands of the README and the start page, no others.
 
 The root has only what the pages ask for. Servers run on terminals of their own, as the pages say,
 and the commands for the others are those that the first server prints. What differs from the
@@ -24,19 +24,19 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 SUITE = "bookworm"
 ASKED_FOR = "python3,python3-venv,pipx,gcc,libc6-dev,make"
-"""What the pages ask for; gcc of minbase has no headers of its own."""
+"""Packages that the pages ask for; gcc of minbase has no headers."""
 
 SOURCE = "/srv/gpupool"
 FOLDED = "/path/to/this/folder"
 SECONDS_MAX = 120.0
-"""To the first result on a pool of three, besides what is downloaded."""
+"""Seconds to the first result on a pool of three, without downloads."""
 
 README = [block for block in blocks_of(ROOT / "README.md") if block.kind == "followed"]
 START = list(blocks_of(ROOT / "docs" / "start.md"))
 
 
 class Machine:
-    """A root in which commands run with mounts of their own."""
+    """A root in which commands run with separate mounts."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -74,7 +74,7 @@ class Machine:
         ]
 
     def run(self, script: str, **variables: str) -> str:
-        """Run lines to their end, and return what they print."""
+        """Run lines to their end, and return their output."""
         argv = self.argv(script, **variables)
         done = subprocess.run(
             argv, text=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=900, check=False
@@ -83,7 +83,7 @@ class Machine:
         return done.stdout + done.stderr
 
     def serve(self, command: str, name: str, port: int) -> Path:
-        """Start a server on a terminal of its own, and return where it shows what it says."""
+        """Start a server on a separate terminal, and return the file of its output."""
         shown = self.root / "srv" / f"{name}.out"
         variables = {
             "GPUPOOL_JOIN_EMULATE": "2:8G",
@@ -140,7 +140,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def wait_for(shown: Path, pattern: str) -> str:
-    """Wait until a terminal shows this, and return what it shows."""
+    """Wait until a terminal shows this, and return its text."""
     end = time.monotonic() + 120
     text = ""
     while not re.search(pattern, text):

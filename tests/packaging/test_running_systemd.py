@@ -1,4 +1,4 @@
-"""The systemd units run a pool: on a systemd of its own, with emulated GPUs, as root, in 90 s.
+"""The systemd units run a pool: on a separate systemd, with emulated GPUs, as root, in 90 s.
 
 It has its own mounts, processes and network, on a copy of this machine's root that is thrown away
 (``boot_systemd.sh``), with cgroups v1 or v2. It needs a kernel with seccomp and Landlock.

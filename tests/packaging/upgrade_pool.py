@@ -36,7 +36,7 @@ for _ in range(10):
 
 
 def install(commit: str, folder: Path) -> Path:
-    """Install a commit, borrow what it needs from this Python, and return its bin."""
+    """Install a commit, borrow its dependencies from this Python, and return its bin."""
     source = folder / "source"
     source.mkdir(parents=True)
     archive = subprocess.run(
@@ -145,7 +145,7 @@ class Upgrade:
             )
 
     def wait_for(self, binaries: Path, names: tuple[str, ...], state: str = "idle") -> None:
-        """Wait until these servers are up, and used as the state says, or say what is seen."""
+        """Wait until these servers are up, and used as the state says, or report the status."""
         end = time.monotonic() + STEP_S
         found: dict[str, Any] = {}
         while time.monotonic() < end:
@@ -165,7 +165,7 @@ class Upgrade:
         return server["state"] in ("idle", "mix", "full")
 
     def run(self, old: str, new: str) -> str:
-        """Run the whole upgrade; return what happened in a sentence."""
+        """Run the whole upgrade; return its outcome in a sentence."""
         old_bin, new_bin = install(old, self.old), install(new, self.new)
         program = self.folder / "program.py"
         program.write_text(PROGRAM, encoding="utf-8")

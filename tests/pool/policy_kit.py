@@ -56,7 +56,7 @@ def parse(text: str) -> Policy:
 
 
 def policy_commands(text: str, base: int, by: str = "root") -> list[c.Command]:
-    """Return what puts a policy in force, as a server would propose it."""
+    """Return the commands that put a policy in force, as a server would propose them."""
     data = policy_versions.pack_draft(
         policy_versions.Draft(policy_versions.pack_text(text), parse(text))
     )
@@ -70,7 +70,7 @@ def policy_commands(text: str, base: int, by: str = "root") -> list[c.Command]:
 def founding(
     servers: Sequence[ServerId], gpu_count: int, capacity: int, *, emulated: bool = False
 ) -> list[c.Command]:
-    """Return what makes the pool."""
+    """Return the commands that make the pool."""
     found: list[c.Command] = [
         c.CreatePool("cluster", "lab", "tls"),
         c.JoinServer(servers[0], servers[0][0], "a:1", False, None),
@@ -96,7 +96,7 @@ def founding(
 
 
 def upgraded(machine: PoolMachine, version: int = VERSION) -> None:
-    """Have all servers know this version of the formats, as if they had come up with it."""
+    """Set this version of the formats on all servers, as if they had come up with it."""
     servers = {
         key: with_changes(each, formats=version) for key, each in machine.state.servers.items()
     }

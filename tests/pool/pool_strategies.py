@@ -385,7 +385,7 @@ steps = st.tuples(
 
 
 def founding() -> list[c.Command]:
-    """Return what makes a pool of three servers, all up, with two users."""
+    """Return the commands that make a pool of three servers, all up, with two users."""
     found: list[c.Command] = [
         c.CreatePool("cluster", "lab", "tls"),
         c.JoinServer(SERVERS[0], "a", "a:1", False, None),

@@ -1,4 +1,4 @@
-"""A simulated week of 20 clients of three classes, whose policy differs by day and by night.
+"""A simulated week of 20 clients of three classes; the policy differs by day and by night.
 
 The table and the leader's duties are those of a pool; its clients, its hosts and the time are not.
 What must hold is judged by the words of the policy alone: no class is brought below its guarantee,
@@ -68,12 +68,12 @@ PRIORITIES = {"live": 20, "dev": 10, "train": 0}
 
 
 class Broken(AssertionError):
-    """Something that must hold does not; its first argument says what, in a word or two."""
+    """A condition that must hold does not; the first argument names it, in a word or two."""
 
 
 @dataclass(slots=True)
 class Seen:
-    """What happened."""
+    """The events of the week."""
 
     suspended: dict[str, int] = field(default_factory=dict[str, int])
     by_window: int = 0
@@ -84,7 +84,7 @@ class Seen:
 
 
 class Week:
-    """The pool, its clients and what they do, in virtual time."""
+    """The pool, its clients and their actions, in virtual time."""
 
     def __init__(self, seed: int, train_h: int = TRAIN_H) -> None:
         self.random = Random(seed)
@@ -196,7 +196,7 @@ class Week:
                 self.later(moving, lambda lease=command.lease: self.moved(lease))
 
     def moved(self, lease_id: LeaseId) -> None:
-        """Let the hosts of a lease say that they have done what they were told."""
+        """Let the hosts of a lease confirm its suspension or resumption."""
         lease = self.state.leases.get(lease_id)
         if lease is None or lease.suspension is None:
             return
@@ -222,7 +222,7 @@ class Week:
     # --- what must hold ---------------------------------------------------------------------------
 
     def judge(self, command: c.Command, before: PoolState) -> None:
-        """Judge what the leader has done by the words of the policy alone."""
+        """Judge the leader's command by the words of the policy alone."""
         if isinstance(command, c.ConfirmResumed) and self.runs(command.lease):
             self.resumed_at[command.lease] = self.now
             self.seen.resumed += 1
@@ -272,7 +272,7 @@ class Week:
 
 
 def week_of(seed: int, train_h: int = TRAIN_H) -> Seen:
-    """Let a week pass, from Monday on; return what happened.
+    """Let a week pass, from Monday on; return its events.
 
     Raises:
         Broken: when something does not hold.

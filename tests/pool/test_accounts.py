@@ -247,7 +247,7 @@ def test_the_table_keeps_the_latest_records() -> None:
 
 
 def watched_restart(state: PoolState) -> list[LeaseRecord]:
-    """Return the records that a server is told which adopts a table."""
+    """Return the records that the server gets when it adopts a table."""
     machine = PoolMachine(PoolState())
     found = watch(machine)
     machine.adopt(decode(PoolState, encode(state)))
@@ -293,7 +293,7 @@ def lease_of(*parts: Partition, **changes: object) -> Lease:
 
 
 def record_at_once(lease: Lease, server: ServerId = A) -> LeaseRecord:
-    """Return the record of a part that is freed in a table which has nothing but accounts."""
+    """Return the record of a part that is freed in a table with nothing but accounts."""
     table = PoolState(now=Milliseconds(1000), accounts_since=Milliseconds(1))
     state = record_part(table, lease, server)
     assert state.record_count == 1

@@ -108,7 +108,7 @@ def test_random_sequences_keep_the_books(
 def test_a_command_that_was_repeated_does_nothing_more(
     sequence: list[tuple[c.Command, int, int]], command: c.Command
 ) -> None:
-    """What the control plane relies on when an outcome is not known: propose it again."""
+    """The control plane relies on this when an outcome is not known: it proposes again."""
     machine = founded()
     for each, _, _ in sequence[:20]:
         machine.apply(machine.state.index + 1, wrap(each, at_ms=5000, ttl_ms=0))

@@ -27,7 +27,7 @@ FILTERS = [
 
 
 def number_of(lease: Lease) -> int:
-    """Return what the word that a part is free has to carry."""
+    """Return the number that the word of a free part has to carry."""
     return lease.relocation.number if lease.relocation is not None else 0
 
 
@@ -61,7 +61,7 @@ class Walker:
         return command
 
     def suspension(self, state: PoolState) -> c.Command:
-        """Suspend a lease, or have its suspension go on: by a server's word, or by an order."""
+        """Suspend a lease, or continue its suspension: by a server's word, or by an order."""
         apart = [each for each in state.leases.suspended().values() if each.held]
         if self.random.random() < 0.3 or not apart:
             return c.SuspendLease(self.lease(state), "to make room", "root", operator=True)

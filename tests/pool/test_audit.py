@@ -1,4 +1,4 @@
-"""The audit in the table: each administrative act once, numbered, whatever leases do meanwhile."""
+"""The audit in the table: each administrative act once, numbered, unaffected by leases."""
 
 from dataclasses import replace
 

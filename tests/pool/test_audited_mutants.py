@@ -1,4 +1,4 @@
-"""Rules of the table whose mutants an audit had not judged: each test fails with its mutant."""
+"""Mutants of table rules that an audit had not judged: each test fails with its mutant."""
 
 from dataclasses import replace
 

@@ -25,7 +25,7 @@ ONE = Incarnation(1)
 
 
 class Table:
-    """A pool of three servers, and what its commands answer."""
+    """A pool of three servers, and the answers to its commands."""
 
     def __init__(self) -> None:
         self.machine = PoolMachine(PoolState())

@@ -1,4 +1,4 @@
-"""Backups: whatever the table holds comes back, into a fresh pool only, whole or not at all."""
+"""Backups: the whole table comes back, into a fresh pool only, whole or not at all."""
 
 import json
 from dataclasses import replace
@@ -272,7 +272,7 @@ def own_fields() -> dict[str, Any]:
 
 
 def forged(body: bytes) -> bytes:
-    """Return a file with a right checksum, whatever is in it."""
+    """Return a file with a right checksum of any body."""
     return f"gpupool-backup 1 {sha256(body).hexdigest()}\n".encode() + body
 
 

@@ -49,7 +49,7 @@ def unpack_refusal(data: bytes) -> str:
     ],
 )
 def test_a_first_line_with_another_format_says_which_if_it_is_one(version: str, why: str) -> None:
-    """Whatever the checksum is."""
+    """With a right and with a wrong checksum."""
     body = to_file(make_backup(founded().state)).partition(b"\n")[2]
     digest = sha256(body.removesuffix(b"\n")).hexdigest()
     for checksum in (digest, "1" * 64):

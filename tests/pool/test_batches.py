@@ -237,7 +237,7 @@ def test_no_record_of_a_lease_is_lost_however_many_end(
 
 
 def books(state: PoolState) -> object:
-    """Return what must not depend on how many leases end at once."""
+    """Return the state that must not depend on how many leases end at once."""
     leases = [
         (each.id, each.parts, each.end_reason, each.ended_at) for each in state.leases.values()
     ]

@@ -112,7 +112,7 @@ ROWS: list[type[Any]] = [
 
 @pytest.mark.parametrize("kind", ROWS)
 def test_a_field_that_is_left_out_says_nothing_but_for_a_few(kind: type[Any]) -> None:
-    """A table and a command may leave it out, so that its default is what was meant."""
+    """A table and a command may leave it out, so its default has to be the meaning of absence."""
     for each in dataclasses.fields(kind):
         if each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING:
             continue

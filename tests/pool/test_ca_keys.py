@@ -1,4 +1,4 @@
-"""The table knows who has the CA's keys, and the last of them does not leave."""
+"""The table knows the holders of the CA's keys, and the last of them does not leave."""
 
 from dataclasses import replace
 
@@ -122,7 +122,7 @@ def test_during_an_exchange_no_other_ca_is_made_for_a_key_that_is_lost() -> None
 
 
 def test_a_pool_without_the_key_says_how_servers_can_join_again() -> None:
-    """Only a join failed, and said nothing of what to do."""
+    """Only a join failed, without advice."""
     pool = pool_where(a_has=False, b_has=False)
     (warning,) = key_warnings(pool)
     assert warning == (
@@ -143,7 +143,7 @@ def test_the_only_voter_is_not_warned_of_its_key() -> None:
 
 
 def test_a_view_names_the_servers_that_are_not_upgraded_yet() -> None:
-    """The versions of gpupool were alike, and nothing showed which servers were behind."""
+    """The versions of gpupool were alike, and nothing showed the servers that were behind."""
     whole = pool_where(a_has=True, b_has=True)
     assert not any("not upgraded" in each for each in view_of(whole).warnings)
     view = view_of(pool := half_upgraded())

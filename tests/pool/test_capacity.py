@@ -1,4 +1,4 @@
-"""How large a partition is, which cards could hold it, and which servers may have room now."""
+"""The size of a partition, the cards that could hold it, and servers that may have room now."""
 
 from dataclasses import replace
 

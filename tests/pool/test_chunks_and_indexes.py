@@ -1,4 +1,4 @@
-"""How maps and sorted sets are cut into chunks, and what the table's indexes find."""
+"""The chunks of maps and sorted sets, and the results of the table's indexes."""
 
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -217,7 +217,7 @@ def test_a_chunk_of_a_sorted_set_that_is_empty_goes() -> None:
 
 @dataclass(frozen=True)
 class Row:
-    """What the tables need of a lease."""
+    """The fields of a lease that the tables need."""
 
     id: LeaseId
     parts: dict[ServerId, str] = field(default_factory=dict[ServerId, str])
@@ -295,7 +295,7 @@ def test_indexes_follow_a_lease_that_changes(table: LeaseTable[Row], number: int
 
 @dataclass(frozen=True)
 class Place:
-    """What the tables need of a waiting request."""
+    """The fields of a waiting request that the tables need."""
 
     priority: int
     since: int

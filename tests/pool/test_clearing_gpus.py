@@ -1,4 +1,4 @@
-"""How GPUs are cleared for a request where leases are many, and which GPUs it then has."""
+"""Clearing GPUs for a request where leases are many, and the request's GPUs afterwards."""
 
 import pytest
 from tests.pool.policy_kit import GIB, ONE, A, B

@@ -1,4 +1,4 @@
-"""An operator sets the table's time: what an accident with clocks has made, and what it has not."""
+"""An operator sets the table's time: effects of an accident with clocks, and their absence."""
 
 import pytest
 from tests.pool.policy_kit import MONDAY_MS, ONE, A, B, Pool, upgraded
@@ -24,7 +24,7 @@ YEAR_MS = 365 * DAY_MS
 
 
 class MendedPool(Pool):
-    """A pool whose envelopes carry the table's era, as servers write them."""
+    """A pool with the table's era in its envelopes, as servers write them."""
 
     def do(self, command: c.Command) -> Result:
         return self.do_in(self.state.era, command)

@@ -1,4 +1,4 @@
-"""What people read of the pool's time: figures, sentences, and from which bounds on."""
+"""The pool's time for people: figures, sentences, and the bounds from which they are shown."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What each shape of a field becomes in its plain form, and that it comes back."""
+"""The plain form of each shape of a field, and its way back."""
 
 from dataclasses import dataclass, field
 from enum import Enum

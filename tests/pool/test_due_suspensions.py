@@ -1,4 +1,4 @@
-"""What the leader has suspended, resumed and ended, at what time, and one after the other."""
+"""Suspensions, resumptions and endings by the leader: their times, one after the other."""
 
 from tests.pool.policy_kit import at
 from tests.pool.test_preemption import NIGHT, POLICY, Preempting, small

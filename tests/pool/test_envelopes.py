@@ -1,4 +1,4 @@
-"""Envelopes of commands: what goes into the log, and what is refused when it comes out."""
+"""Envelopes of commands: their content in the log, and the refused ones when read."""
 
 from typing import Any
 

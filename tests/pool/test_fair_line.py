@@ -22,7 +22,7 @@ STEP_MS = 5_000
 
 
 class Busy(Preempting):
-    """A pool in which small requests take what they can get, for some seconds each."""
+    """A pool with small requests that take any free GPUs, for some seconds each."""
 
     def __init__(self, policy: str = "", seed: int = 0, servers: tuple[str, ...] = ()) -> None:
         super().__init__(policy)

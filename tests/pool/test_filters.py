@@ -1,4 +1,4 @@
-"""Filters: how they are written, what they mean, and that nothing makes them fail."""
+"""Filters: how they are written, their meaning, and that nothing makes them fail."""
 
 import operator as operators
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Which version a pool speaks, and what becomes of a server whose program is older than that."""
+"""A pool's version of the formats, and the fate of a server with an older program."""
 
 from dataclasses import replace
 
@@ -122,7 +122,7 @@ def test_a_server_cannot_go_back_once_all_were_upgraded() -> None:
 
 
 def test_a_server_that_is_older_than_the_pool_stops_before_it_misreads_anything() -> None:
-    """Whichever server reads the log with an older program, whenever: the log says so by itself."""
+    """Any server that reads the log with an older program, at any time: the log itself says so."""
     pool = pool_with_new()
     assert pool.do(up(A, VERSION + 1, 3)).ok, "the others are older"
     assert pool.do(up(B, VERSION + 1, 3)).ok

@@ -1,4 +1,4 @@
-"""Leases that give way to windows: which, with what reason, how often, and for how long at most."""
+"""Leases that give way to windows: their choice, reason, number, and longest time."""
 
 from dataclasses import replace
 
@@ -139,7 +139,7 @@ ENDS = window("'end'\ngrace = '5m'", "cy")
 
 
 def forbidden(pool: Pool, *, suspends: bool = False) -> dict[str, Window]:
-    """Return whose leases the rules allow no more, and because of which window."""
+    """Return the users of leases that the rules allow no more, and the window of each."""
     found = allowed_no_more(pool.state, suspends=suspends)
     return {pool.state.leases[lease].user: each for lease, each in found.items()}
 

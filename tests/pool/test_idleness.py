@@ -151,7 +151,7 @@ def test_the_notice_is_short(timeout_s: float) -> None:
 def test_a_lease_that_does_not_end_keeps_none_behind_it_from_ending(
     changes: dict[str, object],
 ) -> None:
-    """Such as a suspended one: what its program does not use, others do."""
+    """For example a suspended one: others use the GPUs that its program does not use."""
     machine = machine_with_lease((A,), TIMEOUT_S)
     lease = machine.state.leases[only_lease(machine)]
     passed = replace(lease, **changes)  # pyright: ignore[reportArgumentType]

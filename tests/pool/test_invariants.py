@@ -153,7 +153,7 @@ def test_records_whose_numbers_have_a_gap_are_found() -> None:
 
 @pytest.mark.parametrize(("index", "ms"), [(1, 0), (0, 1), (1, 1), (0, 0)])
 def test_a_suspension_or_relocation_of_after_the_tables_time_is_found(index: int, ms: int) -> None:
-    """By its number or by its time; what was ordered just now is right."""
+    """By its number or by its time; an order of the present instant is right."""
     state = leased()
     number, since = state.index + index, Milliseconds(state.now + ms)
     suspended = Suspension(SuspensionState.SUSPENDING, number, "ada", "", since)

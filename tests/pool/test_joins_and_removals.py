@@ -1,4 +1,4 @@
-"""Servers that join and leave: who may, who votes then, and what is an act and what is not."""
+"""Servers that join and leave: rights, votes afterwards, and acts in the audit."""
 
 from dataclasses import replace
 

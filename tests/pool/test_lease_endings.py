@@ -1,4 +1,4 @@
-"""How leases end: whose word counts, in which steps, and what a command that is late does."""
+"""How leases end: the words that count, the steps, and the effect of a late command."""
 
 from dataclasses import replace
 

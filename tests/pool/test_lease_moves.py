@@ -1,4 +1,4 @@
-"""Moving leases to other GPUs of their server: who may, where to, and whose memory counts when."""
+"""Moving leases to other GPUs of their server: rights, targets, and the memory charged when."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -66,7 +66,7 @@ class Moving(Pool):
     def plan(
         self, lease: LeaseId, *, phase: P = P.SUSPENDED, server: ServerId = A
     ) -> SuspensionPlan:
-        """Return what a server does when its host is so far."""
+        """Return a server's plan when its host is in this phase."""
         told = HostSuspension(self.order_number(lease), phase)
         return plan_suspensions(self.state, server, ONE, {lease: told}, {lease: 1})
 
@@ -157,7 +157,7 @@ def test_a_server_that_cannot_suspend_it_or_an_order_to_resume_ends_the_move() -
 
 
 def stranded(pool: Moving, lease: LeaseId) -> c.Command:
-    """Return what a server proposes whose host cannot use the GPUs that a lease was moved to."""
+    """Return a server's proposal when its host cannot use the GPUs that a lease was moved to."""
     plan = pool.plan(lease, phase=P.STRANDED)
     assert (plan.resume, plan.moves) == ([], {}), "it has been told"
     (command,) = plan.propose

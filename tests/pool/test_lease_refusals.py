@@ -1,4 +1,4 @@
-"""What a grant is refused for, what a request that is over leaves, what the books do not know."""
+"""Reasons to refuse a grant, remains of a request that is over, and leases unknown to the books."""
 
 from dataclasses import replace
 

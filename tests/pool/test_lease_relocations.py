@@ -1,4 +1,4 @@
-"""Leases that go to another server: whose memory counts when, and what ends which part."""
+"""Leases that go to another server: the memory charged when, and the end of each part."""
 
 import pytest
 from hypothesis import given, settings
@@ -66,14 +66,14 @@ class Going(Pool):
         return self.do(c.ConfirmRelocated(lease, found.source, start, found.number))
 
     def freed(self, lease: LeaseId, server: ServerId) -> c.Command:
-        """Return the word that nothing of a lease lives on a server, whatever is true."""
+        """Return the word that nothing of a lease lives on a server, true or not."""
         known = self.state.leases.get(lease)
         found = known.relocation if known is not None else None
         start = self.state.servers[server].incarnation
         return c.FreeLease(lease, server, start, found.number if found is not None else 0)
 
     def frees(self, lease: LeaseId, server: ServerId) -> c.Command:
-        """Return what a server proposes when nothing of the lease lives there."""
+        """Return the server's proposal when nothing of the lease lives there."""
         (word,) = plan_host(self.state, server, ONE, {}, {}, {}).propose
         assert isinstance(word, c.FreeLease)
         return word

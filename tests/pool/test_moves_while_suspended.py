@@ -121,7 +121,7 @@ def test_one_that_cannot_go_on_there_is_suspended_until_its_own_gpus_are_free() 
 
 
 def test_one_that_could_not_go_on_there_is_sent_to_a_third_gpu() -> None:
-    """Its host has not gone back yet: what it said of the order before counts no more."""
+    """Its host has not gone back yet: its word on the order before counts no more."""
     pool = Moving()
     lease = suspended(pool, (gpu(0), 60))
     pool.hold((gpu(0), 60), user="bob")

@@ -1,4 +1,4 @@
-"""Which GPUs are kept for the request that goes first, and when several servers have room."""
+"""GPUs kept for the request that goes first, also when several servers have room."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from gpupool.pool.scheduling.placement import has_room_together
 
 
 def with_free(free_gib: dict[ServerId, tuple[int, ...]]) -> PoolState:
-    """Return a pool whose GPUs of 80 GiB have so much memory free."""
+    """Return a pool of GPUs of 80 GiB with so much memory free."""
     state = Pool().state
     servers = state.servers
     for server_id, frees in free_gib.items():

@@ -18,7 +18,7 @@ CHANGES = st.lists(st.tuples(st.sampled_from(["set", "without", "oldest"]), KEYS
 
 @dataclass(frozen=True)
 class Row:
-    """What the tables need of a lease."""
+    """The fields of a lease that the tables need."""
 
     id: LeaseId
     parts: dict[ServerId, str] = field(default_factory=dict[ServerId, str])
@@ -30,7 +30,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Place:
-    """What the tables need of a waiting request."""
+    """The fields of a waiting request that the tables need."""
 
     since: int
     renewed: int

@@ -1,4 +1,4 @@
-"""A table in pieces is what ``codec`` makes of the whole."""
+"""A table in pieces equals the whole table of ``codec``."""
 
 from dataclasses import dataclass, field
 from enum import Enum

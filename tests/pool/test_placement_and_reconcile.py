@@ -1,4 +1,4 @@
-"""Which GPUs are offered and chosen, who goes first, and what a server does unasked."""
+"""GPUs that are offered and chosen, the order of requests, and a server's unasked duties."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Why a server offers nothing: whose limits, places and reservations stand against a request."""
+"""Why a server offers nothing: limits, places and reservations against a request."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What a policy admits and refuses, in offers and in ``apply``; times, notices, who goes first."""
+"""A policy's admissions and refusals, in offers and in ``apply``; times, notices, the order."""
 
 from dataclasses import replace
 
@@ -308,7 +308,7 @@ def test_a_window_that_takes_away_gives_notice_when_it_opens() -> None:
 def test_what_was_granted_once_a_window_was_open_is_not_ended_for_its_opening(
     early_ms: int, has_notice: bool
 ) -> None:
-    """So its rules may be made stricter meanwhile, and what runs by then stays."""
+    """So its rules may be made stricter meanwhile, and leases that run by then stay."""
     text = (
         "[defaults]\nmax_gpus = 4\n[[window]]\nfrom = '08:00'\nto = '18:00'\nleases = 'end'\n"
         "grace = '5m'\n[window.defaults]\nmax_gpus = 3\n"
@@ -324,7 +324,7 @@ def test_what_was_granted_once_a_window_was_open_is_not_ended_for_its_opening(
 
 
 def test_a_server_that_gets_other_labels_changes_what_an_open_window_allows() -> None:
-    """Found by simulation: servers disagreed, each by what it had been asked before."""
+    """Found by simulation: servers disagreed, each by the questions it had been asked before."""
     pool = Pool(
         "[[window]]\nfrom = '08:00'\nto = '18:00'\nleases = 'end'\ngrace = '5m'\n"
         "[window.defaults]\nservers = ['rack=1', 'rack=2']\n"

@@ -1,4 +1,4 @@
-"""How much a policy's document holds at most, and what it says of one more."""
+"""The bounds of a policy's document, and the message for one more."""
 
 import pytest
 from tests.pool.policy_kit import parse, zone

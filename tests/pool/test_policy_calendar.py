@@ -1,4 +1,4 @@
-"""When windows are open, to the millisecond; what a rulebook keeps, and what it finds anew."""
+"""Opening times of windows, to the millisecond; a rulebook's kept times, and those found anew."""
 
 from dataclasses import replace
 
@@ -48,7 +48,7 @@ def test_a_daily_span_is_open_from_its_start_until_its_end(
 
 
 def test_a_weekly_window_whose_next_time_clocks_skip_opens_a_week_later() -> None:
-    """What a rulebook remembers of the week before is what one of that day finds."""
+    """A rulebook's memory of the week before equals the finding of one of that day."""
     text = """
         zone = "Europe/Berlin"
         [[window]]

@@ -1,4 +1,4 @@
-"""What the policy says to a user and a request, line by line."""
+"""The policy's explanation to a user and a request, line by line."""
 
 from collections.abc import Sequence
 
@@ -251,7 +251,7 @@ def test_not_every_lease_of_a_large_pool_is_compared() -> None:
 
 
 def test_a_lease_that_helps_only_beside_others_is_not_needed() -> None:
-    """What it would give back is missing on no GPU that these others would not clear alone."""
+    """Any GPU that lacks its memory would be cleared by these others alone."""
     pool = small(CLASSES)
     chosen = pool.hold_for("ada", (0, 60))
     needless, _ = pool.hold_for("bob", (1, 10)), pool.hold_for("cy", (1, 60))

@@ -37,7 +37,7 @@ VALUES = {
     "guarantee": "2",
     "weight": "2.5",
 }
-"""Each lets ada have half a GPU, once, and differs from what holds without a policy."""
+"""Each lets ada have half a GPU, once, and differs from the rules without a policy."""
 
 PLACES = [(target, key) for target, keys in RULE_KEYS.items() for key in keys]
 NAMES = {"class": "class.x", "user": "user.ada"}

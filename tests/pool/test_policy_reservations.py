@@ -1,4 +1,4 @@
-"""Which GPUs a reservation keeps: where its class is, then what others use least."""
+"""GPUs kept by a reservation: those of its class first, then those used least by others."""
 
 import pytest
 from tests.pool.policy_kit import ONE, A, B, Pool

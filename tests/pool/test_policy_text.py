@@ -1,4 +1,4 @@
-"""A policy's document: what can be written, and that every mistake names its line."""
+"""A policy's document: its syntax, and that every mistake names its line."""
 
 import string
 import tomllib

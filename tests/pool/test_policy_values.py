@@ -1,4 +1,4 @@
-"""The values of a policy's document, at the edges of what is taken and refused; and its prices."""
+"""The values of a policy's document, at the edges of accepted and refused; and its prices."""
 
 from datetime import UTC, date, datetime, time
 from decimal import Decimal

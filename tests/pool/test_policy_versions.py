@@ -1,4 +1,4 @@
-"""How a policy gets into the table: what is no policy, how large one may be, and the history."""
+"""How a policy gets into the table: invalid policies, the size limit, and the history."""
 
 import json
 import zlib
@@ -25,7 +25,7 @@ EITHER = "the document is too large or damaged"
 
 
 def applied(pool: Pool, data: bytes, base: int = 0) -> Result:
-    """Put what may be no policy in force."""
+    """Put a possibly invalid policy in force."""
     digest = digest_of(data)
     assert pool.do(c.StagePart(digest[:16], 0, data)).ok
     return pool.do(c.ApplyPolicy(digest[:16], 1, digest, base, "root"))

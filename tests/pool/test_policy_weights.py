@@ -1,4 +1,4 @@
-"""The weights of classes: whose they are, and when they hold."""
+"""The weights of classes: their users, and the times when they hold."""
 
 from tests.pool.policy_kit import MONDAY_MS, A, B, Pool
 

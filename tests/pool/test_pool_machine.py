@@ -1,4 +1,4 @@
-"""What the machine around the table tells its server: events, and when to hash the table."""
+"""Notices of the machine around the table to its server: events, and times to hash the table."""
 
 import pytest
 from tests.pool.policy_kit import Pool, upgraded

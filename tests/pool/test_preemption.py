@@ -1,4 +1,4 @@
-"""Preemption by policy: whose leases are suspended for whom, for how long, and what never is."""
+"""Preemption by policy: suspended leases, the users before them, durations, and exceptions."""
 
 from dataclasses import replace
 from itertools import combinations
@@ -36,7 +36,7 @@ MINUTE_MS = 60_000
 
 
 class Preempting(Pool):
-    """A pool whose leader does its duties when told to, with servers of this version."""
+    """A pool with a leader that does its duties when told to, with servers of this version."""
 
     def __init__(self, policy: str = "", *, gpu_count: int = 4) -> None:
         super().__init__(policy, gpu_count=gpu_count)
@@ -53,14 +53,14 @@ class Preempting(Pool):
         return [each.lease for each in due_suspensions(self.state, self.now)]
 
     def lead(self) -> list[c.Command]:
-        """Propose what the leader would, and return what was accepted."""
+        """Propose the leader's commands, and return the accepted ones."""
         now, state = self.now, self.state
         suspensions = due_suspensions(state, now)
         due = due_resumptions(state, now, {s.for_request for s in suspensions} - {None})
         return [each for each in (*suspensions, *due) if self.do(each).ok]
 
     def confirm(self, lease: LeaseId) -> None:
-        """Have the servers of a lease do what it is to do."""
+        """Confirm the suspension or resumption of a lease on each of its servers."""
         found = self.state.leases[lease]
         assert found.suspension is not None
         goes_on = found.suspension.state is SuspensionState.RESUMING

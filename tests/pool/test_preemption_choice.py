@@ -1,4 +1,4 @@
-"""Which leases give way where there are too many to try every set of them."""
+"""The choice of leases that give way, where there are too many to try every set of them."""
 
 import pytest
 from tests.pool.policy_kit import GIB, ONE, A, B

@@ -1,4 +1,4 @@
-"""Who is looked at for preemption, which choice is the cheapest, and how GPUs are cleared."""
+"""Requests considered for preemption, the cheapest choice, and the clearing of GPUs."""
 
 from dataclasses import replace
 
@@ -77,7 +77,7 @@ def test_the_leader_makes_its_plan_once_a_second() -> None:
 
 @pytest.mark.parametrize("user", ["ada", "cy", "boss"])
 def test_nothing_is_looked_for_for_a_request_of_the_lowest_priority(user: str) -> None:
-    """Even where what is free is enough for it."""
+    """Even where the free memory is enough for it."""
     pool = small(gpu_count=2)
     pool.grant("ada")
     request = pool.request()
@@ -170,7 +170,7 @@ GUARANTEED = POLICY.replace("max_suspended", "guarantee = {}\nmax_suspended")
 def test_a_class_can_do_without_what_is_above_its_guarantee(
     guarantee: str, spare: int, gives_way: int
 ) -> None:
-    """Of what runs: not what is suspended, nor what has ended."""
+    """Of running leases: not of suspended or ended ones."""
     pool = small(GUARANTEED.format(guarantee), gpu_count=4)
     leases = [pool.hold_for("ada", (0, 40)), pool.hold_for("bob", (1, 40))]
     away, ended = pool.hold_for("ada", (2, 40)), pool.hold_for("ada", (3, 40))

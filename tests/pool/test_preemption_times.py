@@ -1,4 +1,4 @@
-"""When leases can be suspended for a request: what a client that waits is told of it."""
+"""Times at which leases can be suspended for a request, as told to a waiting client."""
 
 import pytest
 from tests.pool.test_preemption import MINUTE_MS, POLICY, Preempting, small
@@ -28,7 +28,7 @@ def resumed_again(pool: Preempting, lease: LeaseId) -> None:
 
 
 def test_a_wait_ends_with_the_minimum_run_time_of_what_gives_way() -> None:
-    """And what is said happens: not a moment earlier, and then."""
+    """And the statement comes true: not a moment earlier, and then."""
     pool = small(PAUSES, 1)
     lease = pool.grant("ada")
     assert told(pool) == 0

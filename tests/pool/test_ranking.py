@@ -1,4 +1,4 @@
-"""Which offers a client takes: separate cards, nothing over what is free, and always the same."""
+"""A client's choice of offers: separate cards, nothing over the free memory, always the same."""
 
 from dataclasses import replace
 from random import Random
@@ -288,7 +288,7 @@ def test_a_report_without_a_choice_says_why_there_is_none() -> None:
 def test_loads_that_differ_by_less_than_a_thousandth_decide_nothing(
     placement: Placement, fuller_first: bool
 ) -> None:
-    """Then the nearer server does; here that is the one which the load speaks against."""
+    """Then the nearer server does; here that is the server with the higher load."""
     for difference, decides in ((0.004, True), (0.0004, False)):
         full = offer("full", card(0, 40, 40), load=0.5 + difference)
         idle = offer("idle", card(0, 40, 40), load=0.5)

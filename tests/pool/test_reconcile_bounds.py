@@ -1,4 +1,4 @@
-"""What a leader and a server do unasked, at the very bounds of contact, attachment and time."""
+"""Unasked duties of a leader and a server, at the very bounds of contact, attachment and time."""
 
 from dataclasses import replace
 

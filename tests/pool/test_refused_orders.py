@@ -1,4 +1,4 @@
-"""What a person reads when an order about a lease is refused: what, why, where it is, what next."""
+"""The text of a refused order about a lease: the order, the reason, the place, the next step."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What single rows of the table say of themselves: moves, GPUs, tokens, silences, times away."""
+"""Statements of single rows of the table: moves, GPUs, tokens, silences, times away."""
 
 from dataclasses import replace
 from hashlib import sha256

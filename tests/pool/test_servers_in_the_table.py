@@ -1,4 +1,4 @@
-"""Servers in the table: what starts and readings change, who votes next, and who is left alone."""
+"""Servers in the table: effects of starts and readings, the next voter, and servers left alone."""
 
 from dataclasses import replace
 

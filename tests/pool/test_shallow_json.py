@@ -1,4 +1,4 @@
-"""Uploads with deep JSON are refused the same everywhere, whatever a server's stack is."""
+"""Uploads with deep JSON are refused the same everywhere, on any server's stack."""
 
 import json
 import re
@@ -40,7 +40,7 @@ ESCAPES = st.text('\\"[]{}a\n', max_size=40).map(str.encode)
 
 @given(ESCAPES)
 def test_strings_end_where_json_has_them_end(data: bytes) -> None:
-    """Beside the plain rule, character by character: what is outside of strings is the same."""
+    """Beside the plain rule, character by character: the text outside of strings is the same."""
     plain = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
     assert STRING.sub(b"", data) == plain.sub(b"", data)
 

@@ -1,4 +1,4 @@
-"""What keeps a lease from being suspended, from going on, and from going back to its old GPUs."""
+"""Obstacles to suspending a lease, to resuming it, and to its return to its old GPUs."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Suspending and resuming leases: whose memory counts when, and who may order it."""
+"""Suspending and resuming leases: the memory charged when, and the rights to order it."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The pool's time: what a majority of the voters' clocks have reached, else held, or slewed."""
+"""The pool's time: as reached by the clocks of a majority of voters, else held, or slewed."""
 
 from dataclasses import dataclass, field, replace
 
@@ -338,7 +338,7 @@ def test_a_leader_goes_on_with_a_time_that_was_set_whatever_the_clocks_show() ->
 
 
 def test_the_stamps_of_a_leader_alone_cannot_ratchet() -> None:
-    """A follower without clocks of its own may stamp as late as it can: it gains nothing."""
+    """A follower without clocks may stamp as late as it can: it gains nothing."""
     world = World(silent={B, C})
     for _ in range(1000):
         world.now += 0.01

@@ -1,4 +1,4 @@
-"""What a view shows of servers, leases, events and CAs, and what its fields are when not said."""
+"""A view's data on servers, leases, events and CAs, and the defaults of its fields."""
 
 from dataclasses import replace
 from typing import Any
@@ -75,7 +75,7 @@ def with_server(state: PoolState, server: ServerId = A, **changes: Any) -> PoolS
 
 
 def test_a_part_that_is_freed_is_no_lease_of_its_gpu() -> None:
-    """Its memory is free again, so a lease there would be counted twice by who expects a start."""
+    """Its memory is free again, so a caller that expects a start would count it twice."""
     pool = Moving()
     lease = pool.hold((gpu(0), 40), (gpu(1, B), 40))
     assert pool.do(c.EndLease(lease, "its client disconnected")).ok

@@ -1,4 +1,4 @@
-"""What a view says of itself: its rows, ages, and how far the exchange of a CA is."""
+"""A view's data on itself: its rows, ages, and the progress of a CA's exchange."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Where a view shows that a lease has been and is, and of whom it warns."""
+"""A lease's past and present places in a view, and the view's warnings."""
 
 from dataclasses import replace
 

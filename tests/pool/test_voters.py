@@ -1,4 +1,4 @@
-"""Who votes: at most seven, given to those that are there, and what people are told of it."""
+"""Voters: at most seven, chosen of the present servers, and the notices to people."""
 
 from dataclasses import replace
 

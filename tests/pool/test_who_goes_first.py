@@ -32,7 +32,7 @@ def users_of(state: PoolState) -> list[str]:
 
 
 def waits_to_go_on(policy: str = "") -> tuple[Preempting, LeaseId]:
-    """Return a pool with a suspended lease of 60 GiB whose GPU another user has by now."""
+    """Return a pool with a suspended lease of 60 GiB; another user has its GPU by now."""
     pool = small(policy, gpu_count=1)
     lease = pool.hold_for("ada", (0, 60))
     assert pool.do(c.SuspendLease(lease, "", "ada")).ok
@@ -356,7 +356,7 @@ def test_what_others_hold_beside_memory_that_comes_back_stays_held() -> None:
 
 
 def test_ahead_counts_those_whose_turn_is_before() -> None:
-    """Not all who wait: the first in line has nobody ahead of it."""
+    """Not all waiting requests: the first in line has nobody ahead of it."""
     pool = Preempting("[class.high]\nusers = ['eve']\npriority = 10\n", gpu_count=1)
     pool.hold((gpu(0), 80), user="dee")
     pool.hold((gpu(0, B), pool.state.servers[B].gpus[gpu(0, B)].memory_free // GIB), user="dee")

@@ -107,7 +107,7 @@ def free_port() -> int:
 
 
 class Slurm:
-    """One controller and one node, with keys, ports and folders of their own."""
+    """One controller and one node, with separate keys, ports and folders."""
 
     def __init__(self, folder: Path, pool: LivePool) -> None:
         self.folder = folder

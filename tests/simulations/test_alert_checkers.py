@@ -50,7 +50,7 @@ def alert(now: float) -> Message:
 
 @pytest.mark.parametrize("gap_s", [1.3, 1.495, 1.5, 1.505, 1.7])
 def test_what_was_out_of_sight_for_just_so_long_is_told_once_or_twice(gap_s: float) -> None:
-    """Seed 10061135: a sender without a majority for 1.492 s, whose alerts are over after 1.5 s."""
+    """Seed 10061135: a sender without a majority for 1.492 s; its alerts are over after 1.5 s."""
     looks = Looks()
     (first,) = looks.every_half_second([0.5 * n for n in range(1, 8)])
     assert first.alerts[0].subject == "GPU-1"

@@ -26,7 +26,7 @@ def run_for(cluster: Cluster, seconds: float) -> None:
 
 
 def busy_pool() -> Cluster:
-    """Return a pool whose clients hold their leases for long, a tenth of a GPU each or more."""
+    """Return a pool of clients that hold leases for long, a tenth of a GPU each or more."""
     cluster = Cluster(Options(seed=5, servers=3, clients=20, gpus=4, hold_s=60.0, think_s=0.1))
     cluster.create()
     while not cluster.complete:

@@ -49,7 +49,7 @@ def pool() -> Cluster:
 
 
 def holders(cluster: Cluster) -> list[str]:
-    """Return which machines have the key, as the table says it."""
+    """Return the machines with the key, according to the table."""
     machine_of = cluster.environment.machine_of
     return sorted(machine_of[each.id] for each in table(cluster).servers.values() if each.has_keys)
 

@@ -1,4 +1,4 @@
-"""Small tests of what whole runs found; the broken builds of ``mutations`` have the rest."""
+"""Small tests of findings of whole runs; the broken builds of ``mutations`` have the rest."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -354,7 +354,7 @@ def test_a_copy_is_held_to_its_original_and_not_to_a_copy_before_it(voter: str) 
 
 
 class CaBench:
-    """A pool whose servers join, leave, and get the key of the next CA, before its checker."""
+    """A pool with servers that join, leave, and get the next CA's key, before its checker."""
 
     def __init__(self) -> None:
         self._scheduler = Scheduler(1)

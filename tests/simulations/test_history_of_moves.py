@@ -1,4 +1,4 @@
-"""What the history of a GPU says of leases that are suspended, moved, or both in one step."""
+"""A GPU's history of leases that are suspended, moved, or both in one step."""
 
 from dataclasses import replace
 

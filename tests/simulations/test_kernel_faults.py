@@ -214,7 +214,7 @@ def test_stopped_process_keeps_its_connections_however_long() -> None:
 
 
 def test_process_that_is_back_within_a_millisecond_meets_the_frames_of_the_one_before() -> None:
-    """The peers may hear of the new one before they have read, or lost, what the old one sent."""
+    """The peers may hear of the new one before they have read, or lost, the old one's frames."""
     ends = set[tuple[str, int]]()
     for seed in range(40):
         pair = Pair(seed)

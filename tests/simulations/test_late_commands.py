@@ -1,4 +1,4 @@
-"""The checker of late commands, on tables whose time was set and whose leases are still moved."""
+"""The checker of late commands, on tables with their time set and leases still being moved."""
 
 import pytest
 from tests.pool.policy_kit import MONDAY_MS, ONE, A, B, upgraded
@@ -16,7 +16,7 @@ from gpupool.simulations.kernel.trace import Trace
 
 
 class Judged(MendedPool):
-    """A pool whose commands the checker judges."""
+    """A pool with its commands judged by the checker."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ def none_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_lease_is_moved_to_the_time_that_was_set_also_by_a_command_that_is_refused() -> None:
-    """Seed 710568: the checker took that for what a former incarnation had given back."""
+    """Seed 710568: the checker took that for the free of a former incarnation."""
     pool = Judged()
     lease = pool.of_an_accident(A)
     pool.do(c.EndLease(lease, "done"))

@@ -46,7 +46,7 @@ def test_orders_hold_while_servers_are_killed_and_the_time_is_set() -> None:
 
 
 def test_only_later_seeds_draw_them() -> None:
-    """What earlier seeds do is recorded."""
+    """Runs of earlier seeds are recorded."""
     assert set(NEWER_KINDS) < EFFECTS.keys()
     for seed in range(200):
         assert {kind for kind, _ in swarm(seed).faults} <= set(FAULT_KINDS)

@@ -36,7 +36,7 @@ NEEDLESS = "no-more-than-needed"
 
 
 class Judged(Preempting):
-    """A pool of one server with two GPUs, whose suspensions the checker judges."""
+    """A pool of one server with two GPUs; the checker judges its suspensions."""
 
     def __init__(self, policy: str) -> None:
         super().__init__(policy, gpu_count=2)
@@ -65,7 +65,7 @@ def always(_state: PoolState, _command: c.SuspendLease) -> bool:
 def test_a_suspension_is_judged_by_the_rules_of_its_own_time(
     monkeypatch: pytest.MonkeyPatch, policy: str, fails: str
 ) -> None:
-    """Seed 10001400: a reservation began, and took what had been suspended before."""
+    """Seed 10001400: a reservation began, and took the room of leases suspended before."""
     pool = Judged(policy)
     pool.now_ms = BEGINS_MS - 1000
     first, second = pool.grant("ada"), pool.grant("ada")

@@ -1,4 +1,4 @@
-"""Checkers of service: whom a server that is cut off may answer, and how large messages may be."""
+"""Checkers of service: the permitted answers of a cut-off server, and the bounds of messages."""
 
 from dataclasses import replace
 

@@ -10,7 +10,7 @@ from gpupool.simulations.kernel.trace import Trace
 
 @dataclass(eq=False)
 class Recorder:
-    """An endpoint that remembers what happened to it."""
+    """An endpoint that records its events."""
 
     end: End | None = None
     got: list[object] = field(default_factory=list[object])

@@ -17,7 +17,7 @@ MOVES = {GpuId("a"): GpuId("b")}
 
 
 class FakeMachine:
-    """Its one lease; what a process does later, it does when it is told to."""
+    """A machine with one lease; a process's later actions run on request."""
 
     def __init__(self) -> None:
         self.later: list[Callable[[], None]] = []
@@ -55,7 +55,7 @@ class FakeMachine:
 def suspended(
     monkeypatch: pytest.MonkeyPatch, *, strands: float = 0.0, loses: float = 0.0
 ) -> tuple[FakeMachine, SimulatedSuspensions]:
-    """Return a host with a suspended lease whose driver fails as often as it says from now on."""
+    """Return a host with a suspended lease; from now on its driver fails at the given rates."""
     for name in ("REFUSES", "STRANDS", "LOSES"):
         monkeypatch.setattr(simulated_suspensions, name, 0.0)
     machine = FakeMachine()

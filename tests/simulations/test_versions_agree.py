@@ -81,7 +81,7 @@ def test_a_member_that_is_too_old_holds_nobody_back_and_reads_nothing() -> None:
 def test_an_older_member_that_is_linked_stops_before_it_misreads_anything(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As one whose link came up in the moment in which the last of the others was upgraded."""
+    """As with a link that came up in the moment of the others' last upgrade."""
     monkeypatch.setattr(ServerProcess, "_understands", _everybody)
     cluster = pool_with_an_older_member()
     assert suspended(cluster)

@@ -38,7 +38,7 @@ SEARCH_COUNT_MAX = 100
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """Leave out what servers log when they are killed and cut off all the time."""
+    """Leave out logs of servers, which are killed and cut off all the time."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
@@ -145,7 +145,7 @@ def test_same_seed_does_the_same_in_every_process() -> None:
 
 
 def test_recorded_traces_are_what_every_machine_and_python_does() -> None:
-    """Any change of what servers or clients do changes them: GPUPOOL_REWRITE=1 records anew."""
+    """Any change of servers' or clients' actions changes them: GPUPOOL_REWRITE=1 records anew."""
     path = TESTDATA / "sim-traces.txt"
     comments = [line for line in path.read_text("utf-8").splitlines() if line.startswith("#")]
     found = {
@@ -223,7 +223,7 @@ def test_every_broken_build_has_a_recorded_seed() -> None:
 
 
 def test_every_checker_catches_something() -> None:
-    """Whatever the simulator may fail a run for, some broken build is failed for."""
+    """Each reason of the simulator to fail a run is met by some broken build."""
     found = set[str]()
     for path in Path(safety_checkers.__file__).parents[1].rglob("*.py"):
         found |= set(re.findall(r"\bfail\(\s*\"([a-z-]+)\"", path.read_text("utf-8")))

@@ -140,7 +140,7 @@ def test_a_pool_that_was_off_for_weeks_starts_by_itself() -> None:
 
 
 class TimeBench:
-    """The checker of the table's time, before voters whose clocks are set by hand."""
+    """The checker of the table's time, before voters with clocks set by hand."""
 
     def __init__(self, ahead_ms: dict[str, int]) -> None:
         scheduler = Scheduler(1, events_max=10, burst_max=10)

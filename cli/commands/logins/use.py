@@ -1,4 +1,4 @@
-"""``gpupool use``: which of this user's logins is in use."""
+"""``gpupool use``: the selection of this user's login."""
 
 import click
 

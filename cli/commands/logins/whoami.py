@@ -1,4 +1,4 @@
-"""``gpupool whoami``: who this user is to the pool, and for how long."""
+"""``gpupool whoami``: this user's identity in the pool, and its expiry."""
 
 from datetime import UTC, datetime
 
@@ -14,7 +14,7 @@ from gpupool.remoting.local.logins import connected, credentials_file
 @pool_options
 @json_option
 def command(credentials: str | None, as_json: bool) -> None:
-    """Show who you are to the pool, by which token, and when that expires."""
+    """Show your identity in the pool, your token, and its expiry."""
     pool, user, kind, token, server, expires_ms = run_async(lambda: _ask(credentials))
     path = credentials_file(credentials)
     if as_json:

@@ -1,1 +1,1 @@
-"""The commands that tell what was used, measured and found; one file each."""
+"""Commands that report usage, metrics and health findings; one file each."""

@@ -46,7 +46,7 @@ def command() -> None:
 )
 @click.option("--state-dir", "folder", type=click.Path(file_okay=False), help="Of the server here.")
 def test(path: str | None, folder: str | None) -> int:
-    """Send one message to every receiver of alerts.toml, once, and say which have taken it."""
+    """Send one message to every receiver of alerts.toml, and show each delivery's result."""
     from gpupool.monitoring.health.alert_messages import NotSentError
     from gpupool.monitoring.health.alert_sender import receivers, sample_message
     from gpupool.monitoring.health.alert_settings import SYSTEM_FOLDER, find_settings, read_settings

@@ -21,7 +21,7 @@ FORMATS = ("slurm", "nvidia-smi", "prometheus")
 """The names in ``gpupool.monitoring.analysis.importers``, repeated here to keep help fast."""
 
 TELL_EVERY_S = 30.0
-"""How often a computation says what it is at where no terminal shows it."""
+"""Seconds between two progress messages of a computation without a terminal."""
 
 MODES = ("recorded", "attached", "whole", "silos")
 
@@ -56,7 +56,7 @@ def command() -> None:
 def import_(
     form: str, files: tuple[str, ...], out: str, zone: str, every: float, as_json: bool
 ) -> None:
-    """Make a trace of what a scheduler or a monitor wrote.
+    """Convert records of a scheduler or a monitor to a trace.
 
     FORMAT is one of slurm, nvidia-smi, prometheus. What is odd in the files is counted, and said.
     """
@@ -93,7 +93,7 @@ def _counts(trace: "Trace") -> dict[str, object]:
 
 
 def _size_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Add what a pool is made of, and what it must achieve."""
+    """Add the options for a pool's hardware and its wait goal."""
     options = (
         click.option("--wait", type=DURATION, default=300.0, help="p95 of waits.  [default: 5m]"),
         click.option(
@@ -203,7 +203,7 @@ def _goal(given: "dict[str, float]", *, strict: bool) -> "Goal":
 
 
 class _Progress:
-    """What a long computation is at: in one line of a terminal, else in a line now and then."""
+    """Progress of a long computation: one line on a terminal, else a line now and then."""
 
     def __init__(self) -> None:
         self._said_at = time.monotonic()
@@ -242,7 +242,7 @@ def _print_sizes(trace: "Trace", goal: "Goal", found: "list[Size]") -> None:
 def report_(
     traces: tuple[str, ...], page: str | None, sized: bool, as_json: bool, **given: Any
 ) -> None:
-    """Show how GPUs were used: working, held idle, free; when, by which user, and what would do.
+    """Show GPU use (working, held idle, free) by time and user, and the GPUs that would suffice.
 
     The page of --html is one file that loads nothing, with what is shown here. Names of users are
     in it as they are in the trace.

@@ -1,4 +1,4 @@
-"""``gpupool health``: what the servers of the pool have found wrong, merged."""
+"""``gpupool health``: the merged health findings of the pool's servers."""
 
 import sys
 from collections.abc import Callable
@@ -47,7 +47,7 @@ def command(
     nagios: bool,
     as_json: bool,
 ) -> int:
-    """Show what is wrong with the pool: its servers, GPUs, disks, links and clocks.
+    """Show health findings of the pool: servers, GPUs, disks, links and clocks.
 
     Every server checks itself once a second; all are asked, and one that does not answer is named.
     Exits with 0 when nothing fails, with 3 when something does, with 1 when no server answers.
@@ -180,7 +180,7 @@ async def _watch(credentials: str | None) -> None:
 
 
 def _known_names() -> dict[str, str]:
-    """Return what can be silenced, checks and rules of alerts: as written, and in small letters."""
+    """Return the checks and alert rules that can be silenced, by name and lower-case name."""
     from gpupool.monitoring.health.alert_rules import RULES
     from gpupool.monitoring.health.check_table import CHECKS
 
@@ -203,7 +203,7 @@ def _name_of(text: str) -> str:
 
 
 def _of_options(function: Callable[..., object]) -> Callable[..., object]:
-    """Add the options that say what a silence is of."""
+    """Add the options for a silence's server and subject."""
     server = click.option("--server", default="", help="On this server alone, by its name.")
     subject = click.option(
         "--subject", default="", help="Of this alone: a GPU's id, or what health --json calls it."
@@ -273,7 +273,7 @@ def unsilence(credentials: str | None, check: str, server: str, subject: str) ->
 @pool_options
 @json_option
 def silences(credentials: str | None, as_json: bool) -> None:
-    """List what is silenced, who silenced it, why, and for how long."""
+    """List silenced checks and alerts, each with its author, reason and time left."""
     view = fetch_snapshot(credentials).view
     if as_json:
         print_json(silences=view.silences)

@@ -1,4 +1,4 @@
-"""``gpupool history``: what servers have measured, as charts, CSV or JSON."""
+"""``gpupool history``: measurements of servers, as charts, CSV or JSON."""
 
 import os
 import shutil
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 WIDTH_MIN, WIDTH_MAX = 40, 160
 HEIGHT = 8
 SPAN_S = 6 * 3600
-"""What is shown when nobody says since when: the default of ``--since``."""
+"""Default range of ``--since``."""
 
 
 @click.command()
@@ -63,7 +63,7 @@ def command(
     strict: bool,
     as_json: bool,
 ) -> None:
-    r"""Chart what servers have measured of GPUs, themselves, leases, users and clients.
+    r"""Chart metrics that servers measured of GPUs, servers, leases, users and clients.
 
     A GPU is SERVER:NUMBER or the beginning of its id; "lease:", "user:", "client:", "gpu:" or
     "server:" before a name says which is meant; a client is USER@HOST. Each server keeps its own
@@ -139,7 +139,7 @@ def _say_none(text: str, found: "Subject", metric: str, held: set[str] | None) -
 def _read(
     path: Path, text: str, metric: str | None, since_s: int | None, until_s: int | None
 ) -> tuple["Places", "Subject", HistoryQuery, "HistoryAnswer"]:
-    """Return what a file says; a range of which nothing is said ends where the file does."""
+    """Return metrics from a history file; a range without an end ends with the file."""
     from gpupool.monitoring.history.history_file import look_into, read_whole
     from gpupool.monitoring.history.history_report import find_subject
     from gpupool.remoting.client.history_answers import HistoryAnswer

@@ -1,4 +1,4 @@
-"""What programs of a lease call as ``nvidia-smi`` (``remoting/program/tools/nvidia-smi``).
+"""``nvidia-smi`` for programs of a lease (``remoting/program/tools/nvidia-smi``).
 
 Its forms, words and exit codes are nvidia-smi's (driver 580), because scripts read them.
 """
@@ -26,11 +26,11 @@ FILTERS = {
     "--display": ("-d/--display", "a filtered"),
     "--xml-format": ("-x/--xml-format", "an XML"),
 }
-"""What needs ``-q`` beside it."""
+"""Options that require ``-q``."""
 
 
 class Refusal(Exception):
-    """What nvidia-smi says when it refuses, and its exit code."""
+    """An error message of nvidia-smi, and its exit code."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
@@ -96,7 +96,7 @@ def _number(text: str, otherwise: int) -> int:
 
 
 class Answer:
-    """What is printed of the lease at one time.
+    """The nvidia-smi output for the lease at one time.
 
     Args:
         fields: as the agent has told them.
@@ -182,7 +182,7 @@ class Answer:
 
 
 def ask_agent(path: str) -> dict[str, object]:
-    """Return what ``gpupool run`` says of the lease in which this process runs.
+    """Return the data of ``gpupool run`` on the lease of this process.
 
     Raises:
         GpupoolError: when it does not answer, or cannot.

@@ -107,7 +107,7 @@ def report(
     *,
     xml: bool,
 ) -> list[str]:
-    """Return the lines of ``-q``, of what ``-d`` names alone if it names any."""
+    """Return the lines of ``-q``, or only of the sections that ``-d`` names."""
     now, count = time.strftime("%a %b %e %H:%M:%S %Y"), str(len(devices))
     driver, cuda = (version or "N/A" for version in versions)
     if xml:

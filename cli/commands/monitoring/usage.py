@@ -1,4 +1,4 @@
-"""``gpupool usage``: who had how much of the pool, and for how long."""
+"""``gpupool usage``: GPU usage by user, in amount and time."""
 
 import sys
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 DEFAULT_SINCE = "30d"
 WITHOUT_CAPACITY = {"lease": "--lease", "wasted": "--wasted", "database": "--file"}
-"""What the report of capacity has no use for."""
+"""Options that the capacity report rejects."""
 
 
 @click.group(invoke_without_command=True)
@@ -125,7 +125,7 @@ def command(
 
 
 def _read(path: Path, query: RecordQuery) -> FoundUsage:
-    """Return what a copy of usage.db says."""
+    """Return the usage in a copy of usage.db."""
     import sqlite3
 
     from gpupool.monitoring.accounting import Range
@@ -207,7 +207,7 @@ def _show_lease(lease: LeaseId, found: FoundUsage, *, as_json: bool) -> None:
 
 
 def _end(found: FoundUsage, *, strict: bool) -> None:
-    """Say what is not known, and exit with 3 for that, if this was asked for."""
+    """Warn of gaps in the usage; with ``strict``, exit with 3 for them."""
     _warn(found)
     if strict and (found.silent or found.missing):
         raise SystemExit(ExitCode.UNHEALTHY)

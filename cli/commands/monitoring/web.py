@@ -53,7 +53,7 @@ def command(
     readonly: bool,
     server: str | None,
 ) -> None:
-    r"""Show the pool in the browser: servers, GPUs, leases, who waits, usage, health.
+    r"""Show the pool in the browser: servers, GPUs, leases, queue, usage, health.
 
     The page is served on this machine's loopback alone, to who opens the printed address; its key
     is good once. Enter prints an address for another browser, Ctrl-C ends it.

@@ -122,7 +122,7 @@ class Exchange:
         return self._once(Departure(self._executor, Channel(self._links, index)).run)
 
     def arrive(self, index: int) -> int:
-        """Make anew what another worker sends; return the number of the session's latest call."""
+        """Rebuild a session from another worker; return the number of its latest call."""
         try:
             arrival = Arrival(self._executor, Channel(self._links, index))
             self._executor.sequence = self._once(arrival.run)
@@ -131,7 +131,7 @@ class Exchange:
         return self._executor.sequence
 
     def _once(self, run: Callable[[], int]) -> int:
-        """Run what must not be run again when memory runs out, as other operations are."""
+        """Run a step once; unlike other operations, it is not repeated when memory runs out."""
         try:
             return run()
         except Exception as error:

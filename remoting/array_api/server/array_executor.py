@@ -60,10 +60,11 @@ _VIEWS = frozenset(
         *("ndarray.transpose", "ndarray.view"),
     }
 )
-"""Operations whose result shares its argument's memory, so that a copy would be another array."""
+"""Operations with a result that shares its argument's memory, so that a copy would be another
+array."""
 
 _OF_OBJECTS = ("sparse.", "interpolate.", "spatial.")
-"""Operations whose answers may name objects by handles: their client gives them a class."""
+"""Operations with answers that may name objects by handles: their client gives them a class."""
 
 
 class Client(Protocol):
@@ -302,7 +303,7 @@ class Executor:
         return True
 
     def new(self, meta: Meta) -> Any:
-        """Return a new array, whose memory is accounted for."""
+        """Return a new array, with its memory accounted for."""
         self.backend.expect(meta.nbytes)
         return self.backend.adopt(self.backend.empty(meta.dtype, meta.shape, meta.strides))
 
@@ -314,7 +315,7 @@ class Executor:
     # --- calls ----------------------------------------------------------------------------------
 
     def call(self, template: Template, values: tuple[Any, ...]) -> None:
-        """Run one call, whose record is ``values``, and store its results or report its failure."""
+        """Run one call of the record ``values``, and store its results or report its failure."""
         outputs = template.outputs
         first = values[1 + outputs]
         try:

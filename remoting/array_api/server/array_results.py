@@ -44,7 +44,7 @@ class Meta:
 
 
 class Download:
-    """A result whose elements travel as bulk bytes."""
+    """A result with elements that travel as bulk bytes."""
 
     def __init__(self, array: Any, order: str) -> None:
         self.array = array

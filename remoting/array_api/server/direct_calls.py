@@ -28,7 +28,7 @@ Direct = Callable[[tuple[Any, ...], dict[int, Any]], Any]
 KEYWORD = re.compile(r"[a-z][a-z_]{0,31}")
 NODES_MAX, DEPTH_MAX = 64, 8
 TEXTS_MAX = 1024
-"""Texts whose functions are kept; templates of one form share them."""
+"""Texts with cached functions; templates of one form share them."""
 
 
 class _NotHereError(Exception):

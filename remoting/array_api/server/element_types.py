@@ -76,7 +76,7 @@ def need_sendable(dtype: np.dtype[Any]) -> None:
 
 
 def told(dtype: np.dtype[Any]) -> Any:
-    """Return what a client is told of a type."""
+    """Return a type's form for a client."""
     if dtype.names is None:
         return BFLOAT16 if is_bfloat16(dtype) else dtype.str
     fields: list[Any] = []

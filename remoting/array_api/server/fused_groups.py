@@ -137,7 +137,7 @@ class Groups:
         self._plans: dict[Any, tuple[list[_Call], list[_Run]]] = {}
 
     def run(self, body: memoryview, position: int) -> int:
-        """Run the group whose record is at ``position``, or nothing of it; return where to go on.
+        """Run the group of the record at ``position``, or nothing of it; return where to go on.
 
         Raises:
             RemoteProtocolError: a record is cut short, or uses a handle that nothing has made.
@@ -261,7 +261,7 @@ class Groups:
         return shapes
 
     def _make_program(self, run: _Run, group: _Group) -> None:
-        """Find what a run takes, does and gives, and have a kernel made of it."""
+        """Determine a run's inputs, operations and results, and make a kernel of it."""
         calls = group.calls[run.first : run.last]
         others = [*group.calls[: run.first], *group.calls[run.last :]]
         results = {_result(call): at for at, call in enumerate(calls) if call.template.outputs}
@@ -343,7 +343,7 @@ class Groups:
         return True
 
     def _is_safe(self, arrays: Sequence[Any], *, writes: bool) -> bool:
-        """Say whether all are arrays, in memories of their own if one is written into."""
+        """Return whether all are arrays, in separate memories if one is written into."""
         backend = self._executor.backend
         if not arrays or not all(backend.is_array(array) and array.size for array in arrays):
             return False

@@ -60,7 +60,7 @@ MAKERS = frozenset(
         "random.state",
     )
 )
-"""Operations whose objects another worker can make anew."""
+"""Operations with objects that another worker can make anew."""
 
 RECIPES_SPARE = 1024
 """Recipes of dropped objects that may be kept before they are looked for."""
@@ -78,7 +78,7 @@ class Recipe:
 
 
 class UnmovableError(Exception):
-    """A session has what no other worker can have; the text says what."""
+    """A session has an object that no other worker can have; the text names it."""
 
 
 class Movable(Protocol):
@@ -97,7 +97,7 @@ class Movable(Protocol):
         ...
 
     def new(self, meta: Meta) -> Any:
-        """Return a new array, whose memory is accounted for."""
+        """Return a new array, with its memory accounted for."""
         ...
 
     def fail_silently(self, handle: int, error: BaseException) -> None:
@@ -229,7 +229,7 @@ class Channel:
         return bytes(data)
 
     def receive_bytes(self, size: int) -> Fill:
-        """Wait for ``size`` bytes; return what reads them."""
+        """Wait for ``size`` bytes; return their reader."""
         self._links.begin(self._index, self._next(), size)
         return lambda target: self._links.read(self._index, target)
 

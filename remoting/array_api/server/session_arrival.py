@@ -1,4 +1,4 @@
-"""The worker to which a session goes: it makes anew what another worker sends.
+"""The worker to which a session goes: it rebuilds another worker's objects.
 
 Everything is checked as what a client sends: handles are new, memory fits the partition, arrays
 lie in their memory, and objects are made by the operations that made them first.

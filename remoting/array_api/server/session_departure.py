@@ -52,7 +52,7 @@ class Plan:
 
 
 def plan_departure(session: Movable) -> Plan:
-    """Return what a session would take along.
+    """Return the plan of the state that a session's move takes along.
 
     Raises:
         UnmovableError: it has what no other worker can have.
@@ -147,7 +147,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 class Departure:
-    """Sends what a session has to another worker, which makes it anew."""
+    """Sends a session's objects to another worker, which makes them anew."""
 
     def __init__(self, session: Movable, channel: Channel) -> None:
         self._session = session

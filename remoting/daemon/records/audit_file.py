@@ -23,7 +23,7 @@ FILE_SIZE_MAX = 8 << 20
 
 EVERY_S = 0.25
 MISSED = "acts-missed"
-"""Kind of the line that stands for acts which were dropped before this server could see them."""
+"""Kind of the line for acts that were dropped before this server could see them."""
 
 
 class AuditLog(NumberedLog[Act]):

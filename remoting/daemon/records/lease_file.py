@@ -122,7 +122,7 @@ class LeaseLog(NumberedLog[LeaseRecord]):
         self._forgot: tuple[Forgotten, ...] = ()
 
     async def tidy(self) -> None:
-        """Have the files forget the users whom the pool has forgotten."""
+        """Erase the users that the pool has forgotten from the files."""
         forgotten = self._observer.forgotten() if self._observer is not None else ()
         if forgotten == self._forgot:
             return

@@ -22,7 +22,7 @@ EVERY_S = 0.25
 
 
 class Numbered(Protocol):
-    """What such a file needs of a record."""
+    """The interface of a record in a numbered log."""
 
     @property
     def number(self) -> int:
@@ -34,7 +34,7 @@ R = TypeVar("R", bound=Numbered)
 
 
 class NumberedLog(Generic[R]):
-    """Appends what ``record`` is given to the file, in ``run``; made before the table is read."""
+    """Appends records from ``record`` to the file, in ``run``; made before the table is read."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class NumberedLog(Generic[R]):
         self._queue.extend(records)
 
     async def run(self) -> None:
-        """Write what was recorded until cancelled, and then the rest."""
+        """Write the recorded entries until cancelled, and then the rest."""
         try:
             while True:
                 if self._queue:
@@ -94,7 +94,7 @@ class NumberedLog(Generic[R]):
             self.flush()
 
     async def tidy(self) -> None:
-        """Do what else is to be done to the files, while nobody writes them."""
+        """Do any other work on the files, while nobody writes them."""
 
     def rewrite(self, change: Callable[[bytes], bytes]) -> None:
         """Change the lines of all files, each file in one step; call it where ``run`` writes.
@@ -121,7 +121,7 @@ class NumberedLog(Generic[R]):
             beside.replace(path)
 
     def flush(self) -> None:
-        """Write what was recorded now."""
+        """Write the recorded entries now."""
         self._write(tuple(self._queue))
         self._forget()
 

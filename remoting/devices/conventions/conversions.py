@@ -1,4 +1,4 @@
-"""Conversions of floats to whole numbers as a GPU does them; NumPy does what the processor does.
+"""Conversions of floats to whole numbers as a GPU does them; NumPy follows the processor.
 
 What is out of range becomes the nearest number of the type. NaN becomes 0; where one of the two
 types has 64 bits, it becomes the number whose highest bit alone is set. `fitted` does it for
@@ -35,7 +35,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def fitted(value: Any, dtype: Any) -> Any:
-    """Return numbers of which NumPy's conversion to a type gives what a GPU's gives.
+    """Return numbers that NumPy converts to a type as a GPU does.
 
     They are `value` itself, or an array of a wider whole type. Python's numbers, which are checked
     before, stay as they are.

@@ -1,4 +1,4 @@
-"""What an emulated GPU says of itself: CUDA's attributes and properties, of one small processor."""
+"""Description of an emulated GPU: CUDA's attributes and properties, of one small processor."""
 
 from typing import Any
 

@@ -225,7 +225,7 @@ CONVENTIONS: dict[str, Callable[[Operation], Operation]] = {
     "scipy.signal.medfilt": _ranked,
     "scipy.signal.order_filter": _ranked,
 }
-"""By name, what makes CuPy's function of SciPy's."""
+"""By name, functions that turn SciPy's function into CuPy's."""
 
 REAL: dict[str, Callable[[Operation], Operation]] = {
     name: CONVENTIONS[name]

@@ -1,1 +1,1 @@
-"""What CUDA has beside arrays: graphs and textures, behind operations of the array door."""
+"""CUDA objects beside arrays: graphs and textures, behind operations of the array door."""

@@ -19,7 +19,7 @@ DOT_MAX = 8 << 20
 
 
 class CudaGraphs:
-    """The operations of captures and graphs, and which captures are open."""
+    """The operations of captures and graphs, and the open captures."""
 
     def __init__(self, cupy: Any) -> None:
         self._cupy = cupy
@@ -44,7 +44,7 @@ class CudaGraphs:
         self.open[stream.ptr] = stream
 
     def end(self, stream: Any) -> Any:
-        """Return the graph of what was captured."""
+        """Return the graph of the capture."""
         try:
             return stream.end_capture()
         finally:  # an error ends it, too

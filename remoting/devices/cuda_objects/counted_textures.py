@@ -72,7 +72,7 @@ class CudaTextures:
         return value
 
     def _need_bytes(self, value: Any, other: Any) -> Any:
-        """Return a CUDA array; CuPy copies as many bytes as it has, whatever the other one has."""
+        """Return a CUDA array; raise unless the other has as many bytes, which CuPy copies."""
         array = self._need_array(value)
         if not isinstance(other, self._backend.cupy.ndarray):
             raise TypeError("a CUDA array is copied from and to an array of the device")

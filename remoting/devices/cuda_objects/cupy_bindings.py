@@ -8,7 +8,7 @@ import importlib
 from typing import Any
 
 MODULES = ("cupy_backends.cuda.api.runtime", "cupy_backends.cuda.api.driver")
-"""What ``cupy.cuda.runtime`` and ``cupy.cuda.driver`` are in CuPy 14."""
+"""Modules of ``cupy.cuda.runtime`` and ``cupy.cuda.driver`` in CuPy 14."""
 
 
 def load() -> tuple[Any, Any]:

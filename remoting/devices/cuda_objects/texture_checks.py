@@ -1,4 +1,4 @@
-"""What CUDA arrays, textures and surfaces may be, on real GPUs and on emulated ones.
+"""Checks of CUDA arrays, textures and surfaces, on real GPUs and on emulated ones.
 
 Arguments come from a client as they are. What a texture reads must lie in the array that it is
 made from.

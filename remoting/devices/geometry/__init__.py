@@ -1,1 +1,1 @@
-"""Distances between points, and what finds points near others: `cupyx.scipy.spatial`."""
+"""Distances between points, and searches for near points: `cupyx.scipy.spatial`."""

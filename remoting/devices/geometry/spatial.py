@@ -1,4 +1,4 @@
-"""Trees of points and triangulations: objects of the worker's library, and what asks them.
+"""Trees of points and triangulations: objects of the worker's library, and their queries.
 
 The client holds a handle of each, with the arrays that it was made of. A real GPU has CuPy's
 classes, an emulated one SciPy's.
@@ -27,14 +27,14 @@ _INDEX_BYTES = 40
 
 @dataclass(frozen=True, eq=False)
 class _Tree:
-    """A tree of points: only what its operations take."""
+    """A tree of points, only for its operations."""
 
     made: Any
 
 
 @dataclass(frozen=True, eq=False)
 class Triangles:
-    """A triangulation: only what its operations take."""
+    """A triangulation, only for its operations."""
 
     made: Any
 
@@ -131,7 +131,7 @@ class Spatial:
 
 
 class EmulatedSpatial(Spatial):
-    """The operations with SciPy's classes, whose memory is accounted for."""
+    """The operations with SciPy's classes, with their memory accounted for."""
 
     package = "scipy.spatial"
     lacking = NO_SCIPY

@@ -1,4 +1,4 @@
-"""Callbacks of transforms on an emulated GPU: what each element goes through, before and after.
+"""Callbacks of transforms on an emulated GPU: functions on each element, before and after.
 
 cuFFT calls a load callback for each element that it reads and a store callback for each that it
 writes, by its place in dense memory. Here the elements are read into an array and written from one,
@@ -48,7 +48,7 @@ class Callbacks:
         self._load_data, self._store_data = load_data, store_data
 
     def read(self, array: Array) -> Array:
-        """Return what cuFFT would read of a dense array."""
+        """Return a dense array as cuFFT would read it."""
         if self._load is None:
             return array
         code, name = self._load
@@ -63,7 +63,7 @@ class Callbacks:
         return out
 
     def written(self, array: Array) -> Array:
-        """Return what cuFFT would write of its result, which is dense."""
+        """Return a dense result as cuFFT would write it."""
         if self.store is None:
             return array
         code, name = self.store

@@ -43,7 +43,7 @@ FILE_MAX = 64 << 20
 """Characters of a compiler's messages that a program gets."""
 
 LIBRARIES_MAX, LIBRARY_BYTES_MAX = 1024, 512 << 20
-"""What one worker keeps; it serves one session."""
+"""Limits of one worker's cache; it serves one session."""
 
 _FLAGS = (
     *("-O1", "-fPIC", "-Wall", "-pipe", "-U_FORTIFY_SOURCE", "-fno-exceptions", "-fno-rtti"),
@@ -87,7 +87,7 @@ NO_COMPILER = (
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What became of a source."""
+    """Result of compiling a source."""
 
     library: Library
     log: str  # of the compiler
@@ -99,7 +99,7 @@ _folders: list[Path] = []
 
 
 def permit(folder: Path | None = None) -> None:
-    """Let this process compile kernels and run them: what it holds is the program's alone.
+    """Let this process compile kernels and run them: it holds data of the program alone.
 
     Args:
         folder: of the kernels that the user's earlier workers compiled, which takes new ones.
@@ -219,7 +219,7 @@ def _kept(key: str) -> tuple[Compiled, int] | None:
 
 
 def _keep(key: str, library: Path, made: Compiled) -> None:
-    """Keep a library for later workers; what is not in it stands in a line behind it."""
+    """Keep a library for later workers; its log and names stand in a line behind it."""
     told = json.dumps({"log": made.log, "names": made.names}).encode()
     for folder in _folders:
         with contextlib.suppress(OSError):  # it is compiled again then

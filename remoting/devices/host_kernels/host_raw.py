@@ -61,7 +61,7 @@ class HostModule:
         return self._compiled
 
     def log(self) -> str:
-        """Compile, and return what the compiler said."""
+        """Compile, and return the compiler's log."""
         return self.compile().log
 
     def get_function(self, name: str) -> "HostKernel":
@@ -102,7 +102,7 @@ class HostKernel:
         self.name = _text("the name", name)
 
     def log(self) -> str:
-        """Compile the module, if it is not; return what the compiler said."""
+        """Compile the module, if it is not; return the compiler's log."""
         self.module.entry(self.name)
         return self.module.log()
 

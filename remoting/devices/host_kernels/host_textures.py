@@ -115,14 +115,14 @@ class HostArray:
 
 
 class HostObject:
-    """A texture or a surface, as an argument of a kernel; it keeps what it is of."""
+    """A texture or a surface, as an argument of a kernel; it keeps its array."""
 
     def __init__(self, look: _Look, of: HostArray | Array) -> None:
         self._look = look
         self._of = of
 
     def argument(self) -> ctypes.c_uint64:
-        """Return what a kernel takes, which is good as long as this object lives."""
+        """Return the kernel argument, which is good as long as this object lives."""
         return ctypes.c_uint64(ctypes.addressof(self._look))
 
 
@@ -234,7 +234,7 @@ def _check_reading(look: _Look, *, linear: bool, as_fraction: bool) -> None:
 
 
 def _resource(kind: Any, what: Any, channel: Any, sizes: Any) -> _Look:
-    """Return where a texture's or a surface's elements lie, and what they are."""
+    """Return the place and the type of a texture's or a surface's elements."""
     if kind == OF_ARRAY:
         found = _need_array(what)
         memory, channel, lengths = found.memory, found.channel, [*found.lengths, 1, 1][:3]

@@ -32,7 +32,7 @@ ENTRY = "gpupool_kernel"
 
 
 class _Typed:
-    """What the two kinds of kernels share."""
+    """Base of the two kinds of kernels."""
 
     def __init__(
         self, backend: Any, in_params: Any, out_params: Any, name: Any, options: Any, *texts: Any
@@ -110,7 +110,7 @@ def _argument(parameter: Parameter, place: int, value: Any) -> str:
 def _arrays(
     parameters: Sequence[Parameter], values: Sequence[Any]
 ) -> list[tuple[int, Parameter, Array]]:
-    """Return the places, parameters and arrays whose elements have names in a kernel."""
+    """Return the places, parameters and arrays with named elements in a kernel."""
     return [
         (place, parameter, value)
         for place, (parameter, value) in enumerate(zip(parameters, values, strict=True))

@@ -1,4 +1,4 @@
-"""CUDA C++ as plain C++: what no macro can say, replaced in a source after its directives.
+"""CUDA C++ as plain C++: replacements beyond macros, in a source after its directives.
 
 The names of CUDA are macros, types and functions of ``include/gpupool_cuda.h``. Three things are
 not: ``__global__`` says which functions are kernels, ``__shared__`` has another meaning behind
@@ -35,14 +35,15 @@ _ALWAYS = """
     math.h cmath stdint.h cstdint stdio.h cstdio stdlib.h cstdlib
     cupy/atomics.cuh cupy/math_constants.h cupy/hip_workaround.cuh
 """
-"""Headers whose names are always there."""
+"""Headers with names that are always there."""
 
 _INSTEAD = {
     "cufftXt.h": "cufft.h",
     "cupy/cuComplex_bridge.h": "cuComplex.h",
     "cupy/float16.cuh": "cuda_fp16.h",
 }
-"""Headers whose names another one has. CUDA's of the C++ library are the compiler's own."""
+"""Headers replaced by another with their names. CUDA's of the C++ library are the compiler's
+own."""
 
 
 def _included(found: re.Match[str]) -> str:
@@ -51,7 +52,7 @@ def _included(found: re.Match[str]) -> str:
 
 
 def unit(source: str, headers: Sequence[str] = ()) -> str:
-    """Return what the compiler reads first: CUDA's names, then the program's source."""
+    """Return the compiler's input: CUDA's names, then the program's source."""
     names = ["gpupool_cuda.h", *(_INSTEAD.get(name, name) for name in headers)]
     lines = [f"#include <{name}>" for name in names]
     return "\n".join((*lines, f'#line 1 "{FILE}"', _INCLUDE.sub(_included, source), ""))
@@ -68,7 +69,7 @@ def count_name(place: int) -> str:
 
 
 def plain(expanded: str, names: list[str], *, every: bool = True) -> str:
-    """Return plain C++ for a source whose directives have been carried out.
+    """Return plain C++ for a source after its directives have been carried out.
 
     Args:
         expanded: the source.

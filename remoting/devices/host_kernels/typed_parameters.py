@@ -143,12 +143,12 @@ def typedefs(types: dict[str, np.dtype[Any]]) -> str:
 
 
 def type_of(parameter: Parameter) -> str:
-    """Return what a source calls the type of a parameter."""
+    """Return a parameter's type name in a source."""
     return parameter.letter or type_name(parameter.dtype or np.dtype(float))
 
 
 class Memory:
-    """What a launch's arguments point to, as long as it runs."""
+    """Memory of a launch's arguments, as long as it runs."""
 
     def __init__(self) -> None:
         self._kept: list[Any] = []

@@ -1,4 +1,4 @@
-"""Names of what a client may do with interpolators: classes, methods, attributes and functions.
+"""Names of clients' operations on interpolators: classes, methods, attributes and functions.
 
 Each is an operation of its own, so that nothing of the worker's library is reached by another name.
 """

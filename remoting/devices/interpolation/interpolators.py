@@ -25,7 +25,7 @@ from gpupool.remoting.devices.sparse import EmulatedLibrary, Library, Operations
 
 Operation = Callable[..., Any]
 _DENSE = ("CloughTocher2DInterpolator", "LinearNDInterpolator", "RBFInterpolator")
-"""Interpolators of scattered points, whose work grows faster than the points."""
+"""Interpolators of scattered points with work that grows faster than the points."""
 
 
 class Interpolators:
@@ -54,11 +54,11 @@ class Interpolators:
         """Raise before memory is taken that the device has not; CuPy's pool does so itself."""
 
     def keep(self, made: Any) -> Any:
-        """Return a new or changed interpolator, whose memory is accounted for."""
+        """Return a new or changed interpolator, with its memory accounted for."""
         return made
 
     def changed(self, name: str, interpolator: Any) -> None:
-        """Mend what a method or an attribute leaves undone in an interpolator."""
+        """Complete an interpolator after a method or a change of an attribute."""
 
     def result(self, value: Any) -> Any:
         """Return a number as CuPy gives it."""
@@ -159,7 +159,7 @@ class Interpolators:
 
 
 class EmulatedInterpolators(Interpolators):
-    """The interpolators of SciPy, whose memory is accounted for."""
+    """The interpolators of SciPy, with their memory accounted for."""
 
     package = "scipy.interpolate"
     lacking = NO_SCIPY
@@ -180,7 +180,7 @@ class EmulatedInterpolators(Interpolators):
         return made
 
     def changed(self, name: str, interpolator: Any) -> None:
-        """Mend what gives wrong values in SciPy 1.17 and right ones in CuPy."""
+        """Correct values that are wrong in SciPy 1.17 and right in CuPy."""
         if name == "add_xi":  # its weights are not those of all points
             interpolator.wi = type(interpolator)(interpolator.xi).wi
         if name == "fill_value" and getattr(interpolator, "_kind", "") == "linear":

@@ -1,4 +1,4 @@
-"""The functions of `cupyx.signal` on an emulated GPU: NumPy's arithmetic of what CuPy documents.
+"""The functions of `cupyx.signal` on an emulated GPU: CuPy's documented results by NumPy.
 
 SciPy has none of them. Formulas follow CuPy 14.2 where it differs from the literature: the delay of
 a cepstrum is turned around a middle that is whole in one direction, and a half in the other.

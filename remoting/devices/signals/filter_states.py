@@ -134,7 +134,7 @@ def _section(section: Any, x: Any, state: Any, dtype: Any) -> Any:
 
 
 def _one(a: Any) -> Any:
-    """Return the denominator of a section, whose first number CuPy takes for one."""
+    """Return the denominator of a section; CuPy takes its first number for one."""
     return np.concatenate([np.ones(1, a.dtype), a[1:]])
 
 
@@ -163,7 +163,7 @@ def _delays(coefficients: Any, size: int, dtype: Any) -> Any:
 
 
 def _last(old: Any, new: Any, count: int) -> Any:
-    """Return the last `count` samples of what was before and what came."""
+    """Return the last `count` samples of the old and new ones."""
     whole = np.concatenate([old, new], axis=-1)
     return whole[..., whole.shape[-1] - count :]
 

@@ -1,4 +1,4 @@
-"""Linear systems of `cupyx.scipy.signal`: what takes and makes them.
+"""Linear systems of `cupyx.scipy.signal`: functions that take and make them.
 
 A system is a few arrays and a sampling time, and its classes are the library's. It has no state of
 its own, so the client holds the arrays, and the library's object lives as long as one call. A real

@@ -36,10 +36,10 @@ OBJECTS_MAX = 1 << 20
 """Streams, events and so on that one client may have at a time, of each kind."""
 
 Methods = dict[str, Callable[..., bytes | None]]
-"""By record, what executes it: a test compares its parameters with the record's row."""
+"""Handler of each record: a test compares its parameters with the record's row."""
 
 Calls = dict[int, tuple[Record, Callable[..., bytes | None]]]
-"""By number: what a call of ``table.CALLS`` has, and what executes it."""
+"""Record and handler of each call of ``table.CALLS``, by number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +257,7 @@ class Client:
 
 
 class HandlerGroup:
-    """Some of the records: what they mean, and the state that only they need.
+    """Executes a group of records, and holds the state that only they need.
 
     A method gets the fields of its record, and the bytes behind them if it has any. What it returns
     is the body of the reply; ``None`` means that a reply comes later.

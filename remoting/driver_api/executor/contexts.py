@@ -100,7 +100,7 @@ def encode_snapshot(api: Api, specs: Sequence[DeviceSpec]) -> bytes:
 
 
 STACK_SIZE, PRINTF_SIZE, HEAP_SIZE = 0, 1, 2
-"""By CUlimit: a thread's stack, what kernels may print between synchronisations, and allocate."""
+"""CUlimit values: stack size of a thread, size of the printf FIFO, size of the malloc heap."""
 
 MULTIPROCESSORS, THREADS = 16, 39
 """By CUdevice_attribute: multiprocessors, and the threads that each of them can have."""
@@ -109,7 +109,7 @@ SAME_VERSION = "install the same version of gpupool on this machine and on the s
 
 
 class Contexts(HandlerGroup):
-    """What concerns a device as a whole."""
+    """Executes the records that concern a device as a whole."""
 
     def __init__(self, client: Client, memory: Memory, images: Images) -> None:
         super().__init__(client)

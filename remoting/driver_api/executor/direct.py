@@ -49,7 +49,7 @@ class Direct:
             raise CudaError(status, symbol)
 
     def get(self, symbol: str, *arguments: Any) -> int:
-        """Call a function whose first parameter is where its 64-bit answer goes."""
+        """Call a function that writes its 64-bit answer to the address in its first parameter."""
         answer = ctypes.c_uint64(0)
         self.call(symbol, answer, *arguments)
         return answer.value

@@ -12,7 +12,7 @@ from gpupool.remoting.driver_api.schema.calls import ALIASES, CALLS, WAIT_FOR_VA
 from gpupool.remoting.driver_api.schema.layout import Field, Record
 
 ENDS_WAIT = "cuEventElapsedTime"
-"""Its answer says that both events are over, so what they cover must be in place."""
+"""A result of this call proves both events complete, so the data before them must be in place."""
 
 FORMER_NAMES = {symbol: name for name, symbol in ALIASES.items()}
 """By the names that a driver may be too old for."""
@@ -24,7 +24,7 @@ class Generic(HandlerGroup):
     def __init__(
         self, client: Client, direct: Direct, replaced: dict[str, Callable[..., None]]
     ) -> None:
-        """Call what ``replaced`` has under a name in place of that function of the driver."""
+        """Prepare a handler for each call: its ``replaced`` entry, else the driver's function."""
         super().__init__(client)
         self._direct = direct
         for (op, (name, sent, asked)), (symbol, row) in zip(

@@ -172,7 +172,7 @@ class HostFunctions(HandlerGroup):
                 return  # the client has gone, and the main thread notices as well
 
     def _prepared(self, turn: Turn) -> Turn:
-        """Send what a graph's function may read of its launch; return the turn for the client."""
+        """Deliver the copies that a graph's host function may read; return the client's turn."""
         number, status, ticket = turn
         if not number & NAMED:
             return turn

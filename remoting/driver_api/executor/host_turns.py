@@ -30,7 +30,7 @@ class NativeTurns:
         self._launcher = launcher
         self._found = (_Turn * AT_ONCE)()
         self.callback = ctypes.cast(library.turns_callback, ctypes.c_void_p).value or 0
-        """Where the driver finds the callback; its data is what ``expect`` gives."""
+        """Address of the callback for the driver; its user data is the result of ``expect``."""
 
     def put(self, turn: Turn, /) -> None:
         """Add one."""
@@ -55,11 +55,11 @@ class NativeTurns:
         self._launcher.tell(self._self)
 
     def expect(self, number: int) -> int:
-        """Return what the callback is given for a function."""
+        """Return the user data that the callback gets for a function."""
         return int(self._library.turns_expect(self._self, number) or 0)
 
     def forget(self, expected: int) -> None:
-        """Take back what ``expect`` gave: the driver will not call."""
+        """Release the result of ``expect``: no call by the driver follows."""
         self._library.turns_forget(expected)
 
 
@@ -75,7 +75,7 @@ class PlainTurns:
         return [self._turns.get()]
 
     def lose(self) -> list[int]:
-        """Return nothing: who adds functions knows them all."""
+        """Return nothing: the caller that adds functions knows them all."""
         return []
 
     def begin(self) -> None:
@@ -83,5 +83,5 @@ class PlainTurns:
 
 
 def turns_of(launcher: Launcher | None) -> NativeTurns | PlainTurns:
-    """Return what a process has for turns."""
+    """Return native turns with a launcher, else turns in Python."""
     return PlainTurns() if launcher is None else NativeTurns(launcher)

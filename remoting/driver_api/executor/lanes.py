@@ -1,4 +1,4 @@
-"""Further connections of a session, over which the bytes of large copies go side by side.
+"""Lanes: further connections of a session, which carry the bytes of large copies in parallel.
 
 One TLS connection is encrypted by one thread, which is slower than the network, and one TCP
 connection fills no link beyond 10 Gb/s. ``shim/include/lanes.h`` says how lanes work; both ends
@@ -22,7 +22,7 @@ LANES_MAX = 8
 """Connections of a session that go one way; of ``lanes.h``."""
 
 STRIPE_MIN = 256 << 10
-"""Bytes that go by the lanes; what is less goes by the line. Of ``lanes.h``."""
+"""Least bytes of a stripe on the lanes; fewer go by the line. As in ``lanes.h``."""
 
 AHEAD_SIZE_MAX = 512 << 20
 """Bytes that are read ahead at most, as with the line: see ``reader.py``."""
@@ -32,7 +32,7 @@ ID_SIZE = 16
 
 
 class LaneSet:
-    """Connections that go one way, and what C does with them."""
+    """The lanes of one direction, with their state in C."""
 
     @classmethod
     def load(cls, *, sends: bool, due: int) -> Self | None:
@@ -61,7 +61,7 @@ class LaneSet:
         return size >= STRIPE_MIN and self.complete
 
     def add(self, sock: socket.socket, identity: tuple[bytes, bytes] | None, ticket: bytes) -> bool:
-        """Take over a connection, whose client proves itself here where it has an identity."""
+        """Take over a connection; with ``identity``, authenticate its client by TLS first."""
         given = None
         if identity is not None:
             given = Identity.of(*identity)
@@ -83,7 +83,7 @@ class LaneSet:
             raise ConnectionError("a connection for large copies broke")
 
     def receive(self, target: memoryview, offset: int) -> None:
-        """Fill ``target`` with what lies at ``offset`` of a stripe; 0 begins the next one.
+        """Fill ``target`` with a stripe's bytes from ``offset`` on; 0 begins the next stripe.
 
         Raises:
             ConnectionError: when a connection broke.

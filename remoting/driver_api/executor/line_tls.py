@@ -44,7 +44,7 @@ def given_bytes(view: memoryview) -> Any:
 
 
 class LineTls(EncryptedStream):
-    """A TLS connection whose handshake is done, by the library in C; a ``SessionStream``."""
+    """An established TLS connection, encrypted by the library in C; a ``SessionStream``."""
 
     def __init__(self, library: Any, link: int, sock: socket.socket) -> None:
         super().__init__(sock)

@@ -1,4 +1,4 @@
-"""The worker's library in C: what each of its functions gives and takes."""
+"""The worker's library in C: argument and result types of each function."""
 
 import ctypes
 import functools
@@ -51,7 +51,7 @@ FUNCTIONS = {
     "line_send": "i p p w",
     "spilled_serve": "- i",
 }
-"""By name without its ``gpupool_``: the type of what a function gives, then of what it takes."""
+"""By name without its ``gpupool_``: the result type of a function, then its argument types."""
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""What gets past an executor that stands still: what the client wrote, answers, ends.
+"""Handles records past a stalled executor: memory writes, host function answers, NCCL ends.
 
 The driver keeps its caller when a stream's queue is full, and while memory is freed it keeps most
 callers until all kernels are over (seen on an H200). A kernel may wait for what the client writes
@@ -23,7 +23,7 @@ MAP_WRITE, HOST_DONE = BY_NAME["MAP_WRITE"].struct, BY_NAME["HOST_DONE"].struct
 NCCL_ASK = BY_NAME["NCCL_ASK"].struct
 
 PATIENCE_S = 0.005
-"""So long an executor has not moved before anybody looks at what it has not read."""
+"""Seconds without progress of an executor before its unread records are examined."""
 
 IDLE_PATIENCE_S = 0.02
 """The same while it waits for the client."""
@@ -78,7 +78,7 @@ class OutOfBandReplies:
         self._waits, self._let_go = waits, let_go
 
     def show_nccl(self, show: Callable[[int, int], None]) -> None:
-        """Have ``show`` called with what is asked of NCCL, and of which communicator."""
+        """Set the callback for NCCL requests: ``show`` gets the request and the communicator."""
         self._asks_nccl = show
 
     def need(self) -> None:
@@ -110,7 +110,7 @@ class OutOfBandReplies:
     def record(
         self, op: int, body: memoryview, frame: int, bulk: Callable[[], bytes] | None
     ) -> bool:
-        """Look at a record; False when what is behind it cannot be executed before it."""
+        """Examine a record; False if later records cannot be executed before it."""
         if op == NUMBERS["MANAGED_WRITE"]:
             return False  # that needs the driver
         if op == NUMBERS["MAP_WRITE"]:

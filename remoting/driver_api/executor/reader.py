@@ -16,13 +16,13 @@ from gpupool.remoting.transport.tally import Tally
 
 FRAME_MAGIC = 0x47504331
 STRIPE_MAGIC = 0x47504332
-"""Of a frame whose bulk bytes come by the lanes."""
+"""Magic number of a frame with its bulk bytes on the lanes."""
 BODY_SIZE_MAX = 1 << 20
 BULK_SIZE_MAX = 1 << 40
 
 AHEAD_SIZE_MAX = 512 << 20
-"""Bytes that are read ahead at most. The client sends up to 192 MiB beyond a host function that
-waits (``shim/runtime/host.c``), and what it has changed in up to 256 MiB of mapped memory."""
+"""Most bytes that are read ahead. The client sends up to 192 MiB beyond a host function that waits
+(``shim/runtime/host.c``), and changes in up to 256 MiB of mapped memory."""
 
 CHUNK_SIZE = 1 << 20
 
@@ -31,7 +31,7 @@ class Stream(Protocol):
     """A connected, authenticated byte stream; blocking."""
 
     calls: int
-    """How many records were executed, for those who watch."""
+    """Number of executed records, for monitoring."""
     tally: Tally
 
     def recv_into(self, buffer: memoryview, /) -> int:
@@ -51,7 +51,7 @@ class Stripes(Protocol):
     """The further connections on which large uploads come; see ``lanes.py``."""
 
     def receive(self, target: memoryview, offset: int) -> None:
-        """Fill ``target`` with what lies at ``offset`` of a stripe; 0 begins the next one."""
+        """Fill ``target`` with a stripe's bytes from ``offset`` on; 0 begins the next stripe."""
         ...
 
     def end(self) -> None:
@@ -226,7 +226,7 @@ class Reader:
         return self._steps
 
     def read_ahead(self, steps: int, finder: Finder) -> bool:
-        """Show a finder what comes next, while the other thread stands still at ``steps``.
+        """Show a finder the unread records, while the other thread stands still at ``steps``.
 
         Blocks until it goes on, and then until something more has come.
 

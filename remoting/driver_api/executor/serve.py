@@ -21,7 +21,7 @@ __all__ = ["Session", "accept_tls", "serve"]  # the worker looks here for its do
 ANSWER = struct.Struct("<IiQIiQ")
 REPLY, DATA, NOTICE, MIRROR, PRINTED, HOST, PART = 1, 2, 3, 4, 5, 6, 7
 STRIPE = 0x100
-"""Added to the kind of an answer whose bulk bytes come by the lanes."""
+"""Flag added to the kind of an answer with its bulk bytes on the lanes."""
 SWITCH_INTERVAL_S = 50e-6
 """A thread that has waited for the GPU gets Python back this soon, however busy the others are."""
 
@@ -103,7 +103,7 @@ class Session:
             self._send([answers])
 
     def mirror(self, number: int, offset: int, bulk: memoryview, mask: bytes) -> None:
-        """Deliver bytes that kernels wrote to mapped memory: those whose bits are set, or all."""
+        """Send bytes that kernels wrote to mapped memory: those set in ``mask``, or all."""
         head = ANSWER.pack(MIRROR, 0, number, 8 + len(mask), 0, len(bulk))
         self._send([head, offset.to_bytes(8, "little"), mask, bulk])
 

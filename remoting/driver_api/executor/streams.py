@@ -17,7 +17,7 @@ ELAPSED = struct.Struct("<Qf4x")
 
 
 class Streams(HandlerGroup):
-    """What a client process does with its streams and events."""
+    """Executes a client process's records about streams and events."""
 
     def __init__(self, client: Client, direct: Direct) -> None:
         super().__init__(client)
@@ -51,7 +51,7 @@ class Streams(HandlerGroup):
         self.api.runtime.streamWaitEvent(self.streams[stream], self.objects["e"][event], flags)
 
     def _wait(self, event: int, *, lent: bool, ended: Callable[[], bytes] = bytes) -> None:
-        """Answer the request with what ``ended`` gives when ``event`` has completed."""
+        """Reply with the result of ``ended`` once ``event`` has completed."""
         request, device, waiter = self.client.record.request, self.client.device, self.waiter
 
         def job() -> bytes:
@@ -162,7 +162,7 @@ class Streams(HandlerGroup):
         return any(not any(int(query(handle)[0]) for handle in streams) for _ in range(SPIN_COUNT))
 
     def _gave_up(self) -> bool:
-        """Say whether the launcher has waited for what the record at hand waits for."""
+        """Say whether the launcher already waited for the current record, and gave up."""
         launcher = self.client.launcher
         return launcher is not None and launcher.outcome.ended == GAVE_UP
 

@@ -1,4 +1,4 @@
-"""What waits for the GPU on behalf of a client's thread, while the others go on."""
+"""Waits for the GPU on behalf of a client's thread, while its other threads go on."""
 
 import contextlib
 import queue
@@ -49,7 +49,7 @@ class Window:
 
 @dataclass(slots=True)
 class Owner:
-    """Whose memory downloads are windows of; it keeps their bytes until they are sent."""
+    """Owner of memory with downloads as windows into it; keeps their bytes until sent."""
 
     windows: int = 0
 
@@ -367,7 +367,7 @@ class Waiter:
             self.start(device, finish)
 
     def end(self, outcome: Outcome) -> None:
-        """Answer a request whose wait the launcher has made."""
+        """Reply to a request that the launcher has waited for."""
         status, body = outcome.status, b""
         try:
             if not status:

@@ -13,7 +13,7 @@ class TurnEnd:
         self._api = client.api
 
     def follow(self, gate: LaunchGate) -> None:
-        """Have the gate ask here what is under way."""
+        """Let the launch gate drain pending work through this object."""
         gate.drain = self._drain
         gate.is_awaited = lambda: bool(self._client.session.began)
 

@@ -52,8 +52,8 @@ CALLS: dict[str, str] = {
 }
 
 BASE_CALLS = 29
-"""So many every worker knows that a client of today meets. What comes later is sent to workers that
-know it; elsewhere the call returns CUDA_ERROR_NOT_SUPPORTED."""
+"""Number of calls that every worker of today knows. Later calls are sent to workers that know them;
+elsewhere the call returns CUDA_ERROR_NOT_SUPPORTED."""
 
 WAIT_FOR_VALUE = "cuStreamWaitValue"
 """Begins the calls behind which a stream may wait for a later call of the program, which CUDA holds

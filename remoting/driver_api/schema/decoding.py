@@ -8,12 +8,12 @@ from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.driver_api.schema.layout import HEADER, Record
 
 Decoder = Callable[[], tuple[Any, ...]]
-"""Gives the arguments of what executes the record at hand; of one with an answer, the request's
+"""Returns the arguments of the current record's handler; for a record with an answer, the request's
 number comes first."""
 
 
 class AtHand:
-    """The record at hand: where it lies, and who waits for it."""
+    """The current record: its position, and the request that waits for it."""
 
     def __init__(self, buffer: bytearray, bulk: int = 0) -> None:
         self.buffer, self.view = buffer, memoryview(buffer)
@@ -25,7 +25,7 @@ class AtHand:
 
 
 def decoder(source: AtHand, record: Record) -> Decoder:
-    """Return what reads records of one kind.
+    """Return a decoder of records of one kind.
 
     It raises RemoteProtocolError when there are fewer bytes than the record must have. These are
     the worker's inner loops, so each form of record has its own, with little between.
@@ -68,7 +68,7 @@ def decoder(source: AtHand, record: Record) -> Decoder:
 def one_count(
     source: AtHand, layout: struct.Struct, constant: int, place: int, unit: int, *, either: bool
 ) -> Decoder:
-    """Return what reads records whose tail one field counts; ``either``: tail or bulk bytes."""
+    """Return a decoder of records with one counted tail; ``either``: tail or bulk bytes."""
     unpack, size = layout.unpack_from, layout.size
     start = HEADER.size + size
 

@@ -1,4 +1,4 @@
-"""What a record is made of: fields, bytes behind them, and what answers it.
+"""Layout of a record: fields, bytes behind them, and its reply.
 
 A record of ``records.py`` is one row; ``packaging/driver_api/packers.py`` writes
 the C that packs it, and ``decoding.py`` reads it in the worker.
@@ -20,8 +20,9 @@ FIELD = re.compile(r"(\w+)(?::(u32|u64|i64))?(?:\[(\d+)\])?")
 FORMATS = {"u32": "I", "u64": "Q", "i64": "q"}
 
 Reply = Literal["", "words", "bytes", "request", "later"]
-"""What the client gives for the answer: nothing, words, memory of a known size, or a request, whose
-body may grow, and which takes bytes behind the answer; ``later``: it waits in another call."""
+"""Destination that the client provides for the answer: none, words, memory of a known size, or a
+request with a growing body that also takes bytes behind the answer; ``later``: it waits in another
+call."""
 
 
 @dataclass(frozen=True, slots=True)

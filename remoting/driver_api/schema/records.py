@@ -1,4 +1,4 @@
-"""The table of the records: what each has, in the order of their numbers, which starts at 1.
+"""The table of records: the content of each, in the order of their numbers, from 1 on.
 
 A field is a word of 64 bits unless it says otherwise. Handles are the numbers that the client gave
 to what it made; a ``place`` is a device or a green context, as SET_DEVICE names it.
@@ -22,7 +22,7 @@ PARAMS_SIZE = 256
 """Of CUgraphNodeParams."""
 
 EDGE_SIZE, FRONT_SIZE = 24, 16
-"""Two nodes and what an edge says, or one of them."""
+"""Bytes of two nodes and an edge's data, and of one node and an edge's data."""
 
 ATTRIBUTE_SIZE = 64
 """Of CUlaunchAttributeValue."""
@@ -38,7 +38,7 @@ OPERATION_SIZE = 72
 """Of NCCL: communicator, kind, source, target, count, type, reduction, peer, stream."""
 
 LAYOUTS = 2
-"""Counts the changes of what a record has, so that two ends that differ notice."""
+"""Version of the record layouts, by which two ends notice a difference."""
 
 RECORDS: tuple[Record, ...] = (
     # A session, its device, launches and copies.

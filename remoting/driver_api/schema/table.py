@@ -1,4 +1,4 @@
-"""The calls by their numbers, and the number of what both ends must have in common."""
+"""The calls by number, and the protocol number that both ends must share."""
 
 import zlib
 

@@ -1,1 +1,1 @@
-"""What keeps workers apart: users, control groups, mounts, and what of it is in force."""
+"""Isolation of workers: users, control groups, mounts, and the parts of it in force."""

@@ -31,7 +31,7 @@ PROPERTIES = {
     "priority": "less of the processors than the server when both want them",
     "cgroup": "a control group of its lease's own",
 }
-"""What can be left out by name, to find the one that some program cannot live with."""
+"""Isolation properties that can be disabled by name, to find the one that breaks a program."""
 
 VARIABLE = "GPUPOOL_UNCONFINED"
 """Names of ``PROPERTIES``, with commas between, that a server leaves out."""
@@ -55,7 +55,7 @@ NEEDED_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm")
 
 
 def wanted(environment: Mapping[str, str]) -> frozenset[str]:
-    """Return what workers are to be confined by.
+    """Return the properties that are to confine workers.
 
     Raises:
         UsageError: when the environment leaves out what does not exist.
@@ -155,7 +155,7 @@ class Confinement:
         return worker_messages.Confine(self.asked(groups), self.devices(), self.ports)
 
     def devices(self) -> tuple[str, ...]:
-        """Return the nodes that a new worker may need, whichever GPUs it is assigned."""
+        """Return the device nodes that a new worker may need, for any assigned GPUs."""
         common: list[str] = []
         for name in COMMON_NODES:
             path = Path(name)
@@ -214,7 +214,7 @@ class Confinement:
     def leave(
         self, pid: int, holds: Collection[str], gpus: Collection[GpuId], kept: Collection[GpuId]
     ) -> None:
-        """Take GPUs from a worker whose lease was moved, but not what others have, too. Blocks.
+        """Remove a moved lease's GPUs from a worker, except for device nodes of kept GPUs. Blocks.
 
         Raises:
             OSError: when that cannot be done.
@@ -228,7 +228,7 @@ class Confinement:
         return sorted({node for gpu in gpus for node in nodes.get(gpu, ())})
 
     def lacking(self, holds: Collection[str]) -> list[str]:
-        """Return what does not confine a worker, and why not, for the log and ``doctor``."""
+        """Return the missing confinement of a worker, with reasons, for the log and ``doctor``."""
         denied = "this system does not let the server make one" if self.root else "that needs root"
         found: list[str] = []
 

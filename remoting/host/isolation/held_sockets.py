@@ -169,7 +169,7 @@ def _of_family(allowed: Sequence[Network], loopback: Network, source: int) -> li
 
 
 def _rule(network: Network, source: int, result: int) -> list[Instruction]:
-    """Return what ends the program with ``result`` for a packet from ``network``."""
+    """Return BPF instructions that exit with ``result`` for a packet from ``network``."""
     code = _end(result)
     for at in reversed(range(0, network.max_prefixlen // 8, 4)):
         mask = int.from_bytes(network.netmask.packed[at : at + 4], "big")

@@ -1,4 +1,4 @@
-"""Control groups for leases (cgroup v2): what each may take, and one way to kill all.
+"""Control groups for leases (cgroup v2): resource limits of each, and one way to kill all.
 
 Below the server's own group there is one for each lease, and in it one for each of its workers,
 which holds all that the worker starts. When they want the processors, all leases together weigh as
@@ -83,7 +83,7 @@ class LeaseCgroups:
     """The groups of one host's leases."""
 
     def __init__(self, base: Path, controllers: frozenset[str]) -> None:
-        """Use ``base``, below which groups have these controllers."""
+        """Use ``base`` as the parent of groups with these controllers."""
         self._base = base
         self.controllers = controllers
         self._homes: dict[LeaseId, Path] = {}
@@ -112,7 +112,7 @@ class LeaseCgroups:
         return LeaseCgroups(base, frozenset(_hand_down(base, names)))
 
     def hold(self, pid: int) -> WorkerGroup | None:
-        """Put a worker, and what it will start, into a group of its own; None if that fails.
+        """Put a worker and its future children into a separate group; None if that fails.
 
         Done while it starts, because the kernel takes milliseconds to move a process.
         """
@@ -160,7 +160,7 @@ class LeaseCgroups:
             (home / "memory.swap.max").write_text(str(memory))
 
     def close(self) -> None:
-        """Remove what is empty of it; a later server removes the rest."""
+        """Remove its empty groups; a later server removes the rest."""
         _remove(self._base)
 
 
@@ -188,7 +188,7 @@ def own_group(mounts: str, membership: str) -> Path | None:
 
 
 def _make_base(own: Path, siblings: Collection[int]) -> tuple[Path, list[str]]:
-    """Make the group below which leases have theirs; return it, and the controllers that it has."""
+    """Make the parent control group of leases; return it, and the controllers that it has."""
     place, names = _place_for(own, siblings)
     prefix = f"{PREFIX}{os.getpid()}-"
     if place != own:
@@ -199,7 +199,7 @@ def _make_base(own: Path, siblings: Collection[int]) -> tuple[Path, list[str]]:
 
 
 def _place_for(own: Path, siblings: Collection[int]) -> tuple[Path, list[str]]:
-    """Return the group below which that is to be, and the controllers that it hands down."""
+    """Return the parent for the leases' base group, and the controllers that it hands down."""
     names = _controllers_of(own, CONTROLLERS)
     if names and not _may_hand_down(own):
         with contextlib.suppress(OSError):  # Others' processes are in there.
@@ -211,7 +211,7 @@ def _place_for(own: Path, siblings: Collection[int]) -> tuple[Path, list[str]]:
 
 
 def _may_hand_down(group: Path) -> bool:
-    """Return whether a group has no processes of its own, or is above all others.
+    """Return whether a group contains no processes directly, or is the root group.
 
     The kernel lets one with processes hand down two of the controllers all the same. Groups below
     it then take only threads, so no worker could be moved there (cgroups(7), "threaded").
@@ -225,7 +225,7 @@ def _may_hand_down(group: Path) -> bool:
 
 
 def _controllers_of(group: Path, wanted: Sequence[str]) -> list[str]:
-    """Return which of these controllers a group has; none if it is no control group."""
+    """Return the wanted controllers that a group has; none if it is no control group."""
     try:
         there = (group / "cgroup.controllers").read_text().split()
     except OSError:
@@ -273,7 +273,7 @@ def _comes_from(pid: int, first: Collection[int]) -> bool:
 
 
 def _sweep(own: Path) -> None:
-    """Remove what servers have left that are no more."""
+    """Remove the groups left by servers that have ended."""
     for path in own.glob(f"{PREFIX}[0-9]*-*"):
         if not Path("/proc", path.name.split("-")[1]).exists():
             _remove(path)

@@ -22,7 +22,7 @@ from gpupool.remoting.host import orphan_reaper
 from gpupool.remoting.host.remove_tree import remove_tree
 
 UID_BASE = 52_000
-"""Above what distributions give to people and services, below the ranges of container tools."""
+"""Above the uids of distributions for people and services, below the ranges of container tools."""
 
 UID_COUNT = 4_000
 
@@ -36,7 +36,7 @@ MEMORY_PREFIX = "gpupool-"
 
 
 class UidPool:
-    """Uids that no other live worker on this machine has, whichever server it belongs to."""
+    """Uids not in use by another live worker on this machine, of any server."""
 
     def __init__(
         self, base: int = UID_BASE, count: int = UID_COUNT, locks: Path = UID_LOCKS
@@ -142,10 +142,10 @@ class LeaseUser:
 
 
 class LeaseUsers:
-    """Which lease has which user. Not thread-safe: one thread owns it."""
+    """The user of each lease. Not thread-safe: one thread owns it."""
 
     def __init__(self, pool: UidPool, clear: Callable[[int], bool] | None = None) -> None:
-        """Take uids of ``pool``; ``clear`` kills what one has, and says whether nothing is left."""
+        """Take uids of ``pool``; ``clear`` kills a uid's processes and says if nothing is left."""
         self._pool = pool
         self._clear = clear or clear_user
         self._users: dict[LeaseId, LeaseUser] = {}
@@ -201,7 +201,7 @@ class LeaseUsers:
 
 
 def clear_user(uid: int) -> bool:
-    """Kill what an ended lease's user still has; return whether nothing was left of it."""
+    """Kill the remaining processes of an ended lease's user; return whether nothing was left."""
     if not kill_processes_of(uid, rounds_max=1):
         return False
     remove_shared_memory(uid, None)
@@ -209,7 +209,7 @@ def clear_user(uid: int) -> bool:
 
 
 def processes_of(uid: int) -> dict[int, int]:
-    """Return the live processes whose real, effective or saved uid is ``uid``: pid to parent."""
+    """Return the live processes with real, effective or saved uid ``uid``: pid to parent."""
     found: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -249,7 +249,7 @@ def without_worker(found: Mapping[int, int], running: Collection[int]) -> tuple[
 
 
 def kill_processes_of(uid: int, running: Collection[int] = (), *, rounds_max: int = 100) -> bool:
-    """Kill what a dead worker left behind under its uid; return whether all of it is gone.
+    """Kill the processes that a dead worker left under its uid; return whether all are gone.
 
     Args:
         uid: of its lease.
@@ -295,7 +295,7 @@ def _kill_all_of(uid: int) -> None:
 
 
 def remove_shared_memory(uid: int, pid: int | None, directory: Path | None = None) -> None:
-    """Remove what CUDA leaves in shared memory of a process that has ended.
+    """Remove CUDA's shared memory files of a process that has ended.
 
     Args:
         uid: whose files are removed, and nobody else's.

@@ -1,4 +1,4 @@
-"""Changes the mounts of a warm worker from outside, once it is known whose it is.
+"""Changes the mounts of a warm worker from outside, once its lease is known.
 
 The worker cannot do it: Landlock forbids a process to mount, and holds since before its first
 thread. So a thread of this process enters the worker's mount namespace, and ends there.

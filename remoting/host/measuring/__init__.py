@@ -1,1 +1,1 @@
-"""What a server measures of its sessions and of its machine."""
+"""Measurements of a server's sessions and of its machine."""

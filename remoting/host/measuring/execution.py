@@ -15,7 +15,7 @@ class Execution:
     _executed_us: int = 0
 
     def take(self, executed_us: int, now: float) -> None:
-        """Take what a worker has executed in all, at this moment."""
+        """Take a worker's total execution time in microseconds, at time ``now``."""
         # After a silence, what is new was executed within the last second.
         interval_s = now - self.at if now - self.at < SILENT_AFTER_S else 1.0
         if interval_s > 0:

@@ -1,4 +1,4 @@
-"""Whose computing a real GPU's time is: the driver's shares of processes, summed by lease."""
+"""Shares of a real GPU's time: the driver's shares of processes, summed by lease."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -7,13 +7,13 @@ from gpupool.pool.model.ids import LeaseId
 
 UNSEEN_BUSY = 0.05
 UNSEEN_AFTER_S = 60.0
-"""A GPU that computes more than this for so long, and not for any process that we know by its id,
-computes for processes whose ids the driver tells differently (inside some containers)."""
+"""Seconds above ``UNSEEN_BUSY`` without a known process id, after which the driver is taken to use
+other process ids (inside some containers)."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuUse:
-    """What the driver says of one GPU's time."""
+    """One GPU's time as the driver reports it."""
 
     utilization: float | None
     shares: Mapping[int, float] | None  # by process id; None where it does not say

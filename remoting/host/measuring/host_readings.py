@@ -1,4 +1,4 @@
-"""What Linux says of the machine and of our processes, from /proc; blocks, so it needs a thread.
+"""Linux's readings of the machine and of our processes, from /proc; blocks, so needs a thread.
 
 A reading that is not to be had is None or absent: elsewhere than on Linux, all of them are.
 """
@@ -127,7 +127,7 @@ class HostReader:
         return None
 
     def _cgroup(self) -> dict[str, int]:
-        """Return what the server's cgroup holds of memory and processes, where it is limited."""
+        """Return the server cgroup's limits and use of memory and processes, where limited."""
         line = next((x for x in self._text("self", "cgroup").splitlines() if x[:3] == "0::"), "")
         if not line:
             return {}

@@ -15,7 +15,7 @@ from gpupool.remoting.protocol.worker_messages import Report
 
 @dataclass(slots=True)
 class Totals:
-    """What the workers of one lease have done."""
+    """Totals of one lease's workers."""
 
     calls: int = 0
     bytes_in: int = 0
@@ -57,7 +57,7 @@ class Totals:
 def shares_by_lease(
     inventory: Inventory, workers: Collection[WorkerHandle], now: float
 ) -> tuple[dict[LeaseId, dict[GpuId, float]], set[LeaseId]]:
-    """Return each lease's share of the time of each real GPU, and whose shares are estimates."""
+    """Return each lease's share of each real GPU's time, and the leases with estimated shares."""
     found: dict[LeaseId, dict[GpuId, float]] = {}
     estimates: set[LeaseId] = set()
     on: dict[GpuId, list[Process]] = {}
@@ -100,7 +100,7 @@ def memory_in_use(
 
 @dataclass(frozen=True, slots=True)
 class LeaseUse:
-    """What others know of a lease's sessions."""
+    """Readings of a lease's sessions from other components."""
 
     memory_reserved: int
     memory_used: int | None
@@ -123,7 +123,7 @@ def count_states(workers: Iterable[WorkerHandle]) -> dict[str, int]:
 def session_telemetry(
     lease: LeaseId, totals: Totals, workers: Iterable[WorkerHandle], use: LeaseUse
 ) -> SessionTelemetry:
-    """Return what is said of one lease; ``workers`` are those that live."""
+    """Return the telemetry of one lease; ``workers`` are its live workers."""
     living = list(workers)
     reports: list[Report] = [worker.session.totals for worker in living]
     return SessionTelemetry(

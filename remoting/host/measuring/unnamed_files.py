@@ -22,9 +22,9 @@ DESCRIPTOR_COUNT_MAX = 20_000
 MAPS_SIZE_MAX = 32 << 20
 """Bytes of lists of mappings that one look reads, of 100 each; PyTorch's workers have 0.5 MB."""
 DETAILS_SIZE_MAX = 128 << 20
-"""Bytes of ``smaps`` that one look reads; what the rest has mapped counts whole."""
+"""Most bytes of ``smaps`` read in one look; the mappings of further processes count whole."""
 EXACT_MIN = 16 << 20
-"""Below this sum it counts whole: what processes have mapped of it takes longer to find out."""
+"""Below this many bytes the files count whole: subtracting the mapped part takes longer."""
 
 _MAPPING = re.compile(
     r"^([0-9a-f]+-[0-9a-f]+) \S+ [0-9a-f]+ ([0-9a-f]+):([0-9a-f]+) (\d+) +\S.*$", re.MULTILINE
@@ -84,7 +84,7 @@ class _Look:
         self._left, self._maps_left = DESCRIPTOR_COUNT_MAX, MAPS_SIZE_MAX
 
     def memory(self, mapped: Mapping[File, int] = MappingProxyType({})) -> int:
-        """Return the bytes of what is in memory, less those that are counted elsewhere."""
+        """Return the bytes of in-memory files, less those counted elsewhere."""
         each = (max(0, size - mapped.get(file, 0)) for file, size in self._sizes.items())
         return self._unseen + sum(each)
 

@@ -26,13 +26,13 @@ WALK_S = 0.1
 """Of the processor, for the walks of one measurement; a longer one takes from the next."""
 DEPTH_MAX = 32
 ENTRY_SIZE = 4096
-"""What an entry takes at least: its inode and its part of a directory."""
+"""Least bytes of a directory entry: its inode and its part of the directory."""
 
 UNSEEN_SIZE = 1 << 50
-"""For what is nested or numerous beyond all use: it is more than any bound."""
+"""Size of files too deeply nested or too many to count: above any bound."""
 
 PROCESS_COUNT_MAX = 4096
-"""Above what a lease may have (``sandbox.PROCESS_COUNT_MAX``)."""
+"""Above a lease's limit (``sandbox.PROCESS_COUNT_MAX``)."""
 
 GROWTH_MIN = 64 << 20
 INODES_MIN = 4096
@@ -139,7 +139,7 @@ class WorkerFiles:
         return found, self._disk.size, self._disk.left
 
     def _walk(self, places: Mapping[int, Place], unnamed: Mapping[int, int]) -> None:
-        """Walk those that are due, of the user first who was walked longest ago."""
+        """Walk the workers that are due, starting with the user walked longest ago."""
         self._left_s = min(self._left_s, 0.0) + WALK_S
         self._sizes, self._entries = (
             {worker: each for worker, each in kept.items() if worker in places}

@@ -1,1 +1,1 @@
-"""Shares of a GPU's time: who has the turn, and how the workers hear of it."""
+"""Time sharing of a GPU: the order of turns, and their announcement to the workers."""

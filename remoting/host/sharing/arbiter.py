@@ -1,4 +1,4 @@
-"""Gives turns to the workers of several leases on one GPU, on a thread of its own.
+"""Gives turns to the workers of several leases on one GPU, on a separate thread.
 
 The thread sleeps while nobody waits for a turn. It is no part of the event loop, whose work would
 make turns longer, and which turns would keep from its own.
@@ -186,7 +186,7 @@ class Arbiter:
             del self._turns[gpu]
 
     def got(self) -> dict[LeaseId, dict[GpuId, Got]]:
-        """Return what each lease is due of each GPU's time, and got."""
+        """Return each lease's due share of each GPU's time, and the share that it got."""
         found: dict[LeaseId, dict[GpuId, Got]] = {}
         with self._lock:
             for gpu, turns in self._turns.items():
@@ -222,7 +222,7 @@ class Arbiter:
             raise
 
     def _release(self, seated: _Seated) -> None:
-        """Have a worker launch what it likes from now on: it finds that nobody gives turns."""
+        """Let a worker launch freely from now on: it finds its line of turns closed."""
         if seated.line is not None:
             seated.line.close()
 

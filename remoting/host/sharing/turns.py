@@ -1,4 +1,4 @@
-"""Whose turn it is on one GPU that several leases use; pure, with the time as an argument.
+"""Order of turns on one GPU that several leases use; pure, with the time as an argument.
 
 Leases take turns, because a GPU divides its time among processes by no share that we can set. Only
 the lease that has the turn launches. At the turn's end the work under way is waited for, and the
@@ -32,8 +32,8 @@ DEBT_MAX_S = 5.0
 """The most, in time of the whole GPU, that one lease waits because it had got more than others."""
 
 RETURN_S = 0.05
-"""A lease whose turn was cut off keeps what it is owed if it wants another one so soon. A program
-that waits for each of its kernels cannot want one before, and its network has a delay."""
+"""A lease keeps its credit after a cut-off turn if it wants another turn within this time. A
+program that waits for each of its kernels cannot want one before, and its network has a delay."""
 
 CREDIT_MAX_S = 0.1
 """The most that it is owed then, in time of the whole GPU."""
@@ -42,11 +42,11 @@ SHARES_ERROR = 1e-9
 """By which shares that are exactly a whole GPU may add up to more."""
 
 FORGET_S = 10.0
-"""What was got before counts half after each such time; and less old than this is shown."""
+"""Half-life in seconds of the time that leases got, and the greatest age of shown figures."""
 
 
 class Order(enum.Enum):
-    """What a worker is told."""
+    """An order to a worker."""
 
     CLOSE = 0  # launch no more, and say when all work under way is over
     OPEN = 1  # launch
@@ -80,14 +80,14 @@ class Party:
 
 @dataclass(frozen=True, slots=True)
 class Got:
-    """What a lease is due of a GPU's time, and what it got; None: nobody else wanted any."""
+    """A lease's due share of a GPU's time, and the share it got; None: nobody else wanted any."""
 
     due: float
     got: float | None
 
 
 class Turns:
-    """The turns of one GPU. The caller passes on what ``take`` returns after each call."""
+    """The turns of one GPU. After each call the caller must send the orders from ``take``."""
 
     def __init__(self) -> None:
         self._parties: dict[LeaseId, Party] = {}
@@ -119,7 +119,7 @@ class Turns:
             self._tell(seat, Order.WATCH)
 
     def set_share(self, lease: LeaseId, share: float, now: float) -> None:
-        """Have a lease be due another share from now on; what it is owed stays the same time."""
+        """Change a lease's share from now on; the time that it is owed stays the same."""
         party = self._parties.get(lease)
         if party is None or party.share == share:
             return
@@ -162,7 +162,7 @@ class Turns:
         self._step(now)
 
     def idle(self, seat: Seat, now: float) -> None:
-        """Note that a worker which may launch has had nothing to launch for a while."""
+        """Note that a worker with the turn has had nothing to launch for a while."""
         party = self._party(seat)
         if party is not None and self._of[seat] == self._owner and not self._closing:
             party.idle.add(seat)
@@ -181,7 +181,7 @@ class Turns:
         self._step(now)
 
     def rest(self, lease: LeaseId, now: float) -> None:
-        """Pass a lease over: it is being suspended. What it does until then is not charged."""
+        """Pass over a lease that is being suspended; its work until then is not charged."""
         party = self._parties.get(lease)
         if party is None or party.resting:
             return
@@ -224,12 +224,12 @@ class Turns:
         return not self._of
 
     def take(self) -> list[Told]:
-        """Return what the workers are to be told, in this order."""
+        """Return the pending orders to the workers, in the order of sending."""
         told, self._told = self._told, []
         return told
 
     def got(self, now: float) -> dict[LeaseId, Got]:
-        """Return what each lease is due, and what part it got of the time that was wanted.
+        """Return each lease's due share, and the part that it got of the wanted time.
 
         Due is what it gets at least when all want theirs: no more than all of them add up to.
         """
@@ -302,7 +302,7 @@ class Turns:
             owner.running[seat] = self._tell(seat, Order.CLOSE)
 
     def _next(self) -> LeaseId | None:
-        """Return who has got least for its share, of those that want a turn."""
+        """Return the lease with the least time for its share, among those that want a turn."""
         ready = {k: p for k, p in self._parties.items() if self._wants(p) and not p.running}
         if not ready:
             return None
@@ -345,7 +345,7 @@ class Turns:
                 self._tell(seat, Order.WATCH)
 
     def _settle(self, party: Party, now: float) -> None:
-        """Charge what a lease has got since the beginning of its turn."""
+        """Charge a lease's time since the beginning of its turn."""
         began, party.charged_from = party.charged_from, None
         if began is None:
             return

@@ -28,7 +28,7 @@ LOCK_TIMEOUT_S = 10.0
 
 CALL_TIMEOUT_S = 20.0
 BYTES_PER_S = 128 << 20
-"""A call that moves bytes may take so long besides: a tenth of what an H200 was seen to do."""
+"""Rate of the extra time for a call that moves bytes: a tenth of the rate seen on an H200."""
 
 DEATH_GRACE_S = 2.0
 """A call for a process that has died meanwhile gets so much longer to notice it."""
@@ -86,12 +86,12 @@ class Calls(Protocol):
         ...
 
     def close(self) -> None:
-        """Give up what is under way."""
+        """Give up the call under way."""
         ...
 
 
 class CallProcess:
-    """Makes the driver's calls in a process of its own."""
+    """Makes the driver's calls in a separate process."""
 
     def __init__(self, alive: Callable[[int], bool] = lambda _process: True) -> None:
         """Start it.
@@ -196,7 +196,7 @@ def _environment() -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of it."""
+    """Outcome of suspending or resuming processes."""
 
     problem: str = ""  # why it was not done; empty: it was
     lost: tuple[int, ...] = ()  # processes that neither run nor can be resumed
@@ -295,7 +295,7 @@ def resume(
 
 
 def _let_go_again(calls: Calls, processes: Sequence[int], size: int, problem: str) -> Outcome:
-    """Take off the new GPUs what is there, so that nothing is on any; the old ones come later."""
+    """Checkpoint processes off the new GPUs, so that none is on any; the old GPUs come later."""
     lost: list[int] = []
     for process in processes:
         try:
@@ -309,7 +309,7 @@ def _let_go_again(calls: Calls, processes: Sequence[int], size: int, problem: st
 def undo(
     processes: Sequence[int], size: int, make: Callable[[], Calls] = CallProcess
 ) -> tuple[int, ...]:
-    """Let processes run again, whatever state they are in; return those that cannot."""
+    """Let processes run again from any state; return those that cannot."""
     lost: list[int] = []
     calls: Calls | None = None
     # One after another: one that hangs must not cost the others their way back.
@@ -334,7 +334,7 @@ def undo(
 
 
 def reason(name: str, result: int) -> str:
-    """Return what a result means for people."""
+    """Return a user-readable reason for a driver's result."""
     known = {
         driver_calls.NO_SUCH_FUNCTION: DRIVER_TOO_OLD,
         driver_calls.NOT_SUPPORTED: "the server's NVIDIA driver cannot suspend a program that "

@@ -21,7 +21,7 @@ from gpupool.remoting.protocol import keeper_messages
 STOP_TIMEOUT_S = 2.0
 
 SLACK = 1 << 30
-"""What the driver keeps of a context comes on top of what the books say."""
+"""Bytes that the driver keeps of a context, on top of the bytes in the books."""
 
 _POLL_S = 0.001
 
@@ -66,7 +66,7 @@ def suspend(
 def _spill(
     workers: Sequence[KeptWorker], before: Mapping[int, list[Area]], size: int, file: int
 ) -> keeper_messages.Moved:
-    """Have what the driver keeps of suspended workers on the disk, or let them run again."""
+    """Spill the driver's copies of suspended workers to the disk, or let them run again."""
     areas: dict[int, list[Area]] = {}
     end = 0
     try:
@@ -147,7 +147,7 @@ def resume(
 
 
 def _pairs(saved_on: Mapping[GpuId, GpuId], moves: Mapping[GpuId, GpuId]) -> dict[str, str]:
-    """Return where what a worker had goes from where the driver would bring it back to."""
+    """Return a map from the GPUs that the driver would restore on to the worker's new GPUs."""
     every = {*saved_on, *moves}
     pairs: dict[str, str] = {saved_on.get(gpu, gpu): moves.get(gpu, gpu) for gpu in every}
     return pairs if any(old != new for old, new in pairs.items()) else {}
@@ -170,7 +170,7 @@ def _wait_stopped(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _lives(process: "subprocess.Popen[bytes]") -> bool:
-    """Return whether a process lives, without reaping it: that is for who waits for it."""
+    """Return whether a process lives, without reaping it: that is up to its waiter."""
     if process.returncode is not None:
         return False
     try:

@@ -1,4 +1,4 @@
-"""The room of a server for what its suspended leases have on GPUs: its memory, then a disk."""
+"""Room of a server for its suspended leases' GPU memory: host memory first, then a disk."""
 
 import os
 from collections.abc import Callable

@@ -37,7 +37,7 @@ from gpupool.pool.model.units import MIB
 from gpupool.remoting.host import host_memory
 
 AREA_MIN = 256 * MIB
-"""Of what is mapped meanwhile, less may be another thread's."""
+"""Smallest newly mapped area that counts; a smaller one may be another thread's."""
 
 MARGIN = 64 * MIB
 """At each end of an area: as large as the heap of a thread in glibc."""
@@ -105,7 +105,7 @@ def anonymous(pid: int) -> list[Area]:
 
 
 def mapped_since(before: Sequence[Area], after: Sequence[Area]) -> list[Area]:
-    """Return what of ``after`` is not in ``before``, without what may be another thread's."""
+    """Return the areas of ``after`` outside ``before``, without possible areas of other threads."""
     found: list[Area] = []
     for area in after:
         start = area.start
@@ -134,7 +134,7 @@ class _Piece:
 
 
 class SpilledMemory:
-    """What one worker has on the disk. Everything here blocks."""
+    """Memory of one worker on the disk. Everything here blocks."""
 
     def __init__(self, pid: int, line: socket.socket, file: int, offset: int) -> None:
         """Prepare; nothing is written before ``save``.
@@ -176,7 +176,7 @@ class SpilledMemory:
         self._on_threads(save, self._pieces, self._sync)
 
     def drop(self, areas: Sequence[Area]) -> None:
-        """Have the worker give the pages of saved areas back.
+        """Make the worker release the pages of saved areas.
 
         Raises:
             SpillError: when it does not; ``bring_back`` undoes it.
@@ -249,7 +249,7 @@ class SpilledMemory:
             os.close(memory)
 
     def _sync(self, pieces: Sequence[_Piece]) -> None:
-        """Wait for the disk, and let the kernel forget what it has of the file."""
+        """Flush the file to the disk, and drop its pages from the kernel's page cache."""
         start, end = pieces[0].offset, pieces[-1].end
         try:
             os.fdatasync(self._file)

@@ -1,4 +1,4 @@
-"""Which leases of a host are suspended: what was ordered, how far it is, and whose memory it takes.
+"""Suspended leases of a host: the orders, their progress, and the memory that they take.
 
 ``suspend`` and ``resume`` only note what is wanted; a task for each lease brings it about. So an
 order may be repeated, and one that comes while the one before is carried out waits for that.
@@ -46,14 +46,14 @@ COUNT_AT_ONCE = 4
 """Suspensions at a time: a keeper has threads for few, and does other things besides."""
 
 SLACK = 256 * MIB
-"""A context's own bookkeeping comes on top of what it holds."""
+"""Bytes of a context's bookkeeping, on top of its contents."""
 
 P = SuspensionPhase
 
 
 @dataclass(slots=True)
 class Means:
-    """What a host has for it."""
+    """Parts of the host that suspensions use."""
 
     workers: Mapping[int, WorkerHandle]
     keeper: Keeper
@@ -70,7 +70,7 @@ class Means:
 
 @dataclass(slots=True, eq=False)
 class _Order:
-    """What is wanted of one lease, and how far that is."""
+    """The wanted state of one lease, and the progress towards it."""
 
     number: int
     wanted: bool  # that it is suspended
@@ -328,7 +328,7 @@ class Suspensions:
         self._means.note_use(lease)
 
     def _relocate(self, lease: LeaseId, order: _Order) -> None:
-        """Count what a lease has as being on other GPUs; the table has given it these."""
+        """Count a lease's memory on other GPUs, which the table has assigned to it."""
         moves, order.moves = order.moves, NO_MOVES
         order.moved = moves
         self._count_elsewhere(lease, moves)
@@ -346,7 +346,7 @@ class Suspensions:
             self._means.arbiter.move(lease, moves)
 
     def _return(self, lease: LeaseId, order: _Order) -> None:
-        """Count what a lease has as being on the GPUs that it was moved from."""
+        """Count a lease's memory on the GPUs that it was moved from."""
         back = {new: old for old, new in order.moved.items()}
         order.moved, order.goes_back = NO_MOVES, False
         self._count_elsewhere(lease, back)
@@ -394,7 +394,7 @@ class Suspensions:
             return keeper_messages.Moved(str(error))
 
     async def _no_room_on_gpus(self, lease: LeaseId, order: _Order) -> str:
-        """Return why it is too early: what the driver could not restore once is lost."""
+        """Return why it is too early to resume: a failed restore loses the data for good."""
         if not order.saved:
             return ""
         if problem := self.room.no_memory(order.on_disk):

@@ -29,7 +29,7 @@ class GetView(CallFor[ViewNow]):
 
 @message(136)
 class TelemetryNow(Answer):
-    """What the answering server measures of itself."""
+    """The answering server's telemetry of itself."""
 
     telemetry: Telemetry
 
@@ -58,7 +58,7 @@ class SubscribeTelemetry(CallFor[Done]):
 
 @message(195)
 class Update(Push):
-    """What a subscription delivers."""
+    """An update of a subscription."""
 
     view: PoolView
     telemetry: Telemetry
@@ -66,7 +66,7 @@ class Update(Push):
 
 @message(197)
 class TelemetryUpdate(Push):
-    """What a subscription to telemetry delivers."""
+    """An update of a subscription to telemetry."""
 
     telemetry: Telemetry
 
@@ -126,7 +126,7 @@ class GetAudit(CallFor[AuditNow]):
 
 @message(178)
 class UsageIs(Answer):
-    """A page of what the answering server has recorded of ended leases."""
+    """A page of the answering server's records of ended leases."""
 
     page: RecordPage
 
@@ -143,7 +143,7 @@ class GetUsage(CallFor[UsageIs]):
 
 @message(180)
 class ChecksDone(Answer):
-    """What the answering server has found by testing its links and its idle GPUs now."""
+    """The answering server's findings from testing its links and its idle GPUs now."""
 
     findings: tuple[Finding, ...]
 
@@ -155,7 +155,7 @@ class RunChecks(CallFor[ChecksDone]):
 
 @message(181)
 class BandwidthIs(Answer):
-    """What the way between two servers carries, in bits per second."""
+    """The bandwidth between two servers, in bits per second."""
 
     there: int  # from the answering server
     back: int
@@ -170,14 +170,14 @@ class MeasureBandwidth(CallFor[BandwidthIs]):
 
 @message(179)
 class HistoryIs(Answer):
-    """A part of what the answering server has measured."""
+    """A part of the answering server's measurements."""
 
     page: HistoryPage
 
 
 @message(101, rights=Rights.VIEWER)
 class GetHistory(CallFor[HistoryIs]):
-    """Ask for what a server has measured; of leases, users are told of their own.
+    """Ask for a server's measurements; of leases, users see only theirs.
 
     The answer is of one server, with or without a majority. ``query.user`` is an operator's choice.
     """
@@ -187,7 +187,7 @@ class GetHistory(CallFor[HistoryIs]):
 
 @message(138)
 class Joined(Answer):
-    """What a new server needs: its certificate, the CA, and as a voter the CA's key."""
+    """The data for a new server: its certificate, the CA, and for a voter the CA's key."""
 
     certificate_pem: bytes
     ca_pem: bytes

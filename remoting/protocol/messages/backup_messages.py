@@ -28,7 +28,7 @@ class PutPart(CallFor[Done]):
 
 @message(99, rights=Rights.OPERATOR)
 class RestoreBackup(CallFor[Done]):
-    """Take the backup whose parts were put into the table, whole or not at all."""
+    """Restore the backup from its parts in the table, whole or not at all."""
 
     upload: bytes
     part_count: int

@@ -23,7 +23,7 @@ PROTOCOL_OLDEST = 2
 
 @message(1)
 class Hello(Opening):
-    """First message of a client, over a connection whose server it has verified."""
+    """First message of a client, over a connection with a verified server."""
 
     protocol: int
     version: str

@@ -37,7 +37,7 @@ class AwaitGpus(CallFor[Done]):
 
 
 class ClaimOutcome(StrEnum):
-    """What became of a claim."""
+    """The outcome of a claim."""
 
     GRANTED = "granted"
     REFUSED = "refused"  # definitely: it is not granted later

@@ -41,7 +41,7 @@ class NumberedLeaseOrder(LeaseOrder, NumberedOrder):
     done: ClassVar[str]
 
     def outcome(self, note: str) -> str:
-        """Return the beginning of it, or what the answer notes."""
+        """Return that the order has begun, or the note of the answer."""
         return f"lease {lease_name(self.lease)}" + (f": {note}" if note else f" {self.done}")
 
 

@@ -83,7 +83,7 @@ class Order(CallFor[Done]):
         return None
 
     def numbered(self, number: bytes) -> Self:
-        """Return the order with a number of its own, the same whenever it is repeated.
+        """Return the order with a separate number, the same whenever it is repeated.
 
         An order that another one undoes must not be applied twice: its repetition may arrive after
         the other. All other orders do the same thing when done twice, and have no number.
@@ -126,7 +126,7 @@ class NumberedOrder(Order):
 
 @message(48, rights=Rights.OPERATOR)
 class CreateToken(Order):
-    """Register a token whose secret only the caller knows."""
+    """Register a token with a secret known only to the caller."""
 
     token: TokenId
     kind: TokenKind
@@ -348,7 +348,7 @@ class RetireCa(Order):
     force: bool
 
     def check(self) -> None:
-        """Refuse what is no SHA-256."""
+        """Refuse a CA name that is no SHA-256."""
         if len(self.ca) != 32:
             raise UsageError("a CA is named by its SHA-256")
 
@@ -357,7 +357,7 @@ class RetireCa(Order):
         return commands.RetireCa(self.ca, self.force, issue.by)
 
     def outcome(self, note: str) -> str:
-        """Return that the CA is dropped; a note says who has to join anew."""
+        """Return that the CA is dropped; a note names those that must join anew."""
         done = f"CA {self.ca.hex()[:16]} is trusted no more"
         return f"{done}; {note}" if note else done
 
@@ -395,7 +395,7 @@ class SetSilence(NumberedOrder):
         )
 
     def outcome(self, note: str) -> str:
-        """Return what is silent now."""
+        """Return whether the findings or alerts are silenced now."""
         where = silence_scope(self.server, self.subject)
         what = f"{self.of} {where}" if where else self.of
         if self.reason is None:

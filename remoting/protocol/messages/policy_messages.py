@@ -36,7 +36,7 @@ class PolicyHistory(Answer):
 
 @message(81, rights=Rights.VIEWER)
 class GetPolicyHistory(CallFor[PolicyHistory]):
-    """Ask which versions of the policy are kept."""
+    """Ask for the stored versions of the policy."""
 
 
 @message(82, rights=Rights.OPERATOR)

@@ -1,1 +1,1 @@
-"""The one port: strangers' places, handshakes, and who gets each connection."""
+"""The one port: places for unauthenticated peers, handshakes, and the route of each connection."""

@@ -79,7 +79,7 @@ class Contexts:
 
 @dataclass(eq=False, slots=True)
 class Begun:
-    """What came of an opening; without ``wanted`` and ``error``, more of it is awaited."""
+    """Result of an opening; without ``wanted`` and ``error``, more of it is awaited."""
 
     wanted: Route | None = None
     handshake: Handshake | None = None
@@ -124,8 +124,8 @@ def begin_all(jobs: Sequence[Job], contexts: Contexts, check: Check) -> list[Beg
 
 ACCEPT_BATCH = 64
 HEAR_BATCH = 16
-"""Connections that are accepted, and heard, before other tasks have their turn: 2 ms of them. A
-kernel whose queue is full drops the next ones, so that is emptied soon."""
+"""Connections that are accepted, and heard, before other tasks get their turn: 2 ms of them. A
+kernel with a full queue drops the next ones, so that is emptied soon."""
 
 BEGIN_BATCH = 64
 """Openings that the other thread gets at a time, of all networks in turns: 16 ms of them. On a busy
@@ -137,7 +137,7 @@ EVENTS = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
 
 SHORT_OF = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
 ACCEPT_PAUSE_S = 0.1
-"""What trio's own server does when the process is out of descriptors: wait, and go on."""
+"""Seconds to wait when the process is out of descriptors, as trio's own server does."""
 
 OWN_FAULTS = {errno.EBADF, errno.EINVAL, errno.ENOTSOCK}
 """Errors of accept() that are not the new connection's."""
@@ -167,7 +167,7 @@ class AcceptQueue:
     def __init__(
         self, router: Router, nursery: trio.Nursery, *, timeout_s: float, log: RateLimitedLog
     ) -> None:
-        """Prepare; connections whose turn has come are served in ``nursery``."""
+        """Prepare; each connection is served in ``nursery`` when its turn has come."""
         self._router, self._limits = router, router.limits
         self._nursery = nursery
         self._timeout_s = timeout_s
@@ -350,7 +350,7 @@ class AcceptQueue:
     # --- out -------------------------------------------------------------------------------------
 
     def _admit(self, guest: _Guest, wanted: Route) -> None:
-        """Give a connection a task of its own."""
+        """Give a connection a separate task."""
         handshake, guest.handshake = guest.handshake, None
         del self._guests[guest.sock.fileno()]
         self._epoll.unregister(guest.sock.fileno())
@@ -379,7 +379,7 @@ class AcceptQueue:
         self._nursery.start_soon(self._router.serve, admitted)
 
     async def _expire(self) -> None:
-        """Refuse those who take too long; all have the same time, so the oldest is the first."""
+        """Refuse late connections; all have equal time, so the oldest is the first."""
         while True:
             wake_at = trio.current_time() + self._timeout_s
             while self._guests:

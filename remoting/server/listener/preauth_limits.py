@@ -53,7 +53,7 @@ LATE_FACTOR = 10
 handshakes delays everybody else's steps, and they can wait."""
 
 LATE_KEPT = 0.9
-"""How much of the longest delay is kept from one pause to the next: few of them show what the
+"""Part of the longest delay kept from one pause to the next: few pauses show the delay that the
 loop's other steps meet."""
 
 
@@ -133,7 +133,7 @@ class _Crowd:
 
 
 class _KnownPaces:
-    """The pace of each known network, and its own line of those who wait for it."""
+    """The pace of each known network, and its separate line of waiting connections."""
 
     def __init__(self, burst: int) -> None:
         self.size = 0
@@ -161,7 +161,7 @@ class _KnownPaces:
                 del self._lines[place.network]
 
     def due(self, now: float) -> Iterator[Place]:
-        """Take those whose time has come out of the lines; others may leave meanwhile."""
+        """Remove and yield the places that are due; others may leave meanwhile."""
         for network in list(self._lines):
             while (line := self._lines.get(network)) and self._take(network, now):
                 # The latest one. Each gives up after 2 s, so with more than the pace the first of
@@ -271,7 +271,7 @@ class PreauthLimits:
             _start(place)
 
     def release(self) -> float:
-        """Start the handshakes whose time has come; return when to call this again."""
+        """Start the handshakes that are due; return the time of the next call."""
         now = self._clock.monotonic()
         for place in self._known_paces.due(now):
             _start(place)

@@ -59,13 +59,13 @@ class Handshake:
     def wrap_bio(
         self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, **words: Any
     ) -> ssl.SSLObject:
-        """Keep what the stream makes of its settings, as which this stands in."""
+        """Keep the stream's BIOs and TLS object; this object stands in for its SSL context."""
         self._incoming, self._outgoing = incoming, outgoing
         self._tls = self._context.wrap_bio(incoming, outgoing, **words)
         return self._tls
 
     def begin(self, size: int) -> ssl.SSLError | OSError | None:
-        """Take ``size`` bytes of the connection and answer them; return what is wrong with them.
+        """Take ``size`` bytes of the connection and answer them; return an error or None.
 
         An exception would keep its thread's frames alive, and the memory of TLS with them.
         """
@@ -76,7 +76,7 @@ class Handshake:
         return self._step() or self._send()
 
     def hear(self) -> ssl.SSLError | None:
-        """Take what has come since; return what is wrong when the other end has ended."""
+        """Take the bytes that have come since; return the error if the other end has ended."""
         data = self._sock.recv(RECEIVE_SIZE, socket.MSG_DONTWAIT)
         if data:
             self._incoming.write(data)
@@ -157,14 +157,14 @@ class ToSession:
 
 @dataclass(frozen=True, slots=True)
 class ToWeb:
-    """Somebody who speaks HTTPS: a browser, or Prometheus."""
+    """An HTTPS client: a browser, or Prometheus."""
 
     name: str  # that was asked for
 
 
 @dataclass(frozen=True, slots=True)
 class ToPlainHttp:
-    """Somebody who forgot the s of https."""
+    """A plain HTTP client on the HTTPS port."""
 
     opening: bytes
 
@@ -181,7 +181,7 @@ PLAIN_ANSWER_S = 1.0
 
 
 class WebDoor(Protocol):
-    """Takes the connections of those who speak HTTPS."""
+    """Takes the connections of HTTPS clients."""
 
     async def serve(self, stream: trio.SocketStream, prove: Callable[[], None]) -> None:
         """Hand the untouched connection over, and return when it has ended.
@@ -195,7 +195,8 @@ class WebDoor(Protocol):
 
 
 ServeClient = Callable[[TlsStream, str, Callable[[], None]], Awaitable[None]]
-"""Serves one client: takes its stream, its address for logs, and what to call when it is proven."""
+"""Serves one client: takes its stream, its address for logs, and a callback for when it is
+authenticated."""
 
 
 def route(data: bytes) -> Route | None:
@@ -292,7 +293,7 @@ class Opening:
         self._records = 0
 
     def has_record(self, data: bytes) -> bool:
-        """Return whether ``data`` begins with a whole TLS record, whose parsing costs time."""
+        """Return whether ``data`` begins with a whole TLS record, which is costly to parse."""
         header = data[:RECORD_HEADER_SIZE]
         if len(header) < RECORD_HEADER_SIZE or header[0] != TLS_RECORD:
             return False
@@ -323,7 +324,7 @@ class Opening:
 
 @dataclass(eq=False, slots=True)
 class Admitted:
-    """A connection that said what it wants, and whose turn has come."""
+    """A connection with a known route that has got its turn."""
 
     stream: trio.SocketStream
     wanted: Route

@@ -1,4 +1,4 @@
-"""The call and the pushes of leases that go to another server, and what the host hears of them.
+"""The call and the pushes for leases that move to another server, and the host's part in it.
 
 The course of one order, as its servers and its client have it::
 
@@ -56,7 +56,7 @@ class RelocationService:
         return {m.GoOn: self._go_on}
 
     def without_undecided(self, lost: Mapping[LeaseId, str]) -> Mapping[LeaseId, str]:
-        """Return the leases whose client has gone from here, but for those about to leave.
+        """Return the leases with their client gone from here, except for those about to leave.
 
         That client may be with the new server by now, which would be told of the lease's end.
         """
@@ -182,7 +182,7 @@ class RelocationService:
             del self._confirming[lease]
 
     def _answer(self, message: m.GoOn, result: Result) -> m.Message:
-        """Answer by the table, whatever became of this one proposal."""
+        """Answer by the table, regardless of the result of this one proposal."""
         lease, name = self._context.state.leases.get(message.lease), lease_name(message.lease)
         if lease is None or not lease.held:
             over = why_over(self._context.state, lease) if lease is not None else "it is over"

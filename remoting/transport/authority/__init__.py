@@ -1,1 +1,1 @@
-"""The CA: its key and who holds it, its exchange, and the certificates that it signs."""
+"""The CA: its key and the key's holders, its exchange, and the certificates that it signs."""

@@ -41,7 +41,7 @@ class AuthoritySigner:
         self._vault = vault
         self._valid_ms = int((valid or SERVER_VALID).total_seconds() * 1000)
         self.authority = authority
-        """The CA, whose key is sealed to this server's vault."""
+        """The CA, with its key sealed to this server's vault."""
         self._now_ms = now_ms
 
     def sign(self, server: ServerId, csr_pem: bytes) -> bytes:
@@ -129,7 +129,7 @@ class CaKey:
         return self._signers.keys() >= set(self.trusted)
 
     def authorities(self) -> tuple[Authority, ...]:
-        """Return every CA whose key this server has."""
+        """Return every CA with its key on this server."""
         return tuple(signer.authority for signer in self._signers.values())
 
     def adopt(self, key_pem: bytes) -> bytes | None:
@@ -149,7 +149,7 @@ class CaKey:
         self._signers = {ca: signer for ca, signer in self._signers.items() if ca in trusted}
 
     def request(self) -> bytes:
-        """Return what asks a voter for the keys, sealed to this server's vault."""
+        """Return a request for the keys, which a voter seals to this server's vault."""
         identity = self._contexts.identity
         certificate = identity.certificate_path.read_bytes()
         (key, *_) = keys_of(identity.key_path.read_bytes())

@@ -19,7 +19,7 @@ class CaStore(Protocol):
         ...
 
     def trust(self, ca_pem: bytes, key_pem: bytes) -> tuple[Identity, Identity | None]:
-        """Trust these CAs, and no other; return what the server proves itself with from now on.
+        """Trust these CAs, and no other; return the server's identities from now on.
 
         The certificate of the newest takes the place of the usual one whose CA is dropped.
         ``key_pem`` is the key of the oldest, or nothing.
@@ -29,7 +29,7 @@ class CaStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NextCa:
-    """A CA whose key a majority of the voters keeps; both certificates in DER."""
+    """A CA with its key at a majority of the voters; both certificates in DER."""
 
     old: bytes
     new: bytes

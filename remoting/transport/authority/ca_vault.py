@@ -1,4 +1,4 @@
-"""What may be done with the CA's key, and the rules: the vault, which a signing process holds.
+"""The vault, held by a signing process: permitted operations with the CA's key, and their rules.
 
 Everybody else has the key sealed (``sealed_key``) and calls the vault with it. It signs for servers
 and their observers, by names that it makes itself, makes CAs, and seals a key to another server's
@@ -104,7 +104,7 @@ class KeyRequest:
 
 
 class CaVaultPort(Protocol):
-    """Who uses the CA's key."""
+    """Executes operations with the CA's key."""
 
     @property
     def has_own_user(self) -> bool:
@@ -116,7 +116,7 @@ class CaVaultPort(Protocol):
         ...
 
     def ask(self, asked: m.Request) -> tuple[bytes, ...]:
-        """Do one of what ``signer_messages`` lists, and return what was made.
+        """Carry out a request of ``signer_messages``, and return its results.
 
         Raises:
             AuthenticationError: when it refuses.
@@ -152,7 +152,7 @@ class _Bucket:
 
 
 class CaVault:
-    """See the module; ``CaVaultPort`` has what the methods do."""
+    """See the module; ``CaVaultPort`` describes the methods."""
 
     has_own_user = False
 
@@ -164,7 +164,7 @@ class CaVault:
         given: Mapping[str, bytes] | None = None,
         record: Callable[[str, ServerId, bytes], None] = lambda _what, _server, _public: None,
     ) -> None:
-        """Start with what ``record`` was told before: to which key of a server keys were given."""
+        """Start with past calls of ``record``: to which public key of a server keys were given."""
         self._secret = secret
         self._given = dict(given or {})
         self._record = record
@@ -255,7 +255,7 @@ class CaVault:
 
 
 def _vouches(opened: OpenKey, certificate: x509.Certificate) -> bool:
-    """Return whether a key's CA, or that which vouches for it, has signed a certificate."""
+    """Return whether a key's CA, or the CA that vouches for it, has signed a certificate."""
     for public in (opened.public, opened.voucher):
         try:
             key = serialization.load_der_public_key(public) if public else None

@@ -100,7 +100,7 @@ class CertificateTime:
         return now_ms > self.validity.ends_ms - self._length_ms() // 10
 
     def problem(self, now_ms: int, name: str, failure: str) -> str:
-        """Return what an operator must know, or nothing."""
+        """Return a problem that an operator must know, or an empty text."""
         if not self.is_late(now_ms):
             return ""
         left_ms = self.validity.ends_ms - now_ms
@@ -196,7 +196,7 @@ class Renewal:
         self._time, self._is_current = self._read()
 
     def problems(self) -> tuple[str, ...]:
-        """Return what is wrong with the certificate, as sentences."""
+        """Return the certificate's problems, as sentences."""
         problem = self._time.problem(self._now_ms(), self._name(), self._failure)
         return (problem,) if problem else ()
 

@@ -112,5 +112,5 @@ class ServerAuthorities:
         return self.exchange.issuer
 
     def problems(self) -> tuple[str, ...]:
-        """Return what is wrong with this server's certificate, as sentences."""
+        """Return the problems of this server's certificate, as sentences."""
         return self.renewal.problems() if self.renewal is not None else ()

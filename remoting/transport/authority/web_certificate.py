@@ -53,7 +53,7 @@ class SiteFiles:
     key: Path
 
     def read(self) -> WebCertificate:
-        """Return what the files hold.
+        """Return the certificate and key from the files.
 
         Raises:
             UsageError: when they cannot be read.
@@ -86,7 +86,7 @@ class SiteFiles:
 
 
 class Links(Protocol):
-    """What ``WebCertificates`` needs of the links to the other servers."""
+    """The part of the links to the other servers that ``WebCertificates`` needs."""
 
     takes: dict[int, Take]
 
@@ -179,7 +179,7 @@ class WebCertificates:
         return WebCertificate(certificate, key_pem)
 
     async def _ask(self, csr_pem: bytes) -> bytes:
-        """Return what the first voter that answers has signed."""
+        """Return the certificate signed by the first voter that answers; empty without any."""
         self._asked = csr_pem
         for voter in self._state().voters():
             with self._calls.opened(csr_pem) as call:

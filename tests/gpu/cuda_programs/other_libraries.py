@@ -1,4 +1,4 @@
-"""Libraries upon PyTorch: each a small model with drawn weights, and a step of its own kind."""
+"""Libraries based on PyTorch: each a small model with drawn weights, and a typical step."""
 
 import warnings
 

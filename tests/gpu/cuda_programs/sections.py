@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 
 def section(run: Callable[[], object]) -> Callable[[], object]:
-    """Run a function at once, and print as its result what it returns or why it failed."""
+    """Run a function at once, and print its return value or its exception as the result."""
     name = run.__name__
     try:
         found = run()

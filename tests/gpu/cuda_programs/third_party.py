@@ -1,4 +1,4 @@
-"""Packages that bring kernels of their own. One that is not installed is left out."""
+"""Packages with separate kernels. One that is not installed is left out."""
 
 import importlib.util
 import subprocess
@@ -91,7 +91,7 @@ def watched():
 
 @section
 def tools():
-    """Ask ``nvidia-smi`` what scripts ask; a lease has less memory, so that is not compared."""
+    """Ask ``nvidia-smi`` as scripts do; a lease has less memory, so that is not compared."""
     words = ["nvidia-smi", "--query-gpu=name,index,memory.total", "--format=csv,noheader,nounits"]
     asked = subprocess.run(words, capture_output=True, text=True, check=False)
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""PyTorch with two GPUs in one process and no NCCL: what also works when they are of two servers.
+"""PyTorch with two GPUs in one process and no NCCL: calls that also work across two servers.
 
 With the argument "hold": keep both GPUs busy until an error comes, and say which.
 """

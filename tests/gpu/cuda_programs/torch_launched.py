@@ -35,7 +35,7 @@ dist.destroy_process_group()
 
 
 def started(*words: str, **settings: str) -> str:
-    """Run the work above by such a launcher, and return what the first process said."""
+    """Run the work above by a launcher, and return the first process's output."""
     path = f"/tmp/launched-{os.getpid()}.py"
     with open(path, "w") as file:
         file.write(WORK)

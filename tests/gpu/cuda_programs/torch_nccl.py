@@ -1,4 +1,4 @@
-"""PyTorch over NCCL with a process for each of two GPUs: what two servers of a lease are used for.
+"""PyTorch over NCCL with a process for each of two GPUs: the use of a lease on two servers.
 
 Arguments: reduce, collectives, ddp, fsdp or hold; --short. With RANK in the environment it is that
 rank alone; else it starts two processes.

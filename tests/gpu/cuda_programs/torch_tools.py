@@ -191,7 +191,7 @@ def jitted():
 
 @section
 def asserted():
-    """Go astray in a process of its own, which hears it in CUDA's words."""
+    """Raise a device-side assert in a separate process, with CUDA's error text."""
     code = (
         "import torch; x = torch.zeros(4).cuda(); i = torch.tensor([9]).cuda()\n"
         "try: x[i].sum().item()\n"

@@ -21,7 +21,7 @@ from workloads_models import MODELS
 WARM = 4
 """Steps before the first round."""
 WARM_S = 3.0
-"""What these may take: where a step takes long, less of them do."""
+"""Seconds for the warm-up steps: slow workloads do fewer of them."""
 
 
 def seeded(name: str) -> Made:
@@ -35,7 +35,7 @@ def seeded(name: str) -> Made:
 
 
 def forget(made: dict[str, Made]) -> None:
-    """Free what the last workload held, so that many processes fit into one GPU."""
+    """Free the last workload's memory, so that many processes fit into one GPU."""
     made.clear()
     gc.collect()
     if "torch" in sys.modules:
@@ -51,7 +51,7 @@ def commands() -> Iterator[list[str]]:
 
 
 def number(value: Any) -> float:
-    """Return what a step gave as a number; of PyTorch's also one with a gradient."""
+    """Return a step's result as a number; also of a PyTorch tensor with a gradient."""
     return float(value.detach() if hasattr(value, "detach") else value)
 
 

@@ -30,7 +30,7 @@ def timed() -> Made:
 
 
 def masks() -> Made:
-    """Five times a mask, nonzero and unique, whose sizes the host needs."""
+    """Five times a mask, nonzero and unique; the host needs their sizes."""
     import torch
 
     data = torch.randn(100000).cuda()
@@ -117,7 +117,7 @@ def churn() -> Made:
 
 
 def captured(work: Any) -> tuple[Any, Any]:
-    """Return a graph of some work, and what the work returned; it runs before as CUDA wants it."""
+    """Return a graph of some work, and the work's result; it runs before as CUDA wants it."""
     import torch
 
     aside = torch.cuda.Stream()

@@ -1,10 +1,10 @@
-"""What the workloads of ``workloads.py`` share."""
+"""Common parts of the workloads of ``workloads.py``."""
 
 from collections.abc import Callable
 from typing import Any
 
 Made = tuple[Callable[[], object], Callable[[], object]]
-"""A step, and what waits for all steps."""
+"""A step, and a function that waits for all steps."""
 
 
 def torch_made(step: Callable[[], object]) -> Made:

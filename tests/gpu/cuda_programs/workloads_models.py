@@ -210,7 +210,7 @@ def small_copies() -> Made:
 
 
 def dataloader() -> Made:
-    """ResNet-18 trained on what four processes of a DataLoader load into pinned memory."""
+    """ResNet-18 trained on images that a DataLoader's four processes load into pinned memory."""
     import torch
 
     class Images(torch.utils.data.Dataset[Any]):

@@ -1,4 +1,4 @@
-"""Recordings: what is written, what goes on after a pause, and the script that stands alone."""
+"""Recordings: the written rows, the rows after a pause, and the standalone script."""
 
 import os
 import shutil
@@ -153,7 +153,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_script(folder: Path, library: Path, *options: str, **env: str) -> tuple[int, str]:
-    """Run the script as over ssh: from standard input, isolated from what is installed here."""
+    """Run the script as over ssh: from standard input, isolated from installed packages."""
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-", "--library", str(library), *options],
         input=script(),

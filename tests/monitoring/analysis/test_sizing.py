@@ -1,4 +1,4 @@
-"""The fewest GPUs: traces whose answer is known, and what the answer must not depend on."""
+"""The fewest GPUs: traces with a known answer, and facts without influence on the answer."""
 
 import math
 import random
@@ -37,7 +37,7 @@ def binomial_p95(count: int, share: float) -> int:
 
 
 def synthetic(users: int = 100, share: float = 0.2, days: int = 40, seed: int = 1) -> Trace:
-    """Return users who hold a GPU all the time and compute in spells, independently."""
+    """Return users that hold a GPU all the time and compute in spells, independently."""
     draw = random.Random(seed)
     builder = Builder("synthetic")
     end, every = days * 86_400.0, 2 * HOUR

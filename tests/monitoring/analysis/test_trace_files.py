@@ -1,4 +1,4 @@
-"""Traces in files: what is written is read again, and nothing else is read."""
+"""Traces in files: written traces are read again, and nothing else is read."""
 
 import contextlib
 import gzip

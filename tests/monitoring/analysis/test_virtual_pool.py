@@ -1,4 +1,4 @@
-"""Tasks in virtual time: who gets GPUs when, by the pool's own rules and in a strict queue."""
+"""Tasks in virtual time: order and times of grants, by the pool's rules and in a strict queue."""
 
 import random
 from collections.abc import Sequence

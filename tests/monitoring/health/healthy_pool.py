@@ -1,4 +1,4 @@
-"""A healthy pool of three servers as readings, and what makes one of them ill."""
+"""A healthy pool of three servers as readings, and changes that make one of them ill."""
 
 from dataclasses import dataclass, field, replace
 from random import Random

@@ -235,7 +235,7 @@ def settings_of(tmp_path: Path, text: str) -> Any:
 
 
 def test_files_that_the_servers_user_cannot_read_are_named(tmp_path: Path) -> None:
-    """As of a token that root made for a server, which runs as a user of its own."""
+    """As of a token that root made for a server with a separate user."""
     settings = settings_of(tmp_path, GOOD)
     require_readable(settings, 51999, lambda _path, _mode: True)
     with pytest.raises(UsageError, match=r"viewer\.json is not there, or .* user 51999") as raised:

@@ -1,4 +1,4 @@
-"""Alerts: when they fire, how they are told, by whom; and the same rules in Prometheus."""
+"""Alerts: their conditions, their delivery, their sender; and the same rules in Prometheus."""
 
 import os
 import runpy
@@ -214,7 +214,7 @@ def test_a_lease_that_idles_while_somebody_waits() -> None:
 
 
 class Told:
-    """A log second by second, with what it told."""
+    """An alert log, second by second, with its messages."""
 
     def __init__(self, *, sends: bool = True) -> None:
         self.log, self.now_s, self.sends = AlertLog(), 0.0, sends
@@ -290,7 +290,7 @@ def test_a_sender_that_comes_back_from_a_minority_is_silent_for_a_minute() -> No
 
 
 def test_a_sender_that_stood_still_is_silent_for_a_minute() -> None:
-    """Seed 140019: it told at once of what another one may have told meanwhile."""
+    """Seed 140019: it sent at once messages that another one may have sent meanwhile."""
     told = settled()
     assert told.run(20, bad()) == []
     told.now_s += alert_log.STANDSTILL_S

@@ -1,4 +1,4 @@
-"""What is held against a way between servers: its interfaces, one thread, or most ways."""
+"""Reference speeds for a way between servers: its interfaces, one thread, or most ways."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""The health of a pool from what all servers say: once, with those that are silent."""
+"""The health of a pool from all servers' reports: once, with the silent servers."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""When GPUs are tested, what a test says, and that it gives way to leases; virtual time."""
+"""Self-tests of GPUs: their times, their results, and their yielding to leases; virtual time."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -98,7 +98,7 @@ def test_memory_that_forgets_and_a_device_that_raises(monkeypatch: pytest.Monkey
 
 
 class Bench:
-    """Server ``a`` with eight GPUs, whose tests take their time and say what they are told."""
+    """Server ``a`` with eight GPUs; their tests take time and give preset results."""
 
     def __init__(self) -> None:
         self.state = healthy_table()

@@ -1,4 +1,4 @@
-"""One HTTPS connection: what it answers, and what a slow, large or hostile request gets."""
+"""One HTTPS connection: its answers, also to slow, large or hostile requests."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -25,7 +25,7 @@ async def echo(
     receive: Callable[[], Awaitable[Message]],
     send: Callable[[Message], Awaitable[None]],
 ) -> None:
-    """Answer with what came."""
+    """Answer with the received request."""
     body = bytes((await receive())["body"])
     said = f"{scope['method']} {scope['path']} {scope['client'][0]} {scope['state']} ".encode()
     headers = [(b"content-length", str(len(said + body)).encode())]
@@ -54,7 +54,7 @@ class Browser:
         nursery.start_soon(serve)
 
     async def says(self, data: bytes) -> bytes:
-        """Send, and return what has come when everything is quiet."""
+        """Send, and return the received bytes when everything is quiet."""
         await self.stream.send_all(data)
         return await self.hears()
 

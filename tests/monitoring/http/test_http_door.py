@@ -1,4 +1,4 @@
-"""HTTPS on the one port: who gets in, who gets what, and what strangers cannot do."""
+"""HTTPS on the one port: access, answers by token, and limits of unauthenticated peers."""
 
 import json
 import socket
@@ -254,7 +254,7 @@ async def test_when_nobody_takes_them_connections_are_refused(tmp_path: Path) ->
 async def test_an_observer_that_is_slow_ends_nothing_but_the_connections(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two strangers who wait for a full socket were an error that ended the server."""
+    """Two unauthenticated peers that waited for a full socket raised an error: the server ended."""
     monkeypatch.setattr(web_link, "HAND_OVER_S", 0.05)
     link = web_link.WebLink(PoolState)
     link.set_up(WebSetup(b"", b""))
@@ -314,7 +314,7 @@ async def test_each_end_of_a_connection_is_told_to_a_server_that_is_slow(
 
 
 async def test_a_flood_of_wrong_tokens_keeps_no_scraper_out(tmp_path: Path) -> None:
-    """Neither one whose token is known, nor one that comes for the first time."""
+    """Neither a scraper with a known token, nor one that comes for the first time."""
     async with served(tmp_path) as web:
         token = web.viewer()
         assert (await web.get("/sd", token))[0] == 200
@@ -327,7 +327,7 @@ async def test_a_flood_of_wrong_tokens_keeps_no_scraper_out(tmp_path: Path) -> N
 
 
 class Viewers:
-    """A server's side of HTTPS, and connections over which tokens ``USER/TOKEN`` come."""
+    """A server's side of HTTPS, and connections that send tokens ``USER/TOKEN``."""
 
     def __init__(self, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(web_link, "PROVEN_BOUND", UserBound(user=3, token=2))
@@ -363,7 +363,7 @@ class Viewers:
         self.ended.add(number)
 
     async def open(self, text: str) -> int:
-        """Open a connection over which a token comes, and return its number."""
+        """Open a connection that sends a token, and return its number."""
         number = next(self._numbers)
         self._nursery.start_soon(self._serve, number)
         await trio.testing.wait_all_tasks_blocked()

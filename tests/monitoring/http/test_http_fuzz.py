@@ -1,4 +1,4 @@
-"""Fuzzed HTTP: whatever comes, it is answered or refused, and no error comes through."""
+"""Fuzzed HTTP: all input is answered or refused, and no error comes through."""
 
 import re
 

@@ -43,7 +43,7 @@ VIEWER = Token(TokenId("v"), TokenKind.VIEWER, "prom", b"", Milliseconds(0), Mil
 
 
 class Server:
-    """The parts of a server that concern its observer, with a port of their own."""
+    """The parts of a server that concern its exporter, with a separate port."""
 
     def __init__(self, folder: Path, port: int) -> None:
         (mine,) = table().servers.values()

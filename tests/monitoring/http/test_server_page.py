@@ -164,7 +164,7 @@ async def test_a_key_for_one_browser_by_a_token(browser: Browser) -> None:
 
 
 class Bench:
-    """A gate with a clock of its own, and a server that knows these tokens."""
+    """A gate with a separate clock, and a server that knows these tokens."""
 
     def __init__(self) -> None:
         self.time_s = 1000.0
@@ -312,7 +312,7 @@ async def test_connections_end_a_minute_after_the_last_look(
     pool = FakePool(servers=1, gpus=1, leases=0, waiting=0)
 
     class Client:
-        """What ``LentSource`` needs of a connected client."""
+        """A connected client with the methods that ``LentSource`` needs."""
 
         def user(self) -> str:
             return "ada"

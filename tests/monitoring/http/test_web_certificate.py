@@ -82,7 +82,7 @@ def test_it_is_for_the_servers_names_and_no_other(name: str, address: str, names
 
 
 class Peers:
-    """The links of one server; what it asks comes to the signer of another one."""
+    """The links of one server; its requests come to the signer of another one."""
 
     def __init__(self) -> None:
         self.takes: dict[int, Take] = {}

@@ -83,7 +83,7 @@ class Web:
 
     @property
     def context(self) -> ssl.SSLContext:
-        """What a scraper trusts: the pool's CA, and the address as a name."""
+        """A scraper's TLS context: trust in the pool's CA, and the address as a name."""
         return ssl.create_default_context(cadata=self.lab.authority.certificate_pem.decode())
 
     async def open(self) -> "trio.SSLStream[trio.SocketStream]":
@@ -100,7 +100,7 @@ class Web:
     async def get(
         self, path: str, token: str = "", headers: Mapping[str, str] | None = None
     ) -> tuple[int, bytes]:
-        """Return the status and the body of one request, over a connection of its own."""
+        """Return the status and the body of one request, over a separate connection."""
         async with await self.open() as stream:
             return await get(stream, path, token, {"connection": "close", **(headers or {})})
 

@@ -16,7 +16,7 @@ from tests.cli.conftest import LivePool, running
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or "/usr/bin/chromium"
 SEEN_DEAD_S = 6.0
-"""Within which a page shows that a server is dead."""
+"""Seconds until a page shows that a server is dead."""
 
 OPENS_MS = 15_000
 MARK, LEFT_AGAIN = "\N{RIGHT-TO-LEFT OVERRIDE}", "\N{POP DIRECTIONAL FORMATTING}"
@@ -61,7 +61,7 @@ def page() -> Iterator[Any]:
 
 
 def listen(page: Any) -> list[str]:
-    """Return what goes wrong from now on: errors, warnings, dialogs, answers of failure."""
+    """Return a page's later problems: errors, warnings, dialogs, answers of failure."""
     trouble: list[str] = []
 
     def console(message: Any) -> None:

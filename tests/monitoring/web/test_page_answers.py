@@ -1,4 +1,4 @@
-"""What the page's API tells of one GPU's past, of limits, and of what servers keep, in memory."""
+"""The page's API on one GPU's past, on limits, and on servers' stored data, in memory."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -56,7 +56,7 @@ async def test_a_gpu_has_the_shares_of_time_for_which_it_was_held_down(page: Pag
 
 
 class ManyLeases(FakePool):
-    """A pool whose GPU had more leases than there are colours, and a server of before."""
+    """A pool with more leases of a GPU than there are colours, and an older server."""
 
     async def history(self, query: HistoryQuery, servers: Sequence[ServerId] = ()) -> HistoryAnswer:
         """Multiply the leases; marks are not known."""
@@ -112,7 +112,7 @@ max_gpus = 9
 
 
 class Limited(FakePool):
-    """A pool with a policy of its own."""
+    """A pool with a separate policy."""
 
     text = POLICY.replace("ZONE", "UTC").replace('to = "00:00"', 'to = "23:59"')
     asked = 0
@@ -183,7 +183,7 @@ async def test_each_server_that_answers_tells_what_it_keeps(page: Page) -> None:
 
 
 class Before(FakePool):
-    """Servers of an older gpupool, or whose observers are away."""
+    """Servers of an older gpupool, or without their exporters."""
 
     async def history(self, query: HistoryQuery, servers: Sequence[ServerId] = ()) -> HistoryAnswer:
         """Know nothing of it."""

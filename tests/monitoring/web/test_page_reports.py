@@ -1,4 +1,4 @@
-"""What the page's API tells of usage and of the pool's day, and orders for one GPU, in memory."""
+"""The page's API on usage, on the pool's day, and on orders for one GPU, in memory."""
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager

@@ -24,7 +24,7 @@ HOSTILE = "<img src=x onerror=alert(1)>"
 
 
 class Lab:
-    """A control server with its door for HTTPS, on a thread of its own."""
+    """A control server with its door for HTTPS, on a separate thread."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

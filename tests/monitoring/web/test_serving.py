@@ -1,4 +1,4 @@
-"""The page on the loopback: what browsers of this machine get, however they behave."""
+"""The page on the loopback: answers to browsers of this machine, also to misbehaving ones."""
 
 import logging
 

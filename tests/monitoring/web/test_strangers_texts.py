@@ -1,4 +1,4 @@
-"""What is parsed before anybody is known takes no more than linear work, whatever it is."""
+"""Parsing before authentication takes no more than linear work, for any input."""
 
 import ast
 import json

@@ -1,4 +1,4 @@
-"""The page's API in memory: who is let in, what changes, what orders do."""
+"""The page's API in memory: access, changes and orders."""
 
 import gzip
 import json
@@ -39,7 +39,7 @@ async def page(pool: FakePool) -> Page:
 
 
 def put_together(have: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
-    """Do what store.js does with an answer."""
+    """Merge an answer as store.js does."""
     base: dict[str, Any] = {"values": {}, "tables": {}} if answer["full"] else have
     values = {**base["values"], **answer["values"]}
     tables = dict(base["tables"])

@@ -597,7 +597,7 @@ def flatten(value: Any) -> list[Any]:
 
 
 def difference(ours: Any, theirs: Any) -> str:
-    """Return what is wrong with a result, '' if nothing is."""
+    """Return the difference of a result, '' if there is none."""
     left, right = flatten(ours), flatten(theirs)
     if len(left) != len(right):
         return f"{len(left)} results, not {len(right)}"

@@ -61,7 +61,7 @@ class MemoryBudget:
 
 
 def stream_of(connection: socket.socket) -> SessionStream:
-    """Return what a worker would hand to the door."""
+    """Return the session stream that a worker would pass to the door."""
     if isinstance(connection, ssl.SSLSocket):
         return TlsStream(connection)
     return PlainStream(connection)
@@ -118,7 +118,7 @@ def accept_proof(connection: socket.socket, session: bytes, ticket: bytes) -> No
 
 @dataclass
 class Server:
-    """One GPU server: where it listens and what it has."""
+    """One GPU server: its listener and its devices."""
 
     name: str
     listener: socket.socket
@@ -211,7 +211,7 @@ class Server:
 
 
 class Agent:
-    """What ``gpupool run`` is to a program: one Unix socket that hands out sessions."""
+    """The agent of ``gpupool run`` for a program: one Unix socket that hands out sessions."""
 
     def __init__(self, folder: Path, servers: list[Server]) -> None:
         self.path = str(folder / "agent.sock")
@@ -270,7 +270,7 @@ class Agent:
             client.sendall(json.dumps(self.refusal or answer).encode() + b"\n")
 
     def followed(self, request: dict[str, Any], client: socket.socket) -> dict[str, Any]:
-        """Answer a process that follows its lease; note what it says."""
+        """Answer a process that follows its lease; record its request."""
         self.said.append(request)
         if request["op"] == "follow":
             self.followers.append(client)

@@ -65,7 +65,7 @@ def sized(code: int, body: Any) -> bytes:
 
 
 class Hostile:
-    """What one client sends."""
+    """The messages of one hostile client."""
 
     def __init__(self, seed: int, names: list[str]) -> None:
         self.draw = random.Random(seed)
@@ -103,7 +103,7 @@ class Hostile:
         return [self.draw.choice("dn"), self.draw.choice(DTYPES[:5])]
 
     def values(self, node: Any) -> bytes:
-        """Return what a call's record has for an argument."""
+        """Return the bytes of an argument in a call's record."""
         match node:
             case "h":
                 known = self.handles and self.draw.random() < 0.9995
@@ -185,7 +185,7 @@ class Hostile:
 
 
 class Wire:
-    """The worker's stream: what it reads is the client's, and what it sends is counted."""
+    """The worker's stream: it reads the client's bytes, and counts the sent ones."""
 
     def __init__(self, seed: int) -> None:
         self.calls, self.tally = 0, Tally()

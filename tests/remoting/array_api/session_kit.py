@@ -17,7 +17,7 @@ from gpupool.remoting.worker.peer_links import Links, Peer, PeerFailedError, Pee
 
 
 class PipeLinks(Links):
-    """Both ends of one link: what was sent waits in memory."""
+    """Both ends of one link: sent data waits in memory."""
 
     def __init__(self) -> None:
         self.sent: deque[tuple[int, bytes, str]] = deque()
@@ -78,7 +78,7 @@ class PipeLinks(Links):
 
 
 class Silent:
-    """A client that only counts what it is told."""
+    """A client that only records the failures pushed to it."""
 
     def __init__(self) -> None:
         self.failures: list[Any] = []

@@ -18,7 +18,7 @@ scipy = pytest.importorskip("scipy")
 
 
 class RealLike(EmulatedBackend):
-    """A backend whose arrays are no numbers of NumPy, as those of a real GPU are none."""
+    """A backend with arrays that are no NumPy scalars, as on a real GPU."""
 
     def is_array(self, value: Any) -> bool:
         """Say whether a value is an array of the device."""

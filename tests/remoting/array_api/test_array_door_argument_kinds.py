@@ -121,7 +121,7 @@ CALLS: list[tuple[Any, ...]] = [
 
 
 def _forms(cp: Any, value: Any) -> list[Any]:
-    """Return what else CuPy takes for an argument."""
+    """Return the other forms that CuPy takes for an argument."""
     if isinstance(value, np.ndarray):
         return [made(cp, value) for made in ARRAYS]
     if type(value) in (int, float):

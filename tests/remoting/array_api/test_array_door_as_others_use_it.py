@@ -1,4 +1,4 @@
-"""What public libraries do with CuPy that no test of CuPy's own does."""
+"""Uses of CuPy by public libraries that no test of CuPy covers."""
 
 # The values that this module forwards have no static type: they are whatever a program passes.
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false

@@ -1,4 +1,4 @@
-"""bfloat16: a type of the package `ml_dtypes`, which both ends name by a word of its own."""
+"""bfloat16: a type of the package `ml_dtypes`, with a separate name at both ends."""
 
 # The values that this module forwards have no static type: they are whatever a program passes.
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false

@@ -1,4 +1,4 @@
-"""Callbacks of transforms on emulated GPUs: what each element goes through, before and after."""
+"""Callbacks of transforms on emulated GPUs: the steps of each element, before and after."""
 
 # The values that this module forwards have no static type: they are whatever a program passes.
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
@@ -33,12 +33,12 @@ FACTORS = np.array([1.0, 2, 3])
 
 
 def loaded(a: Any) -> Any:
-    """Return what the load callback makes of a dense array."""
+    """Return a dense array after the load callback."""
     return a.real * np.resize(FACTORS, a.shape) + 1j * a.imag
 
 
 def stored(a: Any) -> Any:
-    """Return what the store callback makes of a result."""
+    """Return a result after the store callback."""
     return a.real + 0.25j * a.imag
 
 

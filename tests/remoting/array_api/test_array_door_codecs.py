@@ -1,4 +1,4 @@
-"""Both ends of every format of the array door, and what they do with rubbish."""
+"""Both ends of every format of the array door, and their handling of rubbish."""
 
 # The values that this module forwards have no static type: they are whatever a program passes.
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
@@ -238,7 +238,7 @@ def test_nan_arrives_as_the_one_that_cupy_looks_for() -> None:
 
 
 class FakeClient:
-    """Takes what an executor pushes."""
+    """Takes the pushes of an executor."""
 
     def __init__(self) -> None:
         self.pushed: list[tuple[array_wire.Kind, Any]] = []
@@ -294,7 +294,7 @@ def test_records_that_begin_well_are_run_or_refused(records: list[tuple[int, byt
 
 
 class BytesStream:
-    """A stream that plays bytes and keeps what is sent."""
+    """A stream that plays bytes and keeps the sent ones."""
 
     def __init__(self, data: bytes) -> None:
         self._source = io.BytesIO(data)

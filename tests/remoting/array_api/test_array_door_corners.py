@@ -1,4 +1,4 @@
-"""An emulated GPU computes what a GPU computes, also at the corners of its types."""
+"""An emulated GPU computes the same as a GPU, also at the corners of its types."""
 
 # The values that this module computes have no static type: they are whatever CuPy returns.
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false

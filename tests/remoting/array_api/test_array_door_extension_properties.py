@@ -1,4 +1,4 @@
-"""Any call of an extension gives what SciPy gives, or an error; the session lives on."""
+"""Any call of an extension gives SciPy's result, or an error; the session lives on."""
 
 # The values that this module forwards have no static type: they are whatever a program passes.
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false

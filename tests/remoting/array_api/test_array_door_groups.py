@@ -75,7 +75,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Kernels:
 
 
 def thrice(cp: Any, function: Function, *hosts: Any) -> list[Any]:
-    """Call a fused function three times; return what it gave, and what its arrays became."""
+    """Call a fused function three times; return its results, and its arrays afterwards."""
     fused = cp.fuse(function)
     found = []
     for _ in range(3):
@@ -364,7 +364,7 @@ OPERATIONS: dict[str, tuple[int, Function, Function]] = {
 
 @st.composite
 def functions(draw: st.DrawFn) -> tuple[list[tuple[str, list[int], int]], list[int]]:
-    """Draw steps (operation, values, the value it writes into or -1) and what is returned."""
+    """Draw steps (operation, values, the value it writes into or -1) and the returned values."""
     steps: list[tuple[str, list[int], int]] = []
     for at in range(draw(st.integers(1, 10))):
         name = draw(st.sampled_from(sorted(OPERATIONS)))

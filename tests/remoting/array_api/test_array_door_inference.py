@@ -1,4 +1,4 @@
-"""What the drop-in infers of shapes, dtypes and strides, against NumPy and CuPy's own tables."""
+"""Inference of shapes, dtypes and strides by the drop-in, against NumPy and CuPy's tables."""
 
 # The values that this module forwards have no static type: they are whatever a program passes.
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
@@ -24,7 +24,7 @@ def filled(shape: tuple[int, ...], dtype: str, order: str = "C") -> np.ndarray[A
 
 
 def agree(ours: Any, theirs: np.ndarray[Any, Any]) -> None:
-    """Compare what is inferred, then the elements; the worker compares its own result too."""
+    """Compare the inferred properties, then the elements; the worker compares its result too."""
     assert ours.shape == theirs.shape
     assert ours.dtype == theirs.dtype
     assert np.array_equal(ours.get(), theirs)

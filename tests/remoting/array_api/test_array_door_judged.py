@@ -1,4 +1,4 @@
-"""Which error a call raises that waits for the worker's checks, and which calls are remembered."""
+"""Errors raised by calls that wait for the worker's checks, and the remembered calls."""
 
 # The values that this module forwards have no static type: they are whatever a program passes.
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false

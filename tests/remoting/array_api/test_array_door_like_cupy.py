@@ -1,4 +1,4 @@
-"""What CuPy's own tests found: each call has the values, types and errors of CuPy now.
+"""Findings of CuPy's tests: each call has the values, types and errors of CuPy now.
 
 `make test-cupy` runs those tests; these stand for the classes of failures that it showed.
 """

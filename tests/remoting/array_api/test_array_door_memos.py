@@ -1,4 +1,4 @@
-"""Calls whose plan is remembered: the second one must be what the first one would have been."""
+"""Calls with a remembered plan: the second call must equal the first one."""
 
 # The values that this module forwards have no static type: they are whatever a program passes.
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false

@@ -1,4 +1,4 @@
-"""Programs as users of CuPy write them: on an emulated GPU they compute what NumPy computes.
+"""Programs as users of CuPy write them: on an emulated GPU they give NumPy's results.
 
 `programs` has those of this test; each has a function that takes the module to compute with.
 The scripts of `examples` compare with NumPy themselves.

@@ -1,4 +1,4 @@
-"""Sessions from end to end: programs, agents, servers, and what happens when they go."""
+"""Sessions from end to end: programs, agents, servers, and their ends."""
 
 import collections
 import gc

@@ -20,7 +20,7 @@ FORMS: dict[str, tuple[Callable[[int], Any], Callable[[Any], Any]]] = {
     "lists": (int, list),
     "tuples": (int, tuple),
 }
-"""What stands for an integer, and for several."""
+"""Forms of an integer, and of several."""
 
 
 def spelled(value: Any, form: str) -> Any:
@@ -37,7 +37,7 @@ def spelled(value: Any, form: str) -> Any:
 
 
 class Spelling:
-    """A module or an array, whose functions get arguments of other types."""
+    """A module or an array; its functions get arguments of other types."""
 
     seen: ClassVar[set[tuple[str, str]] | None] = None
     """Names of functions and of their parameters that were given, where a test wants them."""
@@ -65,7 +65,7 @@ class Spelling:
 
 
 OPERANDS = {"asarray", "clip", "float_power", "isscalar"}
-"""Functions whose integers are elements, for which CuPy takes no array of NumPy."""
+"""Functions with integers as elements; CuPy takes no array of NumPy for these."""
 
 REFUSED = {"linalg.matrix_power", "repeat"}
 """Functions that refuse integers of other types in CuPy too."""
@@ -372,7 +372,7 @@ BY_METHOD: dict[str, tuple[Callable[[Any, Any], Any], tuple[Any, ...], dict[str,
         for name in ("argmax", "argmin", "max", "mean", "min", "prod", "ptp", "std", "sum", "var")
     },
 }
-"""What CuPy passes to a method of its function's first argument, whatever that is."""
+"""Arguments that CuPy passes to a method of its function's first argument, of any type."""
 
 
 @pytest.mark.parametrize("name", BY_METHOD)

@@ -1,4 +1,4 @@
-"""What the test suite of the array API standard showed; where CuPy has its own way, that counts."""
+"""Findings of the array API standard's test suite; where CuPy differs, CuPy counts."""
 
 # The values that this module forwards have no static type: they are whatever a program passes.
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false

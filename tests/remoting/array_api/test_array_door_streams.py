@@ -1,4 +1,4 @@
-"""Streams and devices of the array door: which is current, and CUDA's stream protocol."""
+"""Streams and devices of the array door: the current ones, and CUDA's stream protocol."""
 
 import door_kit
 import pytest
@@ -6,7 +6,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def output() -> str:
-    """Return what the programs below print; they share a session, as programs do."""
+    """Return the output of the programs below; they share a session, as programs do."""
     with door_kit.pool(2) as agent:
         done = door_kit.run_program(agent, "\n".join(PROGRAMS.values()))
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Every function that the drop-in offers gives what NumPy gives."""
+"""Every function of the drop-in gives NumPy's result."""
 
 # The values that this module forwards have no static type: they are whatever a program passes.
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false

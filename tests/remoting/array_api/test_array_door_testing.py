@@ -1,4 +1,4 @@
-"""`cupy.testing` and `cupy.typing`: what the tests and annotations of programs import."""
+"""`cupy.testing` and `cupy.typing`: the imports of programs' tests and annotations."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false

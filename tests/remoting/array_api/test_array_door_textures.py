@@ -150,7 +150,7 @@ def neighbours(u: Array, length: int, mode: int, normalized: bool, linear: bool)
 def fetched(
     values: Array, points: Any, modes: Any, normalized: bool, linear: bool, border: Any = 0.0
 ) -> Array:
-    """Return what textures read from values at points, which have coordinates along x, y and z."""
+    """Return the reads of textures at points with coordinates along x, y and z."""
     lengths = values.shape[::-1]
     along = [
         neighbours(np.asarray(u, float), length, mode, normalized, linear)

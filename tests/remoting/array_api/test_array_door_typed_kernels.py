@@ -1,4 +1,4 @@
-"""Elementwise and reduction kernels: their arguments by CuPy's rules, and what they compute."""
+"""Elementwise and reduction kernels: their arguments by CuPy's rules, and their results."""
 
 # The values that this module forwards have no static type: they are whatever a program passes.
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false

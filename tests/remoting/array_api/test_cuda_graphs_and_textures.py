@@ -30,7 +30,7 @@ class OutOfMemoryError(RuntimeError):
 
 
 class Plain:
-    """A descriptor or an object of CuPy: it keeps what it was made of."""
+    """A descriptor or an object of CuPy: it keeps its arguments."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.args, self.kwargs = args, kwargs
@@ -168,7 +168,7 @@ def test_any_arguments_of_textures_give_an_object_or_an_error(data: st.DataObjec
 
 
 class FakeStream:
-    """A stream whose captures are counted."""
+    """A stream that counts its captures."""
 
     ptr = 7
 

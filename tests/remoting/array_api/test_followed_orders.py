@@ -28,7 +28,7 @@ def until(condition: Any) -> None:
 
 
 def told(agent: door_kit.Agent, offers: list[dict[str, Any]], source: str) -> list[str]:
-    """Run a program that is told to go to the first offer; return what it prints."""
+    """Run a program that is told to go to the first offer; return its output."""
 
     def order() -> None:
         until(lambda: agent.followers)
@@ -65,7 +65,7 @@ print(int(a.sum()), pool.current().name)
 
 
 def stays(agent: door_kit.Agent, offers: list[dict[str, Any]], before: str) -> str:
-    """Run a program that is told to go and stays; return what it says of that."""
+    """Run a program that is told to go and stays; return its reason."""
     with door_kit.program(agent, STAYS.format(before=before), "1000") as process:
         until(lambda: agent.followers)
         agent.order(offers[0])

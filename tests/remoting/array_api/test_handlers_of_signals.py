@@ -204,7 +204,7 @@ assert all("interrupted a call of cupy" in str(error) for error in refused), ref
 
 
 def test_destructors_of_one_collection_use_what_it_drops() -> None:
-    """In any order: the arrays are older than their holders, and a question sends what is free."""
+    """In any order: the arrays are older than their holders, and a question sends the frees."""
     source = """
 import gc
 import cupy as cp

@@ -10,7 +10,7 @@ PROGRAM = Path(__file__).with_name("hostile_client.py")
 
 
 def run(first: int, count: int) -> str:
-    """Serve sessions in a process with bounds of its own; return what it printed."""
+    """Serve sessions in a process with separate bounds; return its output."""
     command = [sys.executable, "-W", "ignore", str(PROGRAM), str(first), str(count)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

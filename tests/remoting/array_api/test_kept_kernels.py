@@ -1,4 +1,4 @@
-"""What one worker of a user compiled, a later one of that user loads."""
+"""A later worker of a user loads the kernels that an earlier one compiled."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the compiler of a real GPU said: it comes to the call that asks, and only to that one."""
+"""The compiler log of a real GPU: it comes to the call that asks, and only to that one."""
 
 # The values that this module forwards have no static type: they are whatever a program passes.
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
@@ -24,7 +24,7 @@ class Kept:
         self.read = 0
 
     def compile(self, log_stream: Any = None) -> None:
-        """Compile as CuPy does, which reads what is kept, and then has no log to write."""
+        """Compile as CuPy does: with a kept kernel it reads that, and has no log to write."""
         if os.environ.get(IN_MEMORY) != "1":
             self.read += 1
         elif log_stream is not None:
@@ -32,7 +32,7 @@ class Kept:
 
 
 def compiled(*args: Any) -> str:
-    """Return what the operation of a real GPU answers."""
+    """Return the answer of a real GPU's operation."""
     return CudaKernels(None).operations()["kernel.compile"](*args)
 
 

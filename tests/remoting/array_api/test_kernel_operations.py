@@ -1,4 +1,4 @@
-"""What a hostile client can call of kernels: any arguments give an answer or an error.
+"""A hostile client's calls of kernels: any arguments give an answer or an error.
 
 The compiler stands still here: what it is given runs in a worker that may do nothing else.
 """

@@ -108,7 +108,7 @@ class ProbedSocket(ssl.SSLSocket):
 def test_one_thread_at_a_time_uses_tls(
     cp: Any, pair: tuple[socket.socket, socket.socket], tmp_path: Path
 ) -> None:
-    """OpenSSL allows no more: what one call finds would be the answer to the other one."""
+    """OpenSSL allows no more: one call could find the answer to the other one."""
     import door_kit
 
     certificate, key, _ = door_kit.certificate(tmp_path)

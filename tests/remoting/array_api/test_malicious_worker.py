@@ -25,7 +25,7 @@ def framed(kind: int, body: bytes, request: int = 0, bulk: int = 0) -> bytes:
 
 
 def said(value: object, kind: int = REPLY) -> Callable[[int], bytes]:
-    """Return what answers a request with one value."""
+    """Return a function that answers a request with one value."""
     return lambda request: framed(kind, cbor2.dumps(value), request if kind == REPLY else 0)
 
 
@@ -64,7 +64,7 @@ class Worker:
 
 
 def program(cp: Any, worker_of: Callable[[socket.socket], Worker]) -> BaseException | None:
-    """Use the worker's first device; return what the program gets for it."""
+    """Use the worker's first device; return the program's error, or None."""
     ours, theirs = socket.socketpair()
     pool = cp._door.pool
     pool.devices()

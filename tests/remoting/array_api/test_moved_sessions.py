@@ -1,4 +1,4 @@
-"""A program whose session goes on with another server's worker, between two of its calls."""
+"""A program with a session that goes on with another server's worker, between two calls."""
 
 import contextlib
 import json

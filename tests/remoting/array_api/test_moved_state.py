@@ -1,4 +1,4 @@
-"""All that a session has, in another worker: what is sent, what is refused, what is nonsense."""
+"""A session's whole state in another worker: sent, refused and nonsensical data."""
 
 # The values that this module forwards have no static type: they are whatever a program passes.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false

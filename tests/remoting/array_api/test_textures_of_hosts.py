@@ -1,4 +1,4 @@
-"""What a hostile client can call of an emulated GPU's textures, and what is counted for them."""
+"""A hostile client's calls of an emulated GPU's textures, and the memory counted for them."""
 
 # The values that this module forwards have no static type: they are whatever a program passes.
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false

@@ -175,7 +175,7 @@ class FakeLog:
 
 @dataclass
 class FakeHost:
-    """A ``SessionHost`` whose workers are counts."""
+    """A ``SessionHost`` with counts in place of workers."""
 
     devices: tuple[Gpu, ...]
     workers: dict[LeaseId, int] = field(default_factory=dict[LeaseId, int])
@@ -444,7 +444,7 @@ class Cluster:
             self.log.catch_up(node.replicated_log)
 
     def fall_silent(self, name: str, *, hears: bool = False, speaks: bool = False) -> None:
-        """Have the network swallow what a server is sent, and what it sends, until ``resume``."""
+        """Hold back a server's incoming and outgoing data in the network, until ``resume``."""
         for server, near, far in self.streams:
             if server == name:
                 for stream, passes in ((near, hears), (far, speaks)):
@@ -452,7 +452,7 @@ class Cluster:
                         stream.send_stream.send_all_hook = None
 
     async def resume(self, name: str) -> None:
-        """Deliver what was kept back."""
+        """Deliver the data that was held back."""
         for server, near, far in self.streams:
             for sender, receiver in ((near, far), (far, near)) if server == name else ():
                 hook = partial(_deliver, sender, receiver)

@@ -52,7 +52,7 @@ USERS = (("root", TokenKind.OPERATOR), ("ada", TokenKind.USER))
 
 
 class RealServer:
-    """One server: everything but the worker processes is what ``gpupool join`` runs."""
+    """One server: ``gpupool join`` in all but the worker processes."""
 
     def __init__(self, folder: Path, number: int, gpu_count: int, port: int = 0) -> None:
         self.id = server_id(number)

@@ -1,4 +1,4 @@
-"""Addresses are hints: where servers are looked for, what they tell, and who is found."""
+"""Addresses are hints: the places to look for servers, the servers' answers, and the found ones."""
 
 import itertools
 import logging

@@ -1,4 +1,4 @@
-"""The client's allocation as transcripts: what it is told, and what it does about it.
+"""The client's allocation as transcripts: its input, and its actions.
 
 Each ``tests/testdata/control-*.txt`` has blocks of one input line and, indented, the actions that
 come of it. With ``GPUPOOL_REWRITE=1`` in the environment, what happens now is written into them;

@@ -1,4 +1,4 @@
-"""Rules of a server whose mutants an audit had not judged: each test fails with its mutant."""
+"""Mutants of server rules that an audit had not judged: each test fails with its mutant."""
 
 from hashlib import sha256
 

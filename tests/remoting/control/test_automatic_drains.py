@@ -1,4 +1,4 @@
-"""A server drains its failing GPU, and a person's undrain holds, whatever time the leader takes."""
+"""A server drains its failing GPU, and a person's undrain holds, however slow the leader is."""
 
 import pytest
 import trio

@@ -43,7 +43,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Door:
-    """One server that is dialled, and what came of each connection."""
+    """One dialled server, and the outcome of each connection."""
 
     def __init__(self, meter: BandwidthMeter, members: frozenset[ServerId] = MEMBERS) -> None:
         self.meter, self.members = meter, members
@@ -91,7 +91,7 @@ async def test_both_ways_are_measured(tmp_path: Path, nursery: trio.Nursery) -> 
 async def test_bytes_are_limited(
     tmp_path: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One who sends for an hour sends no more than the limit; one who sends more is hung up on."""
+    """A sender for an hour sends no more than the limit; one that sends more is hung up on."""
     monkeypatch.setattr(bandwidth, "SEND_S", 3600.0)
     monkeypatch.setattr(bandwidth, "SIZE_MAX", 8 * bandwidth.BLOCK_SIZE)
     authority = make_authority()

@@ -84,7 +84,7 @@ def signer(state: Path) -> Iterator[RemoteVault]:
 
 
 def test_a_signer_that_was_late_once_signs_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server whose signer took more than 1 s once had none until its next start."""
+    """After one delay of more than 1 s, a server once had no signer until its next start."""
     monkeypatch.setattr(remote_vault, "ANSWER_TIMEOUT_S", 0.05)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
@@ -152,7 +152,7 @@ def former_pool(folder: Path) -> Authority:
 
 
 def started_with(former: Path, state: Path) -> Authority:
-    """Return what a new signer in ``state`` says of a former CA."""
+    """Return a former CA as a new signer in ``state`` knows it."""
     state.mkdir(exist_ok=True)
     folder, own = (os.open(state, os.O_RDONLY | os.O_DIRECTORY) for _ in range(2))
     try:

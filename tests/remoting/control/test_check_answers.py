@@ -18,7 +18,7 @@ TESTS_S = 12.0
 
 
 class FakeServer:
-    """A server that tests its GPUs; ``hangs``: one that never says what it found."""
+    """A server that tests its GPUs; ``hangs``: one that never reports its findings."""
 
     def __init__(self, *, hangs: bool) -> None:
         self._hangs = hangs

@@ -421,7 +421,7 @@ async def test_losing_one_server_of_an_across_lease_ends_it(
 async def test_a_server_that_falls_silent_is_lost_within_5_s(
     autojump_clock: Clock, nursery: trio.Nursery, hears: bool, speaks: bool
 ) -> None:
-    """Whichever direction the network cuts; and what a server does while it stands still."""
+    """In either direction that the network cuts; and a server's actions while it stands still."""
     cluster = Cluster(nursery)
     await cluster.start([1, 1])
     async with cluster.client() as pool:
@@ -516,7 +516,7 @@ async def test_an_operator_ends_a_lease(autojump_clock: Clock, nursery: trio.Nur
 
 
 async def test_unused_leases_end(autojump_clock: Clock, nursery: trio.Nursery) -> None:
-    """A grant whose client never connects, as after a crash between claim and answer."""
+    """A grant without a client's connection, as after a crash between claim and answer."""
     cluster = Cluster(nursery)
     await cluster.start([1])
     async with cluster.client() as pool:

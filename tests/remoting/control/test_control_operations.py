@@ -89,7 +89,7 @@ async def test_updates_go_on_when_servers_come_and_go(
 
 
 class Heard:
-    """What a client's servers push, by the kind of message."""
+    """The pushes of a client's servers, by the kind of message."""
 
     def __init__(self) -> None:
         self.servers: dict[type[m.Message], set[ServerId]] = {}

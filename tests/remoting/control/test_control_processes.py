@@ -1,4 +1,4 @@
-"""Clients as processes of their own: stopped, killed, and what their kernel is asked to notice."""
+"""Clients as separate processes: stopped, killed, and their kernel's timeouts on a socket."""
 
 import json
 import os

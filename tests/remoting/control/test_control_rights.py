@@ -1,4 +1,4 @@
-"""Who may make which call: the table of docs/results/security.md, tried out call by call."""
+"""Rights by call: the table of docs/results/security.md, tried out call by call."""
 
 import re
 from pathlib import Path
@@ -239,7 +239,7 @@ def said(actions: list[Action]) -> list[str]:
 
 
 def sent(node: Node, message: m.Call) -> list[Action]:
-    """Return what the controller does about a message of the one client that it has."""
+    """Return the controller's actions for a message of its one client."""
     controller = node.server.controller
     (client,) = controller.context.clients.welcomed()
     return controller.received(client.connection, 7, message)

@@ -1,4 +1,4 @@
-"""Who gets in and who does not, over real TLS sockets on loopback."""
+"""Admitted and refused peers, over real TLS sockets on loopback."""
 
 import gc
 import logging
@@ -71,7 +71,7 @@ from gpupool.remoting.transport.pki import (
 )
 
 DEADLINE_S = 10.0
-"""For what takes milliseconds, on whatever machine this runs."""
+"""Time limit for work of milliseconds, on any machine."""
 
 
 class TakingHost(FakeHost):
@@ -481,7 +481,7 @@ QUICK = ServerSettings(unauthenticated_timeout_s=0.3)
 async def received_to_the_end(
     stream: trio.abc.ReceiveStream, within_s: float = DEADLINE_S
 ) -> bytes:
-    """Return what came before the other end closed."""
+    """Return the bytes received before the other end closed."""
     received = b""
     with trio.fail_after(within_s):
         try:
@@ -856,7 +856,7 @@ async def test_a_stranger_who_must_go_while_his_opening_is_read_is_closed_after_
 
 
 def first_flight(name: str) -> bytes:
-    """Return the ClientHello of somebody who trusts everybody."""
+    """Return the ClientHello of a client that trusts every certificate."""
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     tls = first_contact_context().wrap_bio(incoming, outgoing, server_hostname=name)
     with pytest.raises(ssl.SSLWantReadError):

@@ -1,4 +1,4 @@
-"""A client asks each server for what it measured: in parts, and names who is silent."""
+"""A client asks each server for its measurements: in parts, and names the silent servers."""
 
 from dataclasses import replace
 

@@ -20,7 +20,7 @@ A, B = ServerId("aaaaaaaaaaaa"), ServerId("bbbbbbbbbbbb")
 
 
 async def tcp_pair() -> tuple[trio.SocketStream, trio.SocketStream]:
-    """Return both ends of a connection whose buffers are small."""
+    """Return both ends of a connection with small buffers."""
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
     near = await trio.open_tcp_stream("127.0.0.1", listener.socket.getsockname()[1])
     far = await listener.accept()
@@ -70,7 +70,7 @@ async def test_both_ends_are_proven_and_a_write_has_left_when_it_returns(tmp_pat
 
 
 async def test_all_that_was_taken_arrives_once_and_in_order(tmp_path: Path) -> None:
-    """While the other end reads nothing, what does not fit is kept, or not taken."""
+    """While the other end reads nothing, data that does not fit is kept, or not taken."""
     rng = random.Random(1)
     sent = bytearray()
     async with linked(tmp_path) as (near, far):

@@ -1,4 +1,4 @@
-"""A client that asks whether its lease is lost: servers answer after what they know of it."""
+"""A client that asks whether its lease is lost: servers answer by their knowledge of it."""
 
 from functools import partial
 
@@ -64,7 +64,7 @@ async def test_a_server_says_that_a_lease_has_ended_before_it_ends_its_workers(
 async def test_a_silent_server_keeps_nobody_waiting_for_ever(
     autojump_clock: Clock, nursery: trio.Nursery, watched: bool
 ) -> None:
-    """Whoever watches the lease gives the server up meanwhile, and that is the answer."""
+    """The watcher of the lease gives the server up meanwhile, and that is the answer."""
     cluster = Cluster(nursery)
     await cluster.start([1, 1])
     async with cluster.client() as pool:

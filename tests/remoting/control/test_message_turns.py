@@ -1,4 +1,4 @@
-"""Whose message is handled next: users in turn, and other tasks in between."""
+"""The order of handled messages: users in turn, and other tasks in between."""
 
 from collections.abc import Callable
 

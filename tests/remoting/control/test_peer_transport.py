@@ -180,7 +180,7 @@ async def test_a_server_that_knows_the_ca_of_no_other_is_told_to_join_anew(
     turns: int,
     advised: int,
 ) -> None:
-    """Where only one of two is a stranger, that one may be who was shut out.
+    """Where only one of two is an unauthenticated peer, that one may be the excluded server.
 
     A server that missed the end of an exchange, and the beginning of the next, finds a certificate
     that it does not know in some turns, and has its link in another.

@@ -1,4 +1,4 @@
-"""What a server says of a policy that is not there, and of a request that makes no sense."""
+"""A server's answers on a policy that is not there, and on a request that makes no sense."""
 
 import json
 import logging

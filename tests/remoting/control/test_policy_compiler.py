@@ -1,4 +1,4 @@
-"""A user's document is read by a process of its own; the server's process parses none of it."""
+"""A separate process reads a user's document; the server's process parses none of it."""
 
 import os
 import site

@@ -1,4 +1,4 @@
-"""Places of connections that have proven nothing, and whose turn the next handshake is."""
+"""Places of unauthenticated connections, and the order of handshakes."""
 
 import logging
 
@@ -34,7 +34,7 @@ class Clock:
 
 
 class Port:
-    """Limits on virtual time; remembers which connections were evicted."""
+    """Limits on virtual time; remembers the evicted connections."""
 
     def __init__(
         self, *, total: int = 8, per_address: int = 4, rate: float = 10.0, tls: int = 1000

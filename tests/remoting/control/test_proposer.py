@@ -41,7 +41,7 @@ class Hands:
 
 
 class Bench:
-    """A ``Proposer`` whose attempts the test answers."""
+    """A ``Proposer`` with attempts answered by the test."""
 
     def __init__(self, timeout_s: float = 2.0, *, bounded: bool = True) -> None:
         self.clock = Hands()

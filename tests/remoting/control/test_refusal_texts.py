@@ -1,4 +1,4 @@
-"""What a client says of servers that could not serve a request, and of those that are silent."""
+"""A client's texts on servers that could not serve a request, and on silent ones."""
 
 import pytest
 

@@ -22,7 +22,7 @@ Ask = Callable[[], Awaitable[str]]
 
 
 class Program:
-    """A process that brings its session along when it is told, and remembers what it was told."""
+    """A process that brings its session along when it is told, and remembers its orders."""
 
     def __init__(self, stays: str = "") -> None:
         self.stays = stays
@@ -44,7 +44,7 @@ class Program:
 
 
 async def started(nursery: trio.Nursery) -> tuple[Cluster, Node, Node]:
-    """Return a cluster whose leases are granted on the first server; the third only votes."""
+    """Return a cluster with leases granted on the first server; the third only votes."""
     cluster = Cluster(nursery)
     await cluster.start([1, 1, 0])
     here, there, _ = cluster.nodes

@@ -1,4 +1,4 @@
-"""While two CAs are trusted: whom clients and servers believe, and what they show."""
+"""While two CAs are trusted: the trust of clients and servers, and their own certificates."""
 
 import logging
 import ssl
@@ -58,7 +58,7 @@ def token_of(authority: Authority) -> TokenText:
 
 
 async def fetched(token: TokenText, shown: bytes) -> tuple[bytes, str, int]:
-    """Return what a first contact trusts, and asks for, when a server shows a bundle."""
+    """Return a first contact's CA certificate, server name and CA count, for a shown bundle."""
 
     async def dial(_address: Address, _context: object) -> trio.abc.Stream:
         near, far = trio.testing.memory_stream_pair()
@@ -76,7 +76,7 @@ async def fetched(token: TokenText, shown: bytes) -> tuple[bytes, str, int]:
 
 
 async def test_a_first_contact_trusts_the_certificate_that_its_token_names_alone() -> None:
-    """Before, whoever stood between could put a CA of his own behind the pool's."""
+    """Before, a man in the middle could put another CA behind the pool's."""
     mine, his = make_authority(), make_authority()
     shown = mine.certificate_pem + his.certificate_pem
     assert await fetched(token_of(mine), shown) == (mine.certificate_pem, CONTROL_NAME, 1)
@@ -96,7 +96,7 @@ async def test_a_token_that_names_the_newer_ca_asks_for_its_certificate() -> Non
 
 
 class Shown(trio.abc.Stream):
-    """A connection whose other end has shown a certificate."""
+    """A connection with a certificate of the other end."""
 
     def __init__(self, authority: Authority) -> None:
         _key, csr = create_key_and_csr(A)
@@ -120,7 +120,7 @@ class Shown(trio.abc.Stream):
 
 
 def told(known: bytes, by: Authority, said: bytes) -> bytes:
-    """Return what a client trusts that knew ``known``, and is told ``said``."""
+    """Return a client's trusted CAs after it knew ``known``, and is told ``said``."""
     token = TokenId("t")
     mine = Credentials("cluster-1", "lab", "ada", token, bytes(32), known.decode(), (HERE,))
     greeting = Greeting(token, bytes(32), "", "ada@test")
@@ -279,7 +279,7 @@ async def test_a_voter_keeps_the_next_ca_of_its_pool_alone(
 
 
 def test_voters_of_a_pool_whose_key_is_lost_are_given_that_of_the_next_ca(tmp_path: Path) -> None:
-    """Without it, such a pool could not exchange its CA, which is what lets servers join again."""
+    """Without it, the pool could not exchange its CA, and servers could not join again."""
     lab = Lab(tmp_path)
     theirs = CaVault.of_this_process(time.monotonic)
     key, csr = create_key_and_csr(B)

@@ -1,4 +1,4 @@
-"""A client puts records of several servers together: exactly, and knows by number what lacks."""
+"""A client merges records of several servers: exactly, and knows missing ones by number."""
 
 from collections.abc import Sequence
 from dataclasses import replace

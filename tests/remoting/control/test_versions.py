@@ -1,4 +1,4 @@
-"""Ends of adjacent versions: what they pass over, what they refuse, and in which words."""
+"""Ends of adjacent versions: ignored parts, refused parts, and the words of refusals."""
 
 import dataclasses
 import enum
@@ -31,10 +31,10 @@ SHAPES = {
     "calls": (9, "bde9d5964e99"),
     "table": (12, "bef02db33b25"),
 }
-"""The versions, and what they were recorded for."""
+"""The versions, each with its recorded digest."""
 MODULE = re.compile(r"gpupool(\.[a-z_]+)+\.")
 OPTIONAL = re.compile(r"typing\.Optional\[([^][]+)]")
-"""Where a class is defined is no part of what is said."""
+"""The module of a class is no part of the digest."""
 
 
 def with_more(plain: Any) -> Any:
@@ -79,7 +79,7 @@ def test_what_a_newer_server_pushes_is_passed_over() -> None:
 
 
 def test_calls_are_read_strictly_and_openings_are_not() -> None:
-    """So that a server can say in words which version it speaks."""
+    """So that a server can state its version in words."""
     served = Connection(End.SERVER)
     assert list(served.receive(frame(1, 1, with_more(encode(HELLO))))) == [(1, HELLO)]
     list(served.send(1, WELCOME))

@@ -198,7 +198,7 @@ async def test_small_pools_answer_at_once(autojump_clock: Clock, nursery: trio.N
 async def test_who_asks_meanwhile_shares_the_next_view(
     autojump_clock: Clock, nursery: trio.Nursery
 ) -> None:
-    """And it has what was committed before they asked, though another one is being made."""
+    """And it has all commits from before their calls, though another view is being made."""
     maker = Maker()
     cluster = await large(nursery, maker)
     seen: list[tuple[float, str]] = []

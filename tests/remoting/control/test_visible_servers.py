@@ -1,4 +1,4 @@
-"""Which servers of a lease a process needs, by its CUDA_VISIBLE_DEVICES."""
+"""The servers of a lease that a process needs, by its CUDA_VISIBLE_DEVICES."""
 
 import pytest
 

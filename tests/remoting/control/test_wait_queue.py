@@ -1,4 +1,4 @@
-"""Who is told that there may be room, and for whom it is kept for a moment."""
+"""Notices of possible room to waiting requests, and room kept for one for a moment."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What the tests of the CUDA door share."""
+"""Common parts of the tests of the CUDA door."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ from gpupool.remoting.driver_api import build
 
 @pytest.fixture(scope="session")
 def library() -> Path:
-    """Give the folder with the shim, and with what the worker loads, as an installation has it.
+    """Return the folder with the shim and the worker's libraries, as an installation has it.
 
     ``make sanitized-tests`` gives a folder of its own, and flags for the C programs.
     """

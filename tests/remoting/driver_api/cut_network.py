@@ -1,4 +1,4 @@
-"""Cut the network under a program behind the CUDA door; runs in a network namespace of its own.
+"""Cut the network under a program behind the CUDA door; runs in a separate network namespace.
 
     unshare -rn python tests/remoting/driver_api/cut_network.py LIBRARY DRIVER PROGRAM...
 

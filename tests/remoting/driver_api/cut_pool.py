@@ -1,4 +1,4 @@
-"""A pool of two real servers, each with a network of its own, and programs under which it is cut.
+"""A pool of two real servers in separate networks, and programs during a cut of these.
 
     unshare -rn python tests/remoting/driver_api/cut_pool.py PROGRAM IMAGE CASE...
 
@@ -59,7 +59,7 @@ class Net:
             server.listen = f"{ADDRESSES[at]}:7470"
 
     def lose(self, at: int, address: str) -> None:
-        """Have what server ``at`` sends to an address be lost; -1: what the client sends."""
+        """Drop the packets of server ``at`` to an address; -1: those of the client."""
         inside = self.places[at].pid if at >= 0 else 0
         device = f"wire{at}" if at >= 0 else "bridge0"
         ip(f"neigh replace {address} lladdr {NOBODY} dev {device} nud permanent", inside=inside)

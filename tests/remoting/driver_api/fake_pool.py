@@ -1,4 +1,4 @@
-"""Pools of real servers whose GPUs are a library, and ``gpupool run`` on them."""
+"""Pools of real servers with a library as GPUs, and ``gpupool run`` on them."""
 
 import contextlib
 import json
@@ -77,7 +77,7 @@ class FakeGpuServer:
         }
         self.listen = "127.0.0.1:0"
         self.prefix: list[str] = []
-        """Words before the command, such as those that put it into a network of its own."""
+        """Words before the command, such as those that put it into a separate network."""
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, *options: str) -> None:
@@ -199,7 +199,7 @@ class FakeGpuPool:
         return self._spawned.start([*GPUPOOL, *words], self.env)
 
     def wrong(self) -> str:
-        """End what a test has started, and return why the pool is not as it was before."""
+        """End a test's processes, and return the pool's difference from its state before."""
         self._spawned.end()
         processes = {server.name: server.process for server in self.servers}
         return wrong_with(processes, self.env["GPUPOOL_CREDENTIALS"])

@@ -1,4 +1,4 @@
-"""Fat binaries of what nvcc has made: of code for a device, of text for its compiler, or both."""
+"""Fat binaries made by nvcc: of code for a device, of text for its compiler, or both."""
 
 from pathlib import Path
 from struct import pack, unpack_from
@@ -10,7 +10,7 @@ CODE_KERNEL, TEXT_KERNEL = "increment", "read_reference"
 
 
 def entries(name: str) -> dict[tuple[int, int], bytes]:
-    """Return what is in a fat binary, by kind and architecture."""
+    """Return the entries of a fat binary, by kind and architecture."""
     whole = (KERNELS / name).read_bytes()
     found: dict[tuple[int, int], bytes] = {}
     (at,) = unpack_from("<H", whole, 6)
@@ -56,4 +56,4 @@ for name in sys.argv[1:]:
     find = lambda one: cuda.cuModuleGetFunction(ctypes.byref(found), module, one.encode())
     print(status or " ".join(one for one in kernels if find(one) == 0))
 """
-"""A program that says which of these kernels each image has, or why it cannot be loaded."""
+"""A program that prints the kernels found in each image, or the failed load's status."""

@@ -33,7 +33,7 @@ MEMORY_IMAGE = str(KERNELS / "memory_kernels.sm_90.cubin")
 NUMBERS = {name: op for op, name in NAMES.items()}
 
 REPETITIONS = 4
-"""Runs of each program that show which words are the same in all."""
+"""Runs of each program, to find the words that are the same in all."""
 
 SAMPLES_MAX = 3
 """Samples of one record that a run gives at most, of different sizes or kinds."""
@@ -47,7 +47,7 @@ MASKED = "." * 2 * WORD
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A program behind the door, and what it needs there."""
+    """A program behind the door, and its needs there."""
 
     name: str
     program: str
@@ -139,7 +139,7 @@ class Sample:
         return FRAME.pack(FRAME_MAGIC, len(record), self.bulk) + record + bytes(self.bulk)
 
     def lines(self) -> Iterator[str]:
-        """Give what a file says of it."""
+        """Yield the lines of this sample in a file."""
         yield f"{NAMES[self.op]} flags {self.flags} bulk {self.bulk}"
         texts = [MASKED if word is None else word.hex() for word in self.words]
         for at in range(0, len(texts), 4):
@@ -267,7 +267,7 @@ BY_KIND = {NUMBERS["GRAPH_SET"], NUMBERS["GRAPH_NODE"]}
 
 
 def decoded(folder: Path, samples: list[Sample]) -> list[str]:
-    """Return what the worker's code calls for each sample; see ``golden_decode.py``."""
+    """Return the worker's calls for each sample; see ``golden_decode.py``."""
     frames = folder / "frames"
     frames.write_bytes(b"".join(sample.frame() for sample in samples))
     done = in_one_process(folder, str(HERE / "golden_decode.py"), str(frames))
@@ -294,7 +294,7 @@ def write(library: Path) -> None:
 
 
 def keep(name: str, samples: list[Sample]) -> None:
-    """Write the samples of a run, with what the worker's code calls for them."""
+    """Write the samples of a run, with the worker's calls for them."""
     with tempfile.TemporaryDirectory() as folder:
         does = decoded(Path(folder), samples)
     done = [replace(sample, does=one) for sample, one in zip(samples, does, strict=True)]

@@ -1,4 +1,4 @@
-"""Has the worker's code decode records, and says what it would call for each.
+"""Decodes records by the worker's code, and prints the calls that it would make.
 
     golden_decode.py FRAMES
 
@@ -47,7 +47,7 @@ class Anything(dict[int, Any]):
 
 
 def name_of(op: int, method: Callable[..., Any]) -> str:
-    """Return which function executes a record."""
+    """Return the name of the function that executes a record."""
     name = method.__qualname__
     if "<lambda>" in name:
         return name.split(".<locals>")[0]
@@ -55,7 +55,7 @@ def name_of(op: int, method: Callable[..., Any]) -> str:
 
 
 def said(client: Client, name: str) -> Callable[..., bytes]:
-    """Return a function that says what it was called with."""
+    """Return a function that prints its arguments."""
 
     def run(*given: Any) -> bytes:
         print(name, *(one for one in given if isinstance(one, int)))
@@ -66,7 +66,7 @@ def said(client: Client, name: str) -> Callable[..., bytes]:
 
 
 def check_signature(record: Record, method: Callable[..., Any]) -> None:
-    """Compare what executes a record with the record's fields, tail and answer."""
+    """Compare the handler of a record with the record's fields, tail and answer."""
     signature = inspect.signature(method)
     taken: list[Any] = [int] * sum(max(field.count, 1) for field in record.fields)
     if record.tail is not None:
@@ -83,7 +83,7 @@ def check_signature(record: Record, method: Callable[..., Any]) -> None:
 
 
 def replaced_areas(client: Client, images: Images, links: Links | None) -> list[HandlerGroup]:
-    """Return the areas of the executor, which say what they are to do."""
+    """Return the executor's areas, with each method replaced by a print of its call."""
     areas = handler_groups(client, images, links)
     for area in areas:
         for name, method in area.methods.items():
@@ -100,7 +100,7 @@ def function(rest: tuple[Any, ...], number: int) -> Function:
 
 
 def launch(handle: int, *rest: int) -> None:
-    """Say what a plain launch would do: the executor decodes these itself."""
+    """Print the arguments of a plain launch: the executor decodes these itself."""
     *head, _pointers, _extra = rest
     print("launch", handle, *head)
 

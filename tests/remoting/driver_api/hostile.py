@@ -26,7 +26,7 @@ from gpupool.remoting.driver_api.schema.records import NUMBERS, RECORDS
 EDGES = [0, 1, 2, 8, 64, 255, 4096, 65536, 1 << 20, 1 << 31, (1 << 32) - 1, 1 << 40, 1 << 47]
 LIMITS = [(1 << 63) - 1, 1 << 63, (1 << 64) - 8, (1 << 64) - 1]
 MADE = range(64, 72)
-"""Which sessions give to what they make, so that they find it again."""
+"""Handles that sessions give to new objects, so that they find these again."""
 
 SPEC = DeviceSpec(0, "GPU-0", "GPU", MEMORY, emulated=False, ordinal=0)
 
@@ -83,7 +83,7 @@ def frames(rng: random.Random, known: dict[int, Record]) -> bytes:
 
 
 def fitting(layout: str, words: list[int]) -> list[int]:
-    """Return words cut to what a layout holds."""
+    """Return words cut to the fields of a layout."""
     kinds = "".join(kind * int(count or 1) for count, kind in re.findall(r"(\d*)([QI])", layout))
     limits = {"Q": 1 << 64, "I": 1 << 32}
     return [word % limits[kind] for kind, word in zip(kinds, words, strict=True)]

@@ -172,7 +172,7 @@ def run_worker(arguments: argparse.Namespace) -> None:
 
 
 class LoopbackAgent:
-    """Answers each process of the program with a worker of its own."""
+    """Answers each process of the program with a separate worker."""
 
     def __init__(self, folder: Path, arguments: argparse.Namespace) -> None:
         self.path = str(folder / "agent.sock")
@@ -216,7 +216,7 @@ class LoopbackAgent:
                 lines.flush()
 
     def described(self) -> dict[str, object]:
-        """Return what NVML's library shows, as ``gpupool run`` gives it."""
+        """Return the data of NVML's library, as ``gpupool run`` gives it."""
         memory, count = self.arguments.memory, self.arguments.devices
         found = [
             (f"00000000:{0x1B + 0x10 * at:02X}:00.0", "9.0", "580.65.06") for at in range(count)

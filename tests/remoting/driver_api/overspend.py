@@ -48,7 +48,7 @@ class AnsweredStream(ScriptedStream):
 
 
 class HostileClient:
-    """A client whose records are executed at once, in the thread that calls."""
+    """A client with its records executed at once, in the calling thread."""
 
     def __init__(self) -> None:
         self.stream, self.budget = AnsweredStream(), CountingBudget(PARTITION)
@@ -61,13 +61,13 @@ class HostileClient:
         self.before = self.taken()
 
     def taken(self) -> int:
-        """Return what the driver has given this process."""
+        """Return the bytes that the driver has given this process."""
         left, total = ctypes.c_size_t(), ctypes.c_size_t()
         assert LIBRARY.cuMemGetInfo_v2(ctypes.byref(left), ctypes.byref(total)) == 0
         return total.value - left.value
 
     def physical(self) -> int:
-        """Return what the driver has given since the start."""
+        """Return the bytes that the driver has given since the start."""
         return self.taken() - self.before
 
     @property
@@ -113,7 +113,7 @@ class HostileClient:
         return struct.unpack_from("<Q", body)[0] if len(body) >= 8 else 0
 
     def idle(self) -> None:
-        """Wait until the worker has freed what it is freeing."""
+        """Wait until the worker has finished its pending frees."""
         self.executor.client.waiter.freeing.wait()
 
 
@@ -249,7 +249,7 @@ def graph_memory_that_outlives_its_graph(client: HostileClient) -> None:
 
 @case
 def memory_of_a_failed_context(client: HostileClient) -> None:
-    """After an error that stays, nothing is freed, whatever is called."""
+    """After a sticky error, no call frees anything."""
     address = client.get("ALLOCATE", 48 * MIB)
     LIBRARY.fakeCudaSetFault(b"cuMemFree", 700, 0, 0, 0, 0)
     client.send("FREE", address)
@@ -259,7 +259,7 @@ def memory_of_a_failed_context(client: HostileClient) -> None:
 
 @case
 def pool_that_grows_while_frees_wait(client: HostileClient) -> None:
-    """Have it keep nothing of what it was refused, whatever it was told to keep."""
+    """Check that the pool keeps none of the refused memory, at any threshold."""
     client.send(STREAM_CREATE, ONE, NON_BLOCKING)
     client.send(STREAM_CREATE, OTHER, NON_BLOCKING)
     client.get("POOL_DEFAULT", POOL, 0)

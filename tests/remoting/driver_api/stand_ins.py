@@ -1,4 +1,4 @@
-"""What stands around a worker in tests: a tap on its line, and what its host would do for it."""
+"""Surroundings of a worker in tests: a tap on its line, and its host's part."""
 
 import contextlib
 import json
@@ -25,7 +25,7 @@ from gpupool.remoting.worker.peer_links import Links, Peer, PeerLostError, TakeL
 
 
 class TappedStream:
-    """A stream that also writes to a file what it receives."""
+    """A stream that also writes its received bytes to a file."""
 
     def __init__(self, stream: Stream, path: Path) -> None:
         self.stream = stream
@@ -49,7 +49,7 @@ class TappedStream:
 
 
 class Counts:
-    """A stream whose end writes to a file how often the worker's Python did what.
+    """A stream that writes counts of the worker's operations in Python to a file at its end.
 
     Received and sent: system calls, at least. Records, by their names: those that it executed.
     Settled: waits for streams that the client takes as over.

@@ -1,4 +1,4 @@
-"""The library keeps what NVRTC compiles in a process, and finds it for the same again."""
+"""The library keeps NVRTC's results in a process, and finds them for the same input again."""
 
 import os
 import subprocess

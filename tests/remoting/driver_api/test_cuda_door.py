@@ -216,7 +216,7 @@ def test_the_hosts_memory_by_virtual_memory_management(library: Path, tmp_path: 
 
 
 def test_the_linker(library: Path, tmp_path: Path) -> None:
-    """The server links what lies on the client, and the client loads the image."""
+    """The server links files of the client, and the client loads the image."""
     program = compiled("linker", tmp_path, library)
     with Control(tmp_path) as control:
         done = run(library, control, [str(program), str(KERNELS / "test_kernels.ptx"), "texts"])
@@ -269,7 +269,7 @@ def test_launches_of_graphs_that_block(
 def test_an_upload_behind_a_sticky_error_does_not_end_the_session(
     library: Path, tmp_path: Path
 ) -> None:
-    """Its bytes are read all the same, and the program gets to know what the error was."""
+    """Its bytes are read all the same, and the program gets to know the error."""
     program = compiled("endings", tmp_path, library)
     with Control(tmp_path) as control:
         words = [str(program), str(KERNELS / "test_kernels.sm_90.cubin"), "sticky"]
@@ -445,7 +445,7 @@ def test_what_is_missing_is_named_under_verbose_only(library: Path, tmp_path: Pa
 def test_functions_are_those_of_the_version_that_programs_see(
     library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: int, seen: int
 ) -> None:
-    """A runtime of a newer CUDA asks for its own forms, and takes what there is for one of them."""
+    """A runtime of a newer CUDA asks for newer forms, and takes an existing one instead."""
     monkeypatch.setenv("FAKE_CUDA_DRIVER_VERSION", str(server))
     code = """
 import ctypes
@@ -472,7 +472,7 @@ for name in ("cuMemAlloc", "cuLaunchHostFunc", "cuMemcpyBatchAsync", "cuGraphGet
 
 
 class ScriptedStream:
-    """Gives bytes that were written beforehand; keeps what is sent."""
+    """Gives prepared bytes; keeps the sent ones."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -551,7 +551,7 @@ MALFORMED = {
 
 
 def test_malformed_frames_end_the_session(tmp_path: Path) -> None:
-    """One process serves them all: what one client sends leaves nothing behind for the next."""
+    """One process serves them all: the bytes of one client leave nothing behind for the next."""
     done = in_one_process(tmp_path, "-c", calling("test_cuda_door", "serve_malformed"))
     assert done.returncode == 0, done.stderr
     said = dict(line.split("\t") for line in done.stdout.splitlines())

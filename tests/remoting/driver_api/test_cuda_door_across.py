@@ -68,7 +68,7 @@ def compiled(pool: FakeGpuPool, name: str) -> str:
 
 @pytest.mark.parametrize("direct", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_program_uses_gpus_of_two_servers(direct: bool, two_servers: FakeGpuPool) -> None:
-    """By TLS everywhere, or by what ``gpupool run`` relays to each server.
+    """By TLS everywhere, or by the relay of ``gpupool run`` to each server.
 
     What is copied between the servers passes through none but these, unless that is forbidden.
     """
@@ -180,7 +180,7 @@ raise SystemExit(3)
 
 @pytest.mark.slow
 def test_a_worker_that_ends_takes_its_own_devices_alone(two_servers: FakeGpuPool) -> None:
-    """And gpupool run says which server that was."""
+    """And gpupool run names that server."""
     program = two_servers.spawn(*ACROSS, "--", sys.executable, "-c", WORK)
     assert program.stdout is not None
     assert program.stdout.readline() == "working\n"

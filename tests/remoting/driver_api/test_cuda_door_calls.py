@@ -22,7 +22,7 @@ IMAGE = Path(__file__).resolve().parent / "fake_cuda" / "kernels" / "test_kernel
 
 
 def natively(folder: Path, program: list[str], devices: int = 1) -> str:
-    """Return what a program prints on the fake driver, without the door."""
+    """Return a program's output on the fake driver, without the door."""
     (folder / "native").mkdir()
     with Control(folder / "native") as control:
         values = process_environment(control.environment(build_driver(), devices=devices))
@@ -41,7 +41,7 @@ def xla_plugin(folder: Path) -> str:
 
 
 def both(name: str, library: Path, tmp_path: Path, *arguments: str, devices: int = 1) -> str:
-    """Return what a program prints, which is the same natively and behind the door."""
+    """Return a program's output, which is the same natively and behind the door."""
     program = [str(compiled(name, tmp_path, library)), *arguments]
     expected = natively(tmp_path, program, devices)
     with Control(tmp_path) as control:
@@ -90,7 +90,7 @@ def test_what_the_driver_refuses_at_once(library: Path, tmp_path: Path) -> None:
 
 
 def test_pointers_streams_and_contexts(library: Path, tmp_path: Path) -> None:
-    """What a pointer is, what a stream was set to, and what ends with a context."""
+    """The attributes of a pointer, the settings of a stream, and the end of a context."""
     printed = both("owners", library, tmp_path)
     assert "contexts kept memory: 0" in printed
     assert printed.endswith("results right\n")
@@ -128,7 +128,7 @@ def test_host_functions(library: Path, tmp_path: Path) -> None:
 
 
 def test_failed_assertions_say_so_to_the_program(library: Path, tmp_path: Path) -> None:
-    """On its standard error, between what it says before it waits and the error that it gets."""
+    """On its standard error, between its text before the wait and the error that it gets."""
     image = IMAGE.with_name("assert_kernels.ptx")
     program = [str(compiled("asserts", tmp_path, library)), str(image)]
     with Control(tmp_path) as control:
@@ -178,7 +178,7 @@ def test_a_thread_without_a_context(library: Path, tmp_path: Path) -> None:
 def test_an_image_travels_once(
     library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next process of the user asks for it by its hash; what is not what it was is not used."""
+    """The next process of the user asks for it by its hash; an altered image is not used."""
     kept = tmp_path / "images"
     monkeypatch.setenv("GPUPOOL_IMAGES", str(kept))
     program = compiled("everything", tmp_path, library)
@@ -206,7 +206,7 @@ def test_an_image_travels_once(
 
 
 def test_texture_references(library: Path, tmp_path: Path) -> None:
-    """A launch reads what was bound before it, whatever is bound while it waits."""
+    """A launch reads the bindings from before it, despite other bindings while it waits."""
     printed = both("references", library, tmp_path, str(IMAGE.with_name("reference_kernels.ptx")))
     assert printed.splitlines() == [
         *("unbound 1", "line 5050", "line 338350", "line 5050", "line 348450"),

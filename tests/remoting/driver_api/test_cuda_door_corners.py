@@ -1,4 +1,4 @@
-"""The CUDA door with what programs seldom do: crowds of threads, ends in the middle of things."""
+"""The CUDA door in rare situations: crowds of threads, ends in the middle of things."""
 
 import re
 import sys

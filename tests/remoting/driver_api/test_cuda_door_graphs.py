@@ -35,7 +35,7 @@ def test_captures(library: Path, tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_functions_beside_copies(library: Path, tmp_path: Path) -> None:
-    """Host nodes in graphs that copy the host's memory, and what is refused."""
+    """Host nodes in graphs that copy the host's memory, and refused ones."""
     program = compiled("host_copies", tmp_path, library)
     with Control(tmp_path) as control:
         right(run(library, control, [str(program), str(KERNELS / "test_kernels.sm_90.cubin")]))
@@ -47,7 +47,7 @@ def test_functions_beside_copies(library: Path, tmp_path: Path) -> None:
 def test_a_launch_that_fails_leaves_memory_alone(
     hosts: int, options: tuple[str, ...], library: Path, tmp_path: Path
 ) -> None:
-    """What an earlier launch has left in the worker's memory is not taken for its bytes."""
+    """Remains of an earlier launch in the worker's memory are not taken for its bytes."""
     program = compiled("failed_launch", tmp_path, library)
     with Control(tmp_path) as control:
         control.set_fault("cuGraphLaunch", 1, after=1, times=1)
@@ -64,7 +64,7 @@ def test_functions_of_graphs_come_and_go(library: Path, tmp_path: Path) -> None:
 
 
 def test_graphs_that_kernels_launch(library: Path, tmp_path: Path) -> None:
-    """What a kernel gets as a graph is the server's handle, and the program's own."""
+    """A kernel's graph argument is the server's handle, which the program also uses."""
     program = compiled("device_graphs", tmp_path, library)
     images = [str(KERNELS / name) for name in ("test_kernels.sm_90.cubin", "graph_kernels.ptx")]
     with Control(tmp_path) as control:

@@ -1,4 +1,4 @@
-"""Which part of a fat binary the server's driver loads, by the variables about compiling PTX."""
+"""The part of a fat binary that the server's driver loads, by the variables on compiling PTX."""
 
 import sys
 from pathlib import Path

@@ -101,7 +101,7 @@ def test_processes_of_a_lease_share_memory_and_those_of_others_do_not(
 def test_memory_that_another_process_has_opened_is_paid_until_it_lets_go(
     how: str, fake_gpu_pool: FakeGpuPool, tmp_path: Path
 ) -> None:
-    """Physical memory is there as long: an allocation, what was exported, and a pool's."""
+    """Physical memory is there as long: an allocation, an exported one, and a pool's."""
     program = tmp_path / "holders"
     command = ["gcc", "-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-o"]
     command += [str(program), str(HERE / "programs" / "holders.c")]
@@ -200,7 +200,7 @@ def wait_for_error(program: "subprocess.Popen[str]") -> tuple[int, str, str, flo
 def test_a_program_that_waits_for_a_kernel_gets_an_error(
     how: str, library: str, fake_gpu_pool: FakeGpuPool, leased: str
 ) -> None:
-    """Within seconds, whatever ends its session; and gpupool run says what happened."""
+    """Within seconds, by any end of its session; and gpupool run states the cause."""
     pool = fake_gpu_pool
     options = ["--env", f"GPUPOOL_LIBSSL={library}", "--"]
     program = pool.spawn("run", *options, leased, str(IMAGE), "wait")
@@ -236,7 +236,7 @@ def test_a_program_that_waits_for_a_kernel_gets_an_error(
 def test_all_threads_of_a_program_get_the_error_and_so_does_what_they_call_then(
     how: str, fake_gpu_pool: FakeGpuPool
 ) -> None:
-    """Whatever each waits for. No later call waits, no exit handler, and no forked child."""
+    """In any wait of theirs. No later call waits, no exit handler, and no forked child."""
     pool, program = fake_gpu_pool, fake_gpu_pool.folder / "endings"
     command = ["gcc", "-std=c11", "-D_GNU_SOURCE", "-pthread", "-Wall", "-Wextra", "-Werror"]
     command += ["-o", str(program), str(HERE / "programs" / "endings.c")]
@@ -355,7 +355,7 @@ except n.NVMLError_NotSupported:
 
 
 def test_nvml_tells_what_a_server_measures(tmp_path: Path) -> None:
-    """As PyTorch's clock_rate() and monitoring tools ask; what is not measured is not supported."""
+    """As PyTorch's clock_rate() and monitoring tools ask; unmeasured values are not supported."""
     about = {"name": "H200", "server": "a", "memory": 1, "used": 0, "capability": "9.0"}
     read = {"sm_clock_hz": 1.98e9, "power_limit_w": 700.0, "pcie_width": 8, "pcie_width_max": 16}
     read |= {"pcie_generation": 3, "pcie_generation_max": 5}

@@ -1,4 +1,4 @@
-"""The CUDA door's memory: pools, arrays, textures, managed memory, sharing, and what is counted."""
+"""The CUDA door's memory: pools, arrays, textures, managed memory, sharing, and accounting."""
 
 import ctypes
 import subprocess
@@ -30,7 +30,7 @@ from gpupool.remoting.driver_api.executor.modules.image_contents import Contents
 
 
 def test_memory_pools(library: Path, tmp_path: Path) -> None:
-    """A pool's memory counts while the pool holds it, whoever has freed it."""
+    """A pool's memory counts while the pool holds it, also when freed."""
     program = compiled("pools", tmp_path, library)
     with Control(tmp_path) as control:
         right(run(library, control, [str(program)], devices=2))
@@ -101,7 +101,7 @@ def test_arrays_and_textures(library: Path, tmp_path: Path) -> None:
     ],
 )
 def test_managed_memory(refused: str, library: Path, tmp_path: Path) -> None:
-    """One address on both sides; what either wrote is there when CUDA says so.
+    """One address on both sides; writes of either side are there when CUDA says so.
 
     Also where the driver does not take the client's addresses, or no peer may have the memory.
     """
@@ -146,7 +146,7 @@ def test_kernels_follow_addresses_of_pinned_memory(
 def test_two_threads_and_kernels_write_words_side_by_side(
     size: str, library: Path, tmp_path: Path
 ) -> None:
-    """One writes and launches while what kernels wrote arrives for the other: none is lost."""
+    """One writes and launches while kernels' words arrive for the other: none is lost."""
     program = compiled("mailbox", tmp_path, library)
     image = str(KERNELS / "test_kernels.sm_90.cubin")
     with Control(tmp_path) as control:
@@ -155,7 +155,7 @@ def test_two_threads_and_kernels_write_words_side_by_side(
 
 @pytest.mark.long
 def test_system_calls_fill_memory_that_kernels_see(library: Path, tmp_path: Path) -> None:
-    """What was just allocated, managed or mapped; and mapped memory that was filled before."""
+    """Memory just allocated, managed or mapped; and mapped memory that was filled before."""
     program = compiled("reads", tmp_path, library)
     image = str(KERNELS / "test_kernels.sm_90.cubin")
     with Control(tmp_path) as control:
@@ -263,7 +263,7 @@ def test_what_both_sides_of_a_mirror_write_stays(data: st.DataObject) -> None:
 
 @pytest.fixture(scope="module")
 def merge(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """Build what the library merges with, which it does not export."""
+    """Build the library's code for merging, which the library does not export."""
     made = tmp_path_factory.mktemp("merge") / "merge.so"
     source = ROOT / "remoting" / "driver_api" / "shim" / "hostmem" / "merge.c"
     command = ["gcc", "-shared", "-fPIC", "-O2", f"-I{build.HEADERS}", "-o", str(made)]

@@ -99,14 +99,14 @@ def test_an_abort_ends_what_waits_for_other_ranks(
 
 
 def test_collectives_are_captured(fake_nccl: str, library: Path, tmp_path: Path) -> None:
-    """They come to NCCL while the worker's stream captures, so graphs have what NCCL adds."""
+    """They come to NCCL while the worker's stream captures, so graphs have NCCL's additions."""
     done = two_ranks(library, tmp_path, fake_nccl, "capture")
     said = ["captured 5.0 6.0 5.0 6.0", "captured 7.0 8.0 7.0 8.0"]
     assert done.stdout.splitlines()[2:] == said, done.stderr
 
 
 class Calls:
-    """NCCL of a worker, of which it is remembered what was called."""
+    """NCCL of a worker, with a record of its calls."""
 
     def __init__(self) -> None:
         self.called: list[tuple[int, ...]] = []
@@ -121,7 +121,7 @@ class Calls:
 
 
 def posted(*operations: tuple[int, ...], count: int = 0, rest: bytes = b"") -> Calls:
-    """Return what NCCL was called with when a group came to a worker with communicator 1."""
+    """Return NCCL's calls for a group that came to a worker with communicator 1."""
     nccl = Calls()
     client = SimpleNamespace(api=None, session=None, waiter=None, streams={0: 77}, objects={})
     out_of_band = SimpleNamespace(need=lambda: None, leave=lambda: None)

@@ -1,4 +1,4 @@
-"""Pools whose servers have networks of their own, which are cut under a program that waits."""
+"""Pools of servers with separate networks, which are cut under a program that waits."""
 
 import re
 import subprocess
@@ -16,7 +16,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def cut(way: str, library: Path, tmp_path: Path) -> list[list[str]]:
-    """Run the cases of ``cut_pool.py`` whose names begin so; return what it says of each."""
+    """Run the cases of ``cut_pool.py`` with this prefix; return the output of each."""
     alone = ["unshare", "-rn"]
     try:
         probe = [*alone, "ip", "link", "add", "name", "bridge0", "type", "bridge"]

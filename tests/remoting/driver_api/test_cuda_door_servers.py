@@ -192,7 +192,7 @@ pieces = st.lists(
 
 @given(pieces)
 def test_pieces_of_an_arena_lie_apart(wanted: list[tuple[int, int, int, bool]]) -> None:
-    """Where they fit they are found, and what is given back is free again, as a whole."""
+    """Fitting pieces are found, and a returned piece is free again, as a whole."""
     whole = range(8 * UNIT, 40 * UNIT)
     arena = Arena(whole)
     taken: dict[int, int] = {}
@@ -246,7 +246,7 @@ MIDDLE = 12 << 40
 
 
 def test_reservations_are_pieces_of_the_servers_own_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The driver is asked once, and again for what is too large."""
+    """The driver is asked once, and again for a size that is too large."""
     monkeypatch.setattr(address_slices, "_own", PART)
     driver = Reservations(MIDDLE, PART.start)
     addresses = Addresses(cast("Api", driver))

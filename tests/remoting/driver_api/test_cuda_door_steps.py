@@ -1,4 +1,4 @@
-"""What a step of a program costs behind the door: round trips, and records that Python executes."""
+"""The cost of a program's step behind the door: round trips, and records that Python executes."""
 
 import json
 import sys
@@ -20,7 +20,7 @@ STEPS = 50
 
 
 def counted(library: Path, folder: Path, *program: str) -> Counter[str]:
-    """Return how often the worker's Python did what for a program, whose results must be right."""
+    """Return counts of the worker's operations in Python for a program with right results."""
     (folder / "door").mkdir()
     path = folder / "counts.json"
     with Control(folder / "door") as control:
@@ -46,7 +46,7 @@ def test_steps_like_those_of_jax(kind: str, library: Path, tmp_path: Path) -> No
 
 
 def test_waits_and_small_downloads(library: Path, tmp_path: Path) -> None:
-    """What is over soon is waited for without Python, and small downloads go out with the answer.
+    """Short work is waited for without Python, and small downloads go out with the answer.
 
     Before, Python executed all of these.
     """

@@ -220,7 +220,7 @@ def test_a_driver_that_refuses_the_other_gpu_leaves_a_program_where_it_was(
 def test_a_suspended_program_goes_on_with_another_gpu_or_waits_for_its_own(
     pool: FakeGpuPool, control: Control
 ) -> None:
-    """Somebody else has its GPU by then, so what cannot go on there has nowhere to go back to."""
+    """Another user has its GPU by then, so there is no way back from a failed resume."""
     program, lines = start(pool)
     lease = pool.lease()
     suspend(pool, control)

@@ -1,4 +1,4 @@
-"""What needs no round trip behind the door: it is the same as natively, and it is quick."""
+"""Calls without a round trip behind the door: they are the same as natively, and quick."""
 
 import ctypes
 import json

@@ -92,7 +92,7 @@ def test_a_c_program_of_cudas_runtime(
 def test_texture_references_of_cuda_11(
     python: str, library: Path, places: list[Path], tmp_path: Path
 ) -> None:
-    """Which the runtime binds by the driver's, with settings of its own."""
+    """The runtime binds them by the driver's references, with separate settings."""
     (file,) = [file for place in places for file in place.glob("*/lib/libcudart.so.11.0")]
     program = tmp_path / "program"
     command = ["gcc", "-std=c11", str(HERE / "programs" / "referenced.c"), str(file)]
@@ -133,7 +133,7 @@ def test_cupy_on_two_servers(python: str, library: Path, tmp_path: Path) -> None
 
 @contextlib.contextmanager
 def running() -> Generator[FakeGpuPool]:
-    """Run a pool of one server with two GPUs, whose NVML a lease's programs can ask."""
+    """Run a pool of one server with two GPUs and an NVML for a lease's programs."""
     folder = Path(tempfile.mkdtemp(prefix="gpupool-test-"))
     fake = FakeGpuPool(folder, devices=2)
     try:
@@ -191,7 +191,7 @@ def test_nccl_goes_through_memory_of_the_server(
 
 
 def test_generated_files_are_current(places: list[Path]) -> None:
-    """The headers are those of the newest CUDA whose functions are exported."""
+    """The headers are those of the newest CUDA with exported functions."""
     include = next(each / "cu13" / "include" for each in places if (each / "cu13").is_dir())
     generate = str(HERE.parents[2] / "packaging" / "driver_api" / "generate.py")
     command = [sys.executable, generate, "--check", "--include"]

@@ -46,7 +46,7 @@ def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Contro
 
 @contextmanager
 def program(control: Control, size: int = MIB) -> Generator["subprocess.Popen[str]"]:
-    """Run a program with some memory; each line to it is answered by what that holds."""
+    """Run a program with some memory; it answers each line with its memory's content."""
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(size)],
         stdin=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""The bytes of every record stay what they were: what the library sends, and the worker reads.
+"""The bytes of every record stay the same: those sent by the library, and read by the worker.
 
 The samples were written by ``golden.py --write``.
 """
@@ -25,7 +25,7 @@ USUAL = ("everything", "graphs", "records")
 
 
 def test_there_are_samples_of_every_record() -> None:
-    """But of those that are named above, with the reason; whoever adds a record adds a sample."""
+    """Except those named above, with the reason; each new record needs a sample."""
     sampled = {NAMES[sample.op] for samples in SAMPLES.values() for sample in samples}
     assert set(NAMES.values()) - sampled == set(WITHOUT_SAMPLE)
     assert set(SAMPLES) <= {of.name for of in RUNS}

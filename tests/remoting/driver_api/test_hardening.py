@@ -1,4 +1,4 @@
-"""How the native libraries are linked: what makes a fault in them harder to use."""
+"""How the native libraries are linked: hardening against exploits of faults."""
 
 import ast
 import os
@@ -24,7 +24,7 @@ GUARDED = (build.LIBRARY, build.NVML, build.LAUNCHER, build.NCCL)
 
 
 def weaknesses(data: bytes, *, guarded: bool = True) -> set[str]:
-    """Return what is missing in a 64-bit ELF library; ``guarded``: it has functions with arrays."""
+    """Return the missing hardening of a 64-bit ELF library; ``guarded``: it has array functions."""
     assert data[:5] == b"\x7fELF\x02"
     kind = struct.unpack_from("<H", data, 16)[0]
     table, size, count = (

@@ -1,4 +1,4 @@
-"""Lanes: further connections of a session, over which large copies go side by side."""
+"""Lanes: further connections of a session, for large copies side by side."""
 
 import contextlib
 import fcntl
@@ -70,7 +70,7 @@ def head(stripe: int, offset: int, size: int, magic: int = MAGIC) -> bytes:
 
 
 def test_stripes_arrive_whole_whatever_their_parts() -> None:
-    """Of whole chunks and of odd sizes; the receiver takes them in parts of its own."""
+    """Of whole chunks and of odd sizes; the receiver takes them in different parts."""
     sender, receiver = loaded(sends=True), loaded(sends=False)
     pairs = list(zip(joined(sender, 3), joined(receiver, 3), strict=True))
     passing = [threading.Thread(target=passed_on, args=pair) for pair in pairs]
@@ -129,7 +129,7 @@ def passed_on(source: socket.socket, target: socket.socket) -> None:
 def test_what_comes_before_it_is_wanted_is_kept(
     receiving: tuple[LaneSet, list[socket.socket]],
 ) -> None:
-    """Or a worker that stands still could not hear what gets past it."""
+    """Or a worker that stands still could not hear the messages that get past it."""
     lanes, (first, second) = receiving
     pieces = [os.urandom(CHUNK) for _ in range(6)]
     for at, piece in enumerate(pieces):
@@ -229,7 +229,7 @@ def test_a_sender_hears_of_a_broken_lane() -> None:
 
 
 def taken(lanes: LaneSet, said: bytes, identity: tuple[bytes, bytes]) -> tuple[bool, bytes]:
-    """Connect with TLS, say something, and return what was decided and answered."""
+    """Connect with TLS, send a message, and return the decision and the answer."""
     here, there = socket.socketpair()
     there.settimeout(LIMIT_S)
     here.setblocking(True)
@@ -275,7 +275,7 @@ def client_of(session: object) -> Any:
 
 
 class FakeLinks:
-    """Those of a worker whose host lets further connections come."""
+    """The links of a worker with a host that lets further connections come."""
 
     def __init__(self) -> None:
         self.ids = (b"", b"")

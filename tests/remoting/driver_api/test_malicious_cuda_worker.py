@@ -17,7 +17,7 @@ def everything(tmp_path_factory: pytest.TempPathFactory, library: Path) -> Path:
 
 
 def lied_to(number: int, library: Path, program: Path, folder: Path) -> None:
-    """Run a program whose worker lies; false data may be taken for true, and nothing else."""
+    """Run a program with a lying worker; false data may be taken for true, and nothing else."""
     image = str(KERNELS / "test_kernels.sm_90.cubin")
     with Control(folder) as control:
         done = run(library, control, [str(program), image], "--lie", str(number))

@@ -1,4 +1,4 @@
-"""What a program is told that it may do, it may: attributes of devices, and flags of calls.
+"""A program may do everything that CUDA tells it: attributes of devices, and flags of calls.
 
 ``programs/promises.py`` walks the enumerations of cuda.h. An H200's driver (580.159.04, 2026-11-29)
 has answered in ``testdata/cuda-promises.txt``; the door must answer the same, but for what is named
@@ -78,14 +78,14 @@ REFUSED = {
 
 
 def answers(text: str) -> dict[str, int]:
-    """Return each line's status by what was asked."""
+    """Return the status of each line by its question."""
     rows = (line.rpartition(" ") for line in text.splitlines())
     return {asked: int(status) for asked, _, status in rows if asked}
 
 
 @pytest.fixture(scope="module")
 def found(library: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
-    """Give what the program finds behind the door."""
+    """Return the program's findings behind the door."""
     with Control(tmp_path_factory.mktemp("control")) as control:
         done = run(library, control, [sys.executable, str(PROGRAM), IMAGE])
     assert done.stdout.endswith("walked\n"), done.stderr

@@ -1,4 +1,4 @@
-"""Frames that another thread reads while whoever executes them stands still."""
+"""Frames read by another thread while the executing thread stands still."""
 
 import queue
 import struct
@@ -33,7 +33,7 @@ def encoded(frame: Frame, op: int = OP) -> bytes:
 
 
 class FedStream:
-    """Gives what it is fed, piece by piece, and waits for more; an empty piece is the end."""
+    """Gives fed pieces one by one, and waits for more; an empty piece is the end."""
 
     calls = 0
     tally = Tally()
@@ -57,7 +57,7 @@ class FedStream:
 
 
 class Seen:
-    """Keeps what it is shown."""
+    """Keeps the frames that it is shown."""
 
     def __init__(self) -> None:
         self.found: queue.Queue[tuple[int, int, bytes]] = queue.Queue()
@@ -166,7 +166,7 @@ def test_a_connection_that_breaks_meanwhile_ends_the_frames() -> None:
 
 
 def test_no_more_than_a_limit_is_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what is there is executed, after which there is room again."""
+    """And frames read ahead are executed, after which there is room again."""
     monkeypatch.setattr("gpupool.remoting.driver_api.executor.reader.AHEAD_SIZE_MAX", 100)
     stream, seen = FedStream(), Seen()
     reader = Reader(stream)

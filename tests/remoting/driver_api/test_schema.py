@@ -1,4 +1,4 @@
-"""The table of records: what is generated from it, and whether recorded bytes have its layout."""
+"""The table of records: its generated files, and whether recorded bytes have its layout."""
 
 import re
 import subprocess
@@ -97,7 +97,7 @@ def test_numbers_are_those_of_both_ends() -> None:
 
 
 def test_ends_with_other_layouts_notice() -> None:
-    """Whoever changes what a record has counts ``LAYOUTS`` up, and writes the sum down here."""
+    """A change of a record's fields counts ``LAYOUTS`` up, and writes the sum down here."""
     rows: list[object] = []
     for record in RECORDS:
         row: list[object] = [record.asked, record.struct.format, record.bulk]
@@ -113,7 +113,7 @@ def test_ends_with_other_layouts_notice() -> None:
 
 
 def test_what_came_later_stays_as_it_came() -> None:
-    """A client asks how many records its worker knows, and takes each of them for what it was."""
+    """A client asks for the number of records of its worker, and takes each as it was added."""
     assert [
         (record.name, record.asked, record.struct.format) for record in RECORDS[BASE_RECORDS:]
     ] == [

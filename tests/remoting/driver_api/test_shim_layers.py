@@ -1,4 +1,4 @@
-"""The order of the shim's layers: what its object files define and use, as nm and readelf tell.
+"""The order of the shim's layers: its object files' definitions and uses, by nm and readelf.
 
 A file may use what files of its own folder and of the folders before it define. Higher layers give
 lower ones functions to call by registering them in ``gp_hooks`` as the library is loaded. Nothing
@@ -50,7 +50,7 @@ class Object:
 
 
 def edges_of(objects: Iterable[Object]) -> dict[tuple[str, str], set[str]]:
-    """Return which file uses which other, both as layer/name, and by what symbols."""
+    """Return pairs of a file and a file that it uses, both as layer/name, with the symbols."""
     objects = list(objects)
     where = {symbol: one for one in objects for symbol in one.defined}
     edges: dict[tuple[str, str], set[str]] = {}
@@ -87,7 +87,7 @@ def circles(edges: Mapping[tuple[str, str], object]) -> list[list[str]]:
 
 
 def reachable(uses: Mapping[str, set[str]], start: str) -> set[str]:
-    """Return what a file uses, directly or through others."""
+    """Return the files that a file uses, directly or through others."""
     found: set[str] = set()
     todo = [start]
     while todo:
@@ -98,7 +98,7 @@ def reachable(uses: Mapping[str, set[str]], start: str) -> set[str]:
 
 
 def complaints(objects: Iterable[Object]) -> list[str]:
-    """Return what breaks the order, as sentences."""
+    """Return the violations of the order, as sentences."""
     objects = list(objects)
     found: list[str] = []
     for one in objects:
@@ -118,7 +118,7 @@ def output(*command: str) -> str:
 
 
 def read_object(path: Path, layer: str, name: str) -> Object:
-    """Read an object file; a call of its own exported function is a relocation by its name."""
+    """Read an object file; a call of its exported function is a relocation by that name."""
     defined: set[str] = set()
     used: set[str] = set()
     for line in output("nm", str(path)).splitlines():
@@ -271,7 +271,7 @@ def test_two_circles_are_told_apart() -> None:
 
 
 def test_an_exported_function_is_seen_where_its_own_file_calls_it(tmp_path: Path) -> None:
-    """And by what name another file's is; calls of hidden functions are no edges of one file."""
+    """And the name by which it calls another file's; hidden functions are no edges of one file."""
     source = tmp_path / "called.c"
     source.write_text(
         '#include "base.h"\n'

@@ -1,4 +1,4 @@
-"""What CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER mean: to the library, and to gpupool run."""
+"""The meaning of CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER: to the library, and to gpupool run."""
 
 import subprocess
 from pathlib import Path

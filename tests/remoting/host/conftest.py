@@ -1,4 +1,4 @@
-"""Starts hosts with real worker processes, whose door is ``echo_door``."""
+"""Starts hosts with real worker processes and ``echo_door`` as their door."""
 
 import os
 import socket

@@ -55,7 +55,7 @@ LINKS: dict[str, Any] = {
     "pcie_generation": 4,
     "pcie_generation_max": 5,
 }
-"""What these answers make of a GPU's links."""
+"""A GPU's links as read from these answers."""
 
 
 class FakeBinding:

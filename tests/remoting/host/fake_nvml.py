@@ -1,4 +1,4 @@
-"""NVML for tests: a dict of devices whose readings a test sets."""
+"""NVML for tests: a dict of devices with readings set by a test."""
 
 import threading
 from collections.abc import Callable

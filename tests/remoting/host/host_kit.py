@@ -1,4 +1,4 @@
-"""What tests do with a running host: leases, sessions, a client for ``echo_door``."""
+"""Tests' operations on a running host: leases, sessions, a client for ``echo_door``."""
 
 import os
 import struct
@@ -72,7 +72,7 @@ class EchoClient:
 
 @dataclass
 class HostKit:
-    """A running host and what tests do with it."""
+    """A running host and the tests' operations on it."""
 
     host: HostSupervisor
     directory: Path
@@ -120,7 +120,7 @@ class HostKit:
         )
 
     def kept(self, worker: WorkerHandle) -> KeptWorker:
-        """Return what the keeper has of ``worker``."""
+        """Return the privileged helper's record of ``worker``."""
         assert isinstance(self.host.keeper, OwnKeeper)
         return self.host.keeper.keeper.workers[worker.number]
 
@@ -142,7 +142,7 @@ class HostKit:
 
 
 class LogLines(list[str]):
-    """A log that wakes who waits for its next line."""
+    """A log that wakes the task that waits for its next line."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ class LogLines(list[str]):
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Wait for what has no event."""
+    """Wait for a condition without an event."""
     with trio.fail_after(10):
         while not condition():  # noqa: ASYNC110
             await trio.sleep(0.01)

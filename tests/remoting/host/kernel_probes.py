@@ -1,4 +1,4 @@
-"""What this kernel lets a process do, asked without any code of the workers' confinement.
+"""Rights of a process under this kernel, probed without any code of the workers' confinement.
 
 A property that a worker does not claim is skipped by its test only where the kernel cannot give it.
 """
@@ -69,7 +69,7 @@ def landlock_version() -> int:
 
 
 def filters() -> bool:
-    """Return whether the kernel has filters of system calls, on a machine whose calls are known."""
+    """Return whether the kernel has system call filters, on a machine with known call numbers."""
     return ACTIONS.exists() and platform.machine() in {"x86_64", "aarch64"}
 
 
@@ -107,7 +107,7 @@ def must_claim(
     *,
     can: Callable[[], bool] | None = None,
 ) -> None:
-    """Fail where a worker does not claim what this kernel can give; skip where it cannot.
+    """Fail where a worker lacks a property that this kernel can give; skip where it cannot.
 
     Args:
         name: of the property.

@@ -1,4 +1,4 @@
-"""A door for tests: does with the links between workers what its client says."""
+"""A door for tests: uses the links between workers as its client says."""
 
 import json
 from collections.abc import Callable, Sequence

@@ -20,7 +20,7 @@ GPU = GpuId("GPU-1")
 
 @dataclass
 class Worker:
-    """One that passes its socket on to a gate, or keeps it to say what it likes."""
+    """A worker that passes its socket on to a gate, or keeps it to send anything."""
 
     gate: LaunchGate | None = field(default_factory=LaunchGate)
     line: socket.socket | None = None

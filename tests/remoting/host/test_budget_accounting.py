@@ -159,7 +159,7 @@ def test_a_pledge_is_of_what_a_worker_has_and_belongs_to_its_lease() -> None:
 
 @dataclass
 class Common:
-    """Memory in common, and who holds it how often."""
+    """Memory in common, and the worker of each hold on it."""
 
     gpu: GpuId
     owner: int
@@ -168,7 +168,7 @@ class Common:
 
 
 class BudgetMachine(RuleBasedStateMachine):
-    """The books against a plain list of who holds what."""
+    """The books against a plain list of holds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -194,7 +194,7 @@ class BudgetMachine(RuleBasedStateMachine):
         )
 
     def having(self, worker: int, gpu: GpuId) -> int:
-        """Return what of memory in common the driver counts as a worker's."""
+        """Return a worker's part of the memory in common, as the driver counts it."""
         lease = self.lease_of[worker]
         each = [one for (of, _), one in self.common.items() if of == lease and one.gpu == gpu]
         owned = sum(one.size for one in each if one.owner == worker and worker in one.holds)

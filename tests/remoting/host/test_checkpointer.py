@@ -1,4 +1,4 @@
-"""Suspension by the driver's functions: all processes or none, and what is lost for good."""
+"""Suspension by the driver's functions: all processes or none, and permanent losses."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -142,7 +142,7 @@ def test_a_driver_that_cannot_be_started_costs_nobody_anything() -> None:
 def call_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[[Callable[[int], bool]], CallProcess]:
-    """Start the real process, whose driver is this machine's: none."""
+    """Start the real process without a driver."""
     monkeypatch.setenv("LD_LIBRARY_PATH", "/nowhere")
     return CallProcess
 

@@ -1,4 +1,4 @@
-"""Which sessions may go on with another server, and which servers their workers reach."""
+"""Sessions that may go on with another server, and the servers that their workers reach."""
 
 import socket
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What the host makes of NVML's readings, with NVML faked and with a worker that uses a GPU."""
+"""The host's use of NVML's readings, with NVML faked and with a worker that uses a GPU."""
 
 import os
 import subprocess

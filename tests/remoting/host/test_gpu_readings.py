@@ -1,4 +1,4 @@
-"""The slow readings of GPUs, whose time is whose, and what is told of a GPU that is lost."""
+"""The slow readings of GPUs, the leases' shares of time, and reports on a lost GPU."""
 
 from dataclasses import replace
 from pathlib import Path

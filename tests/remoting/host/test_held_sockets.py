@@ -123,7 +123,7 @@ def test_addresses_of_sockets_are_networks() -> None:
 
 
 def programs() -> list[int]:
-    """Return descriptors of what this process can attach to connections."""
+    """Return descriptors of the programs that this process can attach to connections."""
     found = [held_sockets.CLASSIC]
     if held_sockets.can_load():
         found.append(held_sockets.load(held_sockets.connection_program()))

@@ -123,7 +123,7 @@ def test_budget_client_asks_and_hears() -> None:
 
 
 def handle(session: bytes, killed: list[str]) -> WorkerHandle:
-    """Return what the host keeps for a worker that has a client; no process is behind it."""
+    """Return the host's record of a worker with a client; no process is behind it."""
 
     async def reap() -> keeper_messages.Reaped:
         return keeper_messages.Reaped(0)

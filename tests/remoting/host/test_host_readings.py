@@ -1,4 +1,4 @@
-"""What is read of /proc, from files that a test writes and from this machine."""
+"""Readings of /proc, from files that a test writes and from this machine."""
 
 import os
 import time

@@ -29,7 +29,7 @@ TcpPair = Callable[[], tuple[socket.socket, socket.socket]]
 
 
 class TcpFront:
-    """Stands for the control server: accepts on TCP and hands over what it accepted."""
+    """Stands for the control server: accepts on TCP and hands over the accepted connections."""
 
     def __init__(self, kit: HostKit, session: bytes) -> None:
         self.kit = kit

@@ -24,7 +24,7 @@ GPU = GpuId("GPU-a")
 
 
 class HostedWorker:
-    """What serving a budget needs of a worker."""
+    """The parts of a worker that serving a budget needs."""
 
     def __init__(self, number: int, lease: LeaseId) -> None:
         self.number, self.lease = number, lease

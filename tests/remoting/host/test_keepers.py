@@ -1,4 +1,4 @@
-"""A keeper within the server's process: what it leaves when a start fails, and whom it holds up."""
+"""A privileged helper within the server's process: leftovers of a failed start, and delays."""
 
 import errno
 import os
@@ -50,7 +50,7 @@ def test_a_worker_that_cannot_be_watched_is_not_left(
 
 
 class SlowKeeper(WorkerKeeper):
-    """Needs long to remove what workers have left."""
+    """Needs long to remove the remains of workers."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(KeeperSettings(folder, None), print)

@@ -122,7 +122,7 @@ def test_the_oldest_go_when_there_is_no_room(
 
 
 async def session(kit: HostKit, number: int, user: str, write: bytes = b"") -> bytes:
-    """Open a session of ``user``; return what kernels it found, and whether it could write."""
+    """Open a session of ``user``; return the kernels it found, and whether it could write."""
     lease = replace(kit.lease(number), user=user)
     client, worker = await kit.connect(lease)
     found = await client.ask(b"m")
@@ -165,7 +165,7 @@ async def test_workers_that_nothing_confines_share_no_kernels(make_host: MakeHos
 
 
 def test_an_image_is_what_its_name_says(tmp_path: Path) -> None:
-    """A worker may leave what it likes under any name; only bytes that have that hash are kept."""
+    """A worker may leave any file under any name; only bytes with that hash are kept."""
     cache = KernelCache(tmp_path / "state" / "images", pytest.fail, IMAGES)
     good, lie = hashlib.sha256(b"image").hexdigest(), hashlib.sha256(b"other").hexdigest()
     left = left_by_worker(tmp_path, 1, {good: b"image", lie: b"evil", "plain": b"x"})

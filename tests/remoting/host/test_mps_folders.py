@@ -1,4 +1,4 @@
-"""Which folders of NVIDIA's MPS count: any user of the machine may make the driver's own one."""
+"""Accepted folders of NVIDIA's MPS: any user of the machine may make the driver's default one."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""What a server says of its network, from a tree of files as the kernel shows it."""
+"""A server's report on its network, from a tree of files as the kernel shows it."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a session counts, and what the host makes of it."""
+"""A session's counters, and the host's use of them."""
 
 import socket
 import time
@@ -118,7 +118,7 @@ def test_totals_that_are_copied_grow_by_themselves() -> None:
 
 
 def test_what_a_worker_reports_never_falls() -> None:
-    """Its threads count bit by bit, and a host kills a worker whose counters fall."""
+    """Its threads count bit by bit, and a host kills a worker with falling counters."""
     tally = Tally(waits=3, executed_ns=5_000_000)
     stream = SimpleNamespace(calls=7, bytes_in=8, bytes_out=9, tally=tally)
     peers = SimpleNamespace(bytes_in=100, bytes_out=0)

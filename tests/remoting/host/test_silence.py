@@ -1,4 +1,4 @@
-"""A sender gives up a connection that is silent, and never one whose other end is just busy."""
+"""A sender gives up a silent connection, and never one with a busy other end."""
 
 import socket
 import threading
@@ -64,7 +64,7 @@ def test_a_connection_with_room_is_not_asked() -> None:
 
 
 class TimedOut:
-    """A link whose machine has not answered the kernel's keep-alive."""
+    """A link to a machine that has not answered the kernel's keep-alive."""
 
     ended = False
 

@@ -46,7 +46,7 @@ CONTEXT = 512 * MIB  # as assumed while NVML names no process
 def control(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, door_on_path: None
 ) -> Iterator[Control]:
-    """Give this process and its workers a driver whose GPU has 141 GiB."""
+    """Give this process and its workers a driver with GPUs of 141 GiB."""
     site = tmp_path / "site"
     site.mkdir()
     with Control(tmp_path) as found:
@@ -66,7 +66,7 @@ def control(
 
 @pytest.fixture
 async def start(make_host: MakeHost, control: Control) -> Callable[..., Any]:
-    """Start a host whose GPUs are those of ``control``."""
+    """Start a host with the GPUs of ``control``."""
 
     async def run(**limits: Any) -> HostKit:
         found = [replace(device(0), uuid=GPU), replace(device(1), uuid=OTHER)]

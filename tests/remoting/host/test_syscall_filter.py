@@ -88,7 +88,7 @@ TAKES_A_PROCESS = {
     "refused to emulated GPUs": "sched_setaffinity sched_setattr sched_setparam sched_setscheduler",
     "itself": "getpriority ioprio_get ioprio_set prlimit64 setpriority",
 }
-"""All calls of Linux 6.18 that take the number of a process, and do not only name who is told."""
+"""All calls of Linux 6.18 that take the number of a process, except as a mere receiver."""
 
 
 @EVERYWHERE

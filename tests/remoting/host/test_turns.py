@@ -34,7 +34,7 @@ class Worker:
 
 
 class Gpu:
-    """Turns, and workers that do what they are told."""
+    """Turns, and workers that follow their orders."""
 
     def __init__(self, shares: list[float], workers: list[Worker]) -> None:
         self.turns, self.workers, self.now = Turns(), workers, 0.0

@@ -1,4 +1,4 @@
-"""What a host keeps of a lease that has ended, or of a client that has gone: nothing."""
+"""Remains of an ended lease, or of a departed client, on a host: none."""
 
 import signal
 from typing import Any
@@ -39,7 +39,7 @@ async def test_an_opening_that_begins_while_its_lease_ends_is_refused(make_host:
 
 
 async def test_a_lease_that_lost_its_worker_leaves_nothing(make_host: MakeHost) -> None:
-    """What the host kept of a lease whose workers had ended before it was never forgotten."""
+    """The host never forgot a lease with workers that had ended before it."""
     kit = await make_host()
     lease = kit.lease()
     client, worker = await kit.connect(lease)

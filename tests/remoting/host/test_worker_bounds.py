@@ -1,4 +1,4 @@
-"""What code in a worker can use up: memory, processes, files."""
+"""Resources that code in a worker can use up: memory, processes, files."""
 
 import errno
 import os
@@ -68,7 +68,7 @@ async def test_a_call_cannot_make_far_more_than_the_partition_has(make_host: Mak
 
 
 def test_memory_in_swap_is_memory_of_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a machine with swap, what went there was counted by nobody."""
+    """On a machine with swap, swapped memory was counted by nobody."""
     fields = {"VmRSS": 99, "RssAnon": 10, "RssFile": 80, "RssShmem": 9, "VmSwap": 500}
 
     def read(_path: Path, **_how: object) -> str:
@@ -144,7 +144,7 @@ async def test_a_worker_is_killed_whose_files_take_too_much(
 
 
 def test_the_worker_with_the_most_files_is_killed_when_the_disk_is_nearly_full() -> None:
-    """What is left did not count, nor what several leases have together."""
+    """The disk's free space did not count, nor did the files of several leases together."""
     killed: list[tuple[int, str]] = []
 
     def worker(number: int) -> SimpleNamespace:
@@ -415,7 +415,7 @@ def test_a_controller_that_is_refused_keeps_no_other_from_a_lease(
 
 
 def make_groups(own: Path) -> LeaseCgroups:
-    """Make the groups of a server whose own group is this folder."""
+    """Make the groups of a server with this folder as its group."""
     mounts, membership = own.with_name("mounts"), own.with_name("membership")
     with mounts.open("w") as out:
         out.write(MADE_UP.format(place=own.parent))

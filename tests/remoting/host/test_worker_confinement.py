@@ -1,4 +1,4 @@
-"""What a worker process cannot do, asked from inside of it."""
+"""Operations denied to a worker process, tried from inside of it."""
 
 import os
 import shutil
@@ -268,7 +268,7 @@ def test_strays_are_told_from_what_workers_run() -> None:
 
 
 def test_a_lease_gets_another_user_once_its_workers_have_ended(tmp_path: Path) -> None:
-    """Whoever cleans up after the last worker kills all that its user has."""
+    """The cleanup after the last worker kills all processes of its user."""
     left = {60_002}
     leases = users.LeaseUsers(users.UidPool(60_000, 3, tmp_path), lambda uid: uid not in left)
     one = leases.take(LeaseId(1), 10)
@@ -466,7 +466,7 @@ def test_become_cannot_be_taken_back() -> None:
 
 
 def in_child(function: Callable[[], bytes]) -> bytes:
-    """Return what ``function`` returns in a forked process: this one has to stay who it is."""
+    """Return the result of ``function`` in a forked process: this one has to keep its identity."""
     read, write = os.pipe()
     with warnings.catch_warnings():
         # Python 3.12 warns of threads, such as trio's idle ones; the child starts none and ends.

@@ -1,4 +1,4 @@
-"""How workers end: by their client, by a crash, by an order, with their host; and what is left."""
+"""How workers end: by their client, by a crash, by an order, with their host; and the remains."""
 
 import contextlib
 import json
@@ -160,7 +160,7 @@ async def test_lease_that_takes_too_much_of_the_servers_memory_loses_a_worker(
 
 @pytest.mark.long
 async def test_what_a_worker_has_started_takes_memory_of_its_lease(make_host: MakeHost) -> None:
-    """Also what a thread has started that is not its first one: the kernel lists it apart."""
+    """Also children of a thread other than the first: the kernel lists them apart."""
     few = HostLimits(sample_interval_s=0.01, host_memory=0, host_memory_each=256 * MIB)
     kit = await make_host(limits=few)
     client, worker = await kit.connect(kit.lease(memory=1 << 20))

@@ -1,4 +1,4 @@
-"""What code in a worker can share with other programs of the machine, beside its connection.
+"""Means of code in a worker to share data with other programs, beside its connection.
 
 Each attack is tried in a worker without the property as well, where it must succeed.
 """
@@ -48,7 +48,7 @@ OWN_AND_NEW = 0o1600
 
 
 def arguments_of(call: str) -> tuple[int, ...]:
-    """Return what makes a private one of a page, or of one place."""
+    """Return arguments for a private System V object: of a page, or of one place."""
     return (OWN_AND_NEW,) if call == "msgget" else (1, OWN_AND_NEW)
 
 
@@ -136,7 +136,7 @@ DISK_HOLDERS = {
 async def test_memory_without_a_name_counts_for_its_lease(
     make_host: MakeHost, holder: str, confine: frozenset[str]
 ) -> None:
-    """What was written into a memfd and never mapped was nobody's."""
+    """Bytes that were written into a memfd and never mapped were nobody's."""
     kit = await make_host(limits=FEW, confine=confine)
     client, _ = await kit.connect(kit.lease(memory=MIB))
     await client.send(b"x", ("import mmap, os\n" + HOLDERS[holder] + "answer = 1").encode())
@@ -146,7 +146,7 @@ async def test_memory_without_a_name_counts_for_its_lease(
 @as_root
 @pytest.mark.parametrize("holder", DISK_HOLDERS)
 async def test_files_without_a_name_count_for_their_lease(make_host: MakeHost, holder: str) -> None:
-    """What was mapped, deleted and closed took the disk, and was nobody's."""
+    """A file that was mapped, deleted and closed took the disk, and was nobody's."""
     kit = await make_host(limits=FEW)
     client, _ = await kit.connect(kit.lease(memory=MIB))
     await client.send(b"x", ("import mmap, os\n" + DISK_HOLDERS[holder] + "answer = 1").encode())

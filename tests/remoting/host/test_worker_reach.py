@@ -1,4 +1,4 @@
-"""What code in a worker can reach: network, system calls, devices, shared memory.
+"""The reach of code in a worker: network, system calls, devices, shared memory.
 
 Each attack is tried in a worker without the property as well, where it must succeed: a test that
 cannot fail shows nothing.
@@ -48,11 +48,11 @@ with_filter = pytest.mark.skipif(
 )
 ALL = frozenset(confinement.PROPERTIES)
 SOCKETS = ALL - {"few-calls"}
-"""As workers of real GPUs are confined, which have sockets of their own."""
+"""The confinement of workers of real GPUs, which make sockets."""
 
 
 async def attack(client: EchoClient, code: str) -> str:
-    """Run code in the worker; return its answer, or the name of what was raised."""
+    """Run code in the worker; return its answer, or the name of its error."""
     lines = "\n".join("    " + line for line in code.strip().splitlines())
     wrapped = (
         "import ctypes, errno, os, socket, struct, subprocess\n"
@@ -158,7 +158,7 @@ async def test_landlock_shuts_tcp_for_a_server_that_is_not_root(
 
 
 def at(host: str) -> Callable[[ServerId], str]:
-    """Return what says that each server listens there."""
+    """Return a function that places each server at this host."""
     return lambda _server: f"{host}:7470"
 
 
@@ -430,7 +430,7 @@ async def test_a_worker_makes_no_calls_that_it_does_not_need(make_host: MakeHost
 
 @with_filter
 async def test_a_worker_of_emulated_gpus_makes_fewer_calls(make_host: MakeHost) -> None:
-    """It connected to the session's D-Bus of the server's user, who starts programs by that."""
+    """It connected to the D-Bus session bus of the server's user, a way to start programs."""
     architecture = syscall_filter.here()
     assert architecture is not None
     kit = await make_host()

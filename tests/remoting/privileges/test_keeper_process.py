@@ -127,7 +127,7 @@ async def test_a_worker_lives_and_dies_by_its_keeper(keeper: Keeper) -> None:
 async def test_a_call_that_fails_by_a_bug_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server awaits each answer, whatever cancels it: it would have waited for ever."""
+    """The server awaits each answer despite cancellation: it would have waited for ever."""
 
     def fail(*_: object) -> m.Answered:
         raise ValueError("a name that nobody thought of")
@@ -318,7 +318,7 @@ def test_a_packet_that_makes_no_sense_ends_the_keeper(keeper: Keeper, packet: by
 async def test_the_file_for_memory_goes_to_the_keeper(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The keeper encrypts what goes there, and the server's user owns the file."""
+    """The privileged helper encrypts its content, and the server's user owns the file."""
     found: list[int] = []
 
     def suspend(

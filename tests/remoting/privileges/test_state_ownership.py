@@ -1,4 +1,4 @@
-"""What of a state directory a server gets that gives up root's privileges, and what it does not."""
+"""A state directory's parts for a server that gives up root's privileges, and its other parts."""
 
 import os
 import stat
@@ -86,7 +86,7 @@ def test_the_keepers_part_stays_roots_and_gets_what_a_former_server_left(
 
 
 def test_a_record_of_workers_that_is_not_roots_is_not_believed(state: tuple[Path, int]) -> None:
-    """Root kills what it names, and removes a directory."""
+    """Root kills the processes that it names, and removes a directory."""
     path, descriptor = state
     (path / "workers.json").write_text("{}")
     os.chown(path / "workers.json", UID, UID)

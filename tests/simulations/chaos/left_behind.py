@@ -1,4 +1,4 @@
-"""The checks of a run on real processes, of what they have left behind.
+"""Checks of the files that a run on real processes has left behind.
 
 The same rules are checked as under virtual time: from what the clients wrote about their leases,
 and from the servers' journals.
@@ -73,7 +73,7 @@ class Checks:
     def _replay(
         self, log: dict[int, bytes], instants: "Instants"
     ) -> tuple[dict[int, Grant], History]:
-        """Apply the log; return the grants that were made, and a history of what the pool did."""
+        """Apply the log; return the grants that were made, and a history of the operations."""
         machine = PoolMachine(PoolState())
         wall_to_monotonic_s = time.monotonic() - time.time()
         grants: dict[int, Grant] = {}
@@ -133,7 +133,7 @@ class Instants:
     """The instants of entries by the clients' clock: a lease has the index of its grant."""
 
     def __init__(self, lines: list[dict[str, Any]]) -> None:
-        """Take the grants from what the clients wrote."""
+        """Take the grants from the lines of the clients."""
         granted = sorted(
             (int(line["lease"]), float(line["called_at"]), float(line["at"]))
             for line in lines
@@ -144,7 +144,7 @@ class Instants:
         self._answered = list(accumulate((at for _, _, at in reversed(granted)), min))[::-1]
 
     def around(self, index: int, since: float, until: float) -> tuple[float, float]:
-        """Return from when to when an entry was committed, whatever the pool's clock says.
+        """Return the span in which an entry was committed, independent of the pool's clock.
 
         It lies behind the call of each earlier grant, and before the answer to each later one.
         What no grant bounds is bounded by ``since`` or ``until``.
@@ -203,7 +203,7 @@ def _read_log(state_dir: Path) -> dict[int, bytes]:
 
 
 def _client_lines(path: Path) -> list[dict[str, Any]]:
-    """Return what the clients wrote, in the order of time; a killed one may end in mid-line."""
+    """Return the clients' lines in the order of time; a killed client may end in mid-line."""
     lines: list[dict[str, Any]] = []
     for text in path.read_text(encoding="utf-8").splitlines():
         with suppress(ValueError):

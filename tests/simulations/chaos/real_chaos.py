@@ -44,7 +44,7 @@ EMULATE = "2:1G"
 FAULT_EVERY_S = 2.0
 RESTART_S = 2.0
 DEAD_S = 2.0
-"""Every so often it is looked which servers have ended by themselves."""
+"""Interval at which servers that have ended by themselves are looked for, in seconds."""
 KINDS = {
     "kill": 4,
     "stop": 4,
@@ -127,7 +127,7 @@ class Chaos:
         self._clocks = WrongClocks(self._folder / "clocks")
         self._wrong: set[str] = set()
         self._forgetful: RealServer | None = None
-        """The server whose state directory is an old copy."""
+        """The server with an old copy as its state directory."""
         self._servers = {
             f"s{n}": RealServer(f"s{n}", self._disks.folder(f"s{n}") / "state")
             for n in range(1, servers + 1)
@@ -368,7 +368,7 @@ class Chaos:
                     self._start(server)
 
     def _note_full(self, server: RealServer) -> None:
-        """Look why a server has ended whose disk was full."""
+        """Find out why a server with a full disk has ended."""
         since, server.filled_at = server.filled_at, 0
         said = server.said(since) if since else ""
         full = server.status == 1 and "no space left on device" in said.lower()

@@ -12,7 +12,7 @@ from pathlib import Path
 import trio
 
 OLD_COPY = "its state directory is an old copy"
-"""What a server says that its peers have refused."""
+"""The message of a server that its peers have refused."""
 
 _OBSERVER = b"gpupool.monitoring.observer"
 
@@ -56,7 +56,7 @@ class RealServer:
         return self._log.stat().st_size
 
     def said(self, since: int = 0) -> str:
-        """Return what it has logged from byte ``since`` on, without line ends."""
+        """Return the server's log from byte ``since`` on, without line ends."""
         return " ".join(self._log.read_bytes()[since:].decode(errors="replace").split())
 
     def start(self, folder: Path, env: Mapping[str, str], *, emulate: str) -> None:

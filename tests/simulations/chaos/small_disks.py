@@ -17,7 +17,7 @@ _FILL = "fill"
 
 
 class SmallDisks:
-    """One directory for each server, each with a disk of its own where that is possible."""
+    """One directory for each server, each on a separate disk where that is possible."""
 
     def __init__(self, folder: Path, names: list[str]) -> None:
         """Make the directories, and mount the disks; must be called before there are threads."""

@@ -1,4 +1,4 @@
-"""Broken builds of the CA's exchange, and of who has its key."""
+"""Broken builds of the CA's exchange, and of the holders of its key."""
 
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager

@@ -87,7 +87,7 @@ def votes_count_twice() -> AbstractContextManager[None]:
 
 
 def truncates_blindly() -> AbstractContextManager[None]:
-    """Let followers cut their logs behind what a leader sends, conflict or not."""
+    """Let followers cut their logs behind a leader's entries, conflict or not."""
     original = RaftLog.store
 
     def store(
@@ -107,7 +107,7 @@ def truncates_blindly() -> AbstractContextManager[None]:
 
 
 def commits_alone() -> AbstractContextManager[None]:
-    """Let leaders commit what they have, whether a majority has it or not."""
+    """Let leaders commit their entries, with or without a majority."""
     original = RaftCore.tick
 
     def tick(self: RaftCore) -> None:
@@ -119,7 +119,7 @@ def commits_alone() -> AbstractContextManager[None]:
 
 
 def votes_for_anybody() -> AbstractContextManager[None]:
-    """Let voters vote for servers whose logs lack what is committed."""
+    """Let voters vote for servers with logs that lack committed entries."""
     original = RaftCore._on_request_vote
 
     def may_vote_for(self: RaftCore, node: Any, message: Message) -> bool:
@@ -142,7 +142,7 @@ def votes_for_anybody() -> AbstractContextManager[None]:
 
 
 def torn_tail_refused() -> AbstractContextManager[None]:
-    """Let a journal whose last batch was torn by a crash pass for damaged."""
+    """Let a journal with its last batch torn by a crash pass for damaged."""
 
     def check_torn(self: Journal, data: bytes, offset: int, end: int) -> None:
         del self, data, end

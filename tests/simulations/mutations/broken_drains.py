@@ -1,4 +1,4 @@
-"""Broken builds of drains of single GPUs, of who sends alerts, and of what is sent."""
+"""Broken builds of drains of single GPUs, of the sender of alerts, and of the sent alerts."""
 
 from collections.abc import Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager
@@ -71,7 +71,7 @@ def drains_unbounded() -> AbstractContextManager[None]:
 
 
 def _everywhere(name: str, replacement: object) -> AbstractContextManager[None]:
-    """Patch a function of the table and what the planner has imported of it."""
+    """Patch a function of the table and the planner's import of it."""
 
     @contextmanager
     def broken() -> Generator[None]:
@@ -103,7 +103,7 @@ def minority_sends() -> AbstractContextManager[None]:
 
 
 def told_by_the_former_sender() -> AbstractContextManager[None]:
-    """Let a new sender believe that all which holds was told by the former one."""
+    """Let a new sender believe that the former one has sent all that holds."""
     original = AlertLog._untold  # pyright: ignore[reportPrivateUsage]
 
     def untold(self: AlertLog, now_s: float) -> list[object]:
@@ -135,7 +135,7 @@ def tells_at_once() -> AbstractContextManager[None]:
 
 
 def told_is_forgotten() -> AbstractContextManager[None]:
-    """Let a sender forget what it has told."""
+    """Let a sender forget its sent alerts."""
     original = AlertLog._tell  # pyright: ignore[reportPrivateUsage]
 
     def tell(self: AlertLog, untold: list[object], now_s: float) -> Message | None:

@@ -1,4 +1,4 @@
-"""Broken builds of how leases end, and of what a late or stale command may do."""
+"""Broken builds of the ends of leases, and of the effects of late or stale commands."""
 
 # pyright: reportPrivateUsage=false
 # A broken build replaces private functions.

@@ -55,7 +55,7 @@ def client_remembered() -> AbstractContextManager[None]:
 
 
 def forgets_who_is_there() -> AbstractContextManager[None]:
-    """Let users be forgotten who have leases or wait."""
+    """Let users with leases or waiting requests be forgotten."""
     original = accounts.forget_user
 
     def forget_user(state: PoolState, command: ForgetUser) -> Step:
@@ -67,7 +67,7 @@ def forgets_who_is_there() -> AbstractContextManager[None]:
 
 
 def _ordering(options: Options) -> Options:
-    """Return a pool of few clients, who are away often enough to be forgotten."""
+    """Return a pool of few clients; they are away often enough to be forgotten."""
     options = replace(options, servers=3, clients=3, think_s=3.0, hold_s=1.0)
     return replace(options, fault_s=10.0, heal_s=1.0)
 
@@ -106,4 +106,4 @@ ORDERS = (
         lambda options: replace(_ordering(options), clients=12, think_s=0.3),
     ),
 )
-"""Broken builds of what operators order of monitoring."""
+"""Broken builds of operators' orders on monitoring."""

@@ -29,7 +29,7 @@ from gpupool.remoting.server import reconciler
 
 
 def limits_unchecked() -> AbstractContextManager[None]:
-    """Let a grant be applied whatever its user holds."""
+    """Let a grant be applied without regard to its user's limits."""
 
     def limit_refusal(self: Admission, user: str, need: Usage) -> Result | None:
         del self, user, need
@@ -88,7 +88,7 @@ def policy_not_kept() -> AbstractContextManager[None]:
 
 
 def filters_ignored() -> AbstractContextManager[None]:
-    """Let any GPU do, whatever a request says."""
+    """Let any GPU do, without regard to a request's filters."""
 
     def first_mismatch(filters: tuple[Filter, ...], server: Server, gpu: Gpu) -> None:
         del filters, server, gpu
@@ -127,7 +127,7 @@ def keeps_what_is_free() -> AbstractContextManager[None]:
 
 
 def keeps_one_server() -> AbstractContextManager[None]:
-    """Keep for a request over several servers what one of them could serve it with, or nothing."""
+    """Keep for a request over several servers the GPUs of one that could serve it, or nothing."""
     original = fairness.needed_by
 
     def needed_by(
@@ -143,7 +143,7 @@ def keeps_one_server() -> AbstractContextManager[None]:
 
 
 def outlives_its_time() -> AbstractContextManager[None]:
-    """Let nobody end a lease whose time is over."""
+    """Let leases outlive the end of their time."""
 
     def due(state: PoolState, now: int) -> tuple[()]:
         del state, now
@@ -166,7 +166,7 @@ def _nothing_kept(*_: object) -> None:
 
 
 def overtakes() -> AbstractContextManager[None]:
-    """Let small requests take what one needs that has waited for long."""
+    """Let small requests take the GPUs needed by a request that has waited for long."""
     return patched(fairness, "reserved_for_others", _nothing_kept)
 
 
@@ -211,7 +211,7 @@ def first_sixteen() -> AbstractContextManager[None]:
 
 
 def nothing_lasts() -> AbstractContextManager[None]:
-    """Keep the GPUs of the nearest server, whatever holds the rest of it."""
+    """Keep the GPUs of the nearest server, without regard to the holders of its rest."""
 
     def span_for(state: PoolState, since: int) -> Span:
         del state, since

@@ -1,4 +1,4 @@
-"""Broken builds of promises, sizes, sends before the sync, and what a cut-off server serves.
+"""Broken builds: persisted votes, sizes, sends before the sync, answers of a cut-off server.
 
 Each function returns a patch that is in force while it is entered; ``newer_builds`` names the
 checker that must notice.
@@ -67,7 +67,7 @@ def majority_not_required() -> AbstractContextManager[None]:
 
 
 def hangs_up_on_clients() -> AbstractContextManager[None]:
-    """Let servers close connections of clients, which ends what these hold."""
+    """Let servers close connections of clients, which ends the clients' leases."""
     original = Controller.poll
     polls: dict[Controller, int] = {}
 
@@ -112,7 +112,7 @@ def snapshot_in_one_piece() -> AbstractContextManager[None]:
 
 
 def clone_not_noticed() -> AbstractContextManager[None]:
-    """Let servers welcome each start of a server, whichever ones they have heard of."""
+    """Let servers welcome each start of a server, without regard to the starts heard of before."""
 
     def on_hello(self: Promises, peer: ServerId, message: Message) -> None:
         if message["repairing"]:

@@ -33,7 +33,7 @@ def goes_on_undecided() -> AbstractContextManager[None]:
 
 
 def left_part_freed_at_once() -> AbstractContextManager[None]:
-    """Give the memory on the old server back before it has killed what is left."""
+    """Give the memory on the old server back before it has killed the remaining processes."""
     original = lease_relocations.confirm_relocated
 
     def confirm_relocated(state: PoolState, command: ConfirmRelocated) -> Step:

@@ -57,7 +57,7 @@ def confirmed_too_early() -> AbstractContextManager[None]:
 
 
 def goes_on_uncharged() -> AbstractContextManager[None]:
-    """Let hosts resume a lease whose memory is not its own again yet."""
+    """Let hosts resume a lease before its memory is charged to it again."""
     original = reconcile.plan_suspensions
 
     def plan_suspensions(
@@ -92,7 +92,7 @@ def _with_books_of(after: PoolState, before: PoolState) -> PoolState:
 
 
 def moved_onto_others() -> AbstractContextManager[None]:
-    """Let a lease go on with other GPUs whoever has got them meanwhile."""
+    """Let a lease go on with other GPUs without regard to their new holders."""
     original = lease_suspensions.confirm_suspended
 
     def confirm_suspended(state: PoolState, command: ConfirmSuspended) -> Step:
@@ -122,7 +122,7 @@ def goes_on_where_it_was() -> AbstractContextManager[None]:
 
 @contextmanager
 def takes_the_way_back() -> Generator[None]:
-    """Give a lease that cannot go on elsewhere its old GPUs, whoever has got them meanwhile."""
+    """Give a lease that cannot go on elsewhere its old GPUs, despite their new holders."""
     with (
         patched(lease_suspensions, "way_back_refusal", _nothing),
         patched(reconcile, "way_back_refusal", _nothing),

@@ -56,6 +56,6 @@ def _never_too_old(_state: PoolState, _command: ServerUp) -> str:
 
 @contextmanager
 def older_let_in() -> Generator[None]:
-    """Take it in as well, as if it knew what the others do."""
+    """Take an older server in as well, as if it had the others' knowledge."""
     with older_goes_on(), patched(servers, "_too_old", _never_too_old):
         yield

@@ -30,7 +30,7 @@ from gpupool.simulations.kernel.swarm_options import Options
 
 
 def _without_clones(options: Options) -> Options:
-    """Leave out what makes a rare coincidence rarer."""
+    """Leave out options that make a rare coincidence rarer."""
     faults = tuple(each for each in options.faults if each[0] not in ("clone", "recover"))
     return replace(options, faults=faults, small_messages=False, bulk_kib=0)
 

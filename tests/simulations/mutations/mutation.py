@@ -49,7 +49,7 @@ class Mutation:
 
 
 def short(fault_s: float, heal_s: float) -> Callable[[Options], Options]:
-    """Return what shortens runs that only their end can judge."""
+    """Return a function that shortens runs that only their end can judge."""
     return lambda options: replace(options, fault_s=fault_s, heal_s=heal_s)
 
 
@@ -59,10 +59,10 @@ def two_gpus(options: Options) -> Options:
 
 
 def with_long_line(*kinds: str) -> Callable[[Options], Options]:
-    """Return what gives runs a long line with these in it."""
+    """Return a function that gives runs a long line with these in it."""
     return lambda options: with_line(options, kinds)
 
 
 def with_policy(*kinds: str) -> Callable[[Options], Options]:
-    """Return what gives runs policies about these things, one after the other."""
+    """Return a function that gives runs policies about these things, one after the other."""
     return lambda options: replace(options, policy=kinds, policy_s=2.0, think_s=0.3)

@@ -1,4 +1,4 @@
-"""Broken builds of promises, sizes, sends before the sync, and what a cut-off server serves."""
+"""Broken builds: persisted votes, sizes, sends before the sync, answers of a cut-off server."""
 
 from dataclasses import replace
 

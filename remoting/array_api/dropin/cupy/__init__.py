@@ -116,7 +116,7 @@ _state.hooks["module"] = _sys.modules[__name__]
 
 
 def get_default_memory_pool() -> cuda.MemoryPool:
-    """Return the pool whose numbers are those of the current device's partition."""
+    """Return the memory pool with the numbers of the current device's partition."""
     return cuda.memory.default_pool
 
 

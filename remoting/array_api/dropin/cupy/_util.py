@@ -1,4 +1,4 @@
-"""What public libraries use of CuPy's `_util`, `_core.internal` and `_core._scalar`."""
+"""Parts of CuPy's `_util`, `_core.internal` and `_core._scalar` that public libraries use."""
 
 import math
 import warnings

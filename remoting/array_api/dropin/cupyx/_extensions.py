@@ -25,7 +25,7 @@ _OUTPUTS = ("out", "output")
 _WRITTEN = (*_OUTPUTS, "distances", "indices")
 """These, and the keywords of others that take results."""
 _SEVERAL = ("return_sign", "return_indices", "return_distances", "retstep")
-"""Keywords whose truth decides how many results there are, so that the worker must be asked."""
+"""Keywords that decide by their truth the number of results, so that the worker must be asked."""
 _SEVERAL_FROM = {
     "cupyx.scipy.ndimage.distance_transform_edt": (3, ()),
     "cupyx.scipy.ndimage.iterate_structure": (2, ("origin",)),
@@ -33,12 +33,12 @@ _SEVERAL_FROM = {
 }
 """By function, the place of the first argument of that kind, and its own keywords of that kind."""
 _OF_NUMBERS = frozenset(("axes", "axis", "kernel_size", "output_shape", "radius", "s", "shape"))
-"""Keywords of whole numbers, for which CuPy takes an array of NumPy, and none of its own."""
+"""Keywords of whole numbers, for which CuPy takes an array of NumPy, and none of CuPy."""
 _NUMBERS_FROM = {"fft": 1, "log_softmax": 1, "logsumexp": 1, "softmax": 1, "rotate": 2,
                  "affine_transform": 3, "fftconvolve": 3, "oaconvolve": 3}  # fmt: skip
 """By function or module, the place from which arguments are such numbers."""
 _LEAVES_MAX = 1024
-"""Elements of a sequence that can be arguments of their own; more are an array."""
+"""Elements of a sequence that can be separate arguments; more are an array."""
 _AS_THEY_ARE = (_Remote, str, int, float, bytes, dict, np.generic, np.dtype, type)
 
 
@@ -113,7 +113,7 @@ def _function(path: str, name: str, *, one: bool) -> Any:
 
 
 def checked(function: Any, check: Any) -> Any:
-    """Return a function whose arguments are looked at first; ``check`` raises or warns."""
+    """Return a function that checks its arguments first; ``check`` raises or warns."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What CuPy checks of the arguments of image functions, and a worker cannot: they arrive as arrays.
+"""CuPy's checks of image arguments that a worker cannot make: they arrive as arrays.
 
 An array of NumPy is uploaded on its way, and a warning of the worker reaches nobody.
 """

@@ -120,7 +120,7 @@ def _output(output: Any, image: Any) -> Any:
 
 
 def _window(image: Any, size: Any, footprint: Any, axes: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """Return which elements of a window count, over all axes of the image."""
+    """Return the mask of a window's counted elements, over all axes of the image."""
     if footprint is None:
         if size is None:
             raise RuntimeError("no footprint or filter size provided")
@@ -148,7 +148,7 @@ def _origin(value: int, width: int) -> int:
 
 
 def _table(length: int, width: int, before: int, mode: str) -> np.ndarray[Any, Any]:
-    """Return which elements of an axis the windows along it have; -1 is outside."""
+    """Return the element indices of the windows along an axis; -1 is outside."""
     at = np.arange(length + width - 1) - before
     if mode == "constant":
         return np.where((at < 0) | (at >= length), -1, at)

@@ -16,7 +16,7 @@ from cupyx.scipy.sparse import _wire as _sparse
 
 _TEXT = "axis bounds_error c extrapolate fill_value k t tck values wi x xi y yi"
 ATTRIBUTES = frozenset(_TEXT.split())
-"""What an interpolator may have on the server; the worker says whether one has it."""
+"""Attributes of interpolators on the server; the worker says whether one has it."""
 
 _SETTABLE = ("c", "extrapolate", "fill_value")
 
@@ -36,7 +36,7 @@ def on_the_first_axis(axis: int) -> None:
 
 
 def ask(name: str, /, *args: Any, **kwargs: Any) -> Any:
-    """Run an operation and wait for what it gives."""
+    """Run an operation and wait for its result."""
     values = [_operand(value) for value in args]
     keywords = {key: _operand(value) for key, value in kwargs.items()}
     session = _make.session_of(*values, *keywords.values())
@@ -44,7 +44,7 @@ def ask(name: str, /, *args: Any, **kwargs: Any) -> Any:
 
 
 def send(name: str, /, *args: Any, **kwargs: Any) -> Any:
-    """Run an operation whose result is one array; only the first of its kind is waited for."""
+    """Run an operation that returns one array; only the first of its kind is waited for."""
     values = tuple([_operand(value) for value in args])
     keywords = {key: _operand(value) for key, value in kwargs.items()}
     return _make.lazy(f"interpolate.{name}", values, keywords)
@@ -76,7 +76,7 @@ class Interpolator(_Remote):
             classes.setdefault(cls.__name__, cls)
 
     def _make(self, name: str, /, *args: Any, **kwargs: Any) -> None:
-        """Have the worker make the object for this one."""
+        """Make the object for this one in the worker."""
         made = ask(f"new.{name}", *args, **kwargs)
         if type(self) is classes[name]:
             self.__class__ = type(made)  # a spline without smoothing is one of another class

@@ -16,7 +16,7 @@ WARMUP, REPEATS = 10, 10000
 
 
 class Times:
-    """What `benchmark` measured, in seconds."""
+    """Times measured by `benchmark`, in seconds."""
 
     def __init__(self, name: str, cpu: list[float], gpu: list[list[float]], devices: Any) -> None:
         self.name = name

@@ -18,8 +18,8 @@ NAMED = 1 << 63
 """In every name, and in no number of a client's function."""
 
 PENDING_MAX = 1 << 18
-"""Launches whose functions have not all been called, or whose end was not asked for, and their
-pieces, all together. A library expects at most 65,536 pieces, and each of its launches has one."""
+"""Most launches with host functions uncalled or with their end not requested, plus their pieces. A
+library expects at most 65,536 pieces, and each of its launches has one."""
 
 ANNOUNCED_MAX = 1024
 """Executables that are to be made, each by a thread of the client."""
@@ -122,7 +122,7 @@ class EarlyPieces:
         self._pairs += size
 
     def announced(self, executable: int) -> Sequence[Host]:
-        """Return what was announced for an executable, which is forgotten."""
+        """Remove and return the announced host nodes of an executable graph."""
         hosts = self._announced.pop(executable, ())
         with self._lock:
             self._pairs -= _pairs_of(hosts)

@@ -49,7 +49,7 @@ HOST_NODE = struct.Struct("<2Q")
 
 @dataclass(slots=True)
 class Executable:
-    """What the worker knows of an executable graph beside CUDA's handle."""
+    """State of an executable graph beside CUDA's handle."""
 
     graph: int
     allocations: list[Allocation] = field(default_factory=list[Allocation])
@@ -264,7 +264,7 @@ class GraphLaunches(HandlerGroup):
             self._note(made, self.streams[stream])
 
     def _failed(self, number: int) -> None:
-        """Note that what the slots of an executable graph hold is of an earlier launch."""
+        """Mark the slots of an executable graph as holding data of an earlier launch."""
         self._slots.failed.add(number)
         if self.client.launcher is not None:
             self.client.launcher.end("x", number)  # the next launch, which may not fail, is noted

@@ -67,7 +67,7 @@ class Allocation:
 
 @dataclass(slots=True)
 class Graph:
-    """What the worker knows of a graph beside CUDA's handle."""
+    """State of a graph beside CUDA's handle."""
 
     numbers: dict[int, int] = field(default_factory=dict[int, int])  # by a node's handle
 
@@ -116,7 +116,7 @@ class Graphs(HandlerGroup):
         return self.known[graph].numbers.get(node, 0) if graph in self.known else 0
 
     def memory_of(self, handle: int) -> tuple[list[Allocation], list[int]]:
-        """Return what the nodes of a graph of CUDA allocate, and the addresses that they free.
+        """Return the allocations of a CUDA graph's nodes, and the addresses that they free.
 
         Of this the driver is asked: what a client says of its graphs might be wrong.
         """

@@ -58,7 +58,7 @@ class Params:
         return struct.unpack_from("<i", self.bytes)[0]
 
     def pointer(self) -> Any:
-        """Return a ctypes object whose address is that of the parameters."""
+        """Return a ctypes object at the address of the parameters."""
         return (ctypes.c_char * PARAMS_SIZE).from_buffer(self.bytes)
 
     def index(self, at: int) -> int:

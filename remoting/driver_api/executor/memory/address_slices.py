@@ -1,4 +1,4 @@
-"""Parts of the address space, one for each server of a lease, so that device addresses say whose.
+"""Disjoint address ranges of a lease's servers, so that a device address identifies its server.
 
 A program with GPUs of several servers sees the device addresses of all of them. CUDA places its
 memory where its process has nothing yet, so a worker of such a lease first fills everything outside
@@ -11,7 +11,8 @@ from collections.abc import Iterable
 TIB, GIB, MIB = 1 << 40, 1 << 30, 1 << 20
 
 FIRST, LAST = 8 * TIB, 80 * TIB
-"""Below lies what CUDA needs beside its memory, above are programs and their libraries."""
+"""Below FIRST lie CUDA's mappings other than its memory, above LAST programs and their
+libraries."""
 
 WIDTH_MAX = 8 * TIB
 
@@ -48,7 +49,7 @@ def slice_of(place: int, servers: int) -> range:
 
 
 def gaps(maps: Iterable[str], own: range) -> list[tuple[int, int]]:
-    """Return what is to be filled, as starts and ends: all that is free outside of ``own``.
+    """Return the free address ranges to fill, as (start, end): all outside of ``own``.
 
     Args:
         maps: lines as those of /proc/self/maps.
@@ -117,5 +118,5 @@ def holds(address: int, size: int) -> bool:
 
 
 def is_filled(start: int, end: int) -> bool:
-    """Say whether ``confine`` put there what holds nothing, in whose place something may come."""
+    """Say whether the range is a placeholder of ``confine``, which a mapping may replace."""
     return any(first <= start and end <= last for first, last in _filled)

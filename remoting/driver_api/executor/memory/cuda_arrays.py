@@ -42,7 +42,7 @@ END_WORDS = 7
 
 RESOURCE_SIZE, TEXTURE_SIZE, VIEW_SIZE = 144, 104, 112
 MEMORY = 0
-"""What is asked of an array: what it takes, else how it may be left in part without memory."""
+"""Query of an array's memory requirements; any other number queries its sparse properties."""
 
 MEMORY_SIZE, SPARSE_SIZE = 32, 48
 """Of CUDA_ARRAY_MEMORY_REQUIREMENTS and CUDA_ARRAY_SPARSE_PROPERTIES."""
@@ -170,7 +170,7 @@ class Arrays(HandlerGroup):
         return found.raw
 
     def _destroy(self, number: int) -> None:
-        """Destroy an array on a thread of its own, since CUDA may wait for the GPU."""
+        """Destroy an array on a separate thread, since CUDA may wait for the GPU."""
         array = self._arrays[number]
         if array.owner:
             raise CudaError(INVALID_HANDLE, "cuArrayDestroy")

@@ -78,7 +78,7 @@ class Ipc(HandlerGroup):
         return WORDS[2].pack(address, found.size)
 
     def _close(self, address: int) -> None:
-        """Close an opened object on a thread of its own, because CUDA first waits for the GPU."""
+        """Close opened IPC memory on a separate thread, because CUDA first waits for the GPU."""
         tokens = self._opened[address]
         held = tokens.pop()
         if not tokens:

@@ -21,16 +21,16 @@ from gpupool.remoting.driver_api.executor.client_state import WORDS, Client
 TOKEN_SIZE, TOKEN_WORDS = 32, 4
 HANDLE_SIZE = 64
 MEMORY, PHYSICAL, POOL = b"m", b"p", b"o"
-"""Kinds of what is charged, and opened; what else is shared costs nothing."""
+"""Kinds of objects that are charged, and opened; other shared objects cost nothing."""
 
 FILE_DESCRIPTOR = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 VALUE = struct.Struct("<cQ64s")
-"""What the host keeps: the kind, a size, and CUDA's handle; behind it, the GPU's UUID."""
+"""Value that the host keeps: kind, size and CUDA's handle; the GPU's UUID follows."""
 
 
 @runtime_checkable
 class Sharer(Protocol):
-    """A budget whose host also passes handles on between the workers of a lease."""
+    """Budget that also passes handles between the workers of a lease, through the host."""
 
     def share(self, token: bytes, value: bytes, descriptor: int = -1) -> bool:
         """Let the other workers find a handle; False if there are too many."""
@@ -59,7 +59,7 @@ class Sharer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a token stands for; ``file`` is a descriptor, the caller's to close, or -1."""
+    """The shared object behind a token; the caller closes ``file``, a descriptor or -1."""
 
     size: int
     handle: bytes
@@ -69,7 +69,7 @@ class Found:
 
 
 class Tokens:
-    """What the worker of one client process shares with the others of its lease, and finds."""
+    """Handles that a client process's worker shares with its lease's other workers, and finds."""
 
     def __init__(self, client: Client) -> None:
         self._devices = client.devices
@@ -127,7 +127,7 @@ class Tokens:
             self._sharer.let_go(token)
 
     def common(self, kind: bytes, words: tuple[int, ...], size: int) -> tuple[int, bytes]:
-        """Return memory that all who know a key have in common, made of zeros by the first.
+        """Return memory common to all that know a key; the first of them makes it, zeroed.
 
         Returns:
             A descriptor, the caller's to close, and the token to ``forget``; empty for all but the
@@ -184,7 +184,7 @@ class Tokens:
 
     @contextmanager
     def opened(self, kind: bytes, words: tuple[int, ...]) -> Generator[Found]:
-        """Give what a token stands for, and hold it unless an error comes out of the block.
+        """Yield the object behind a token, and hold it unless the block raises.
 
         The descriptor is closed behind the block.
 
@@ -201,7 +201,7 @@ class Tokens:
         self._close(found.file)
 
     def find(self, kind: bytes, words: tuple[int, ...]) -> Found:
-        """Return what a token, as words, stands for.
+        """Return the object behind a token, given as words.
 
         Raises:
             CudaError: when it is none of this kind, or of a device that this session has not.

@@ -85,7 +85,7 @@ class Managed(HandlerGroup):
                 self.client.log(f"CUDA session: managed memory for device {peer}: {error}")
 
     def _free(self, number: int, address: int, size: int) -> None:
-        """Free a region on a thread of its own, as cuMemFree waits for the GPU."""
+        """Free a region on a separate thread, as cuMemFree waits for the GPU."""
         freeing, device = self.waiter.freeing, self.client.device
         freeing.begin()
 
@@ -125,7 +125,7 @@ class Managed(HandlerGroup):
         self.api.runtime.streamSynchronize(stream)
 
     def _read(self, address: int, size: int, device: int, at_once: int) -> None:
-        """Answer with what is there, after all work before unless it must be ``at_once``.
+        """Reply with the bytes of managed memory, after all earlier work unless ``at_once``.
 
         Streams that wait for no other are not waited for either: programs synchronise with them.
         """

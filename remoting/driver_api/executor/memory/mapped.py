@@ -61,7 +61,7 @@ def map_anywhere(size: int, file: int) -> int:
 
 
 def give_pages(start: int, end: int) -> None:
-    """Give pages back to what was there."""
+    """Restore the former state of pages: a placeholder mapping or none."""
     if address_slices.is_filled(start, end):
         how = PRIVATE | ANONYMOUS | NORESERVE | FIXED
         LIBC.mmap(start, end - start, NOTHING, how, -1, 0)
@@ -157,7 +157,7 @@ class Mapped(HandlerGroup):
             give_pages(common.address, common.address + common.size)
 
     def _mirror_at(self, wish: int, size: int) -> Mirror | None:
-        """Make a mirror in pages of its own, or none where there is something else already."""
+        """Make a mirror at ``wish``, on separate pages; None if the address is taken."""
         start, end = wish & -PAGE, (wish + size + PAGE - 1) & -PAGE
         others = [mirror.pages for mirror in self.waiter.mirrors.values()]
         if not PAGE <= start < end <= ADDRESS_MAX:

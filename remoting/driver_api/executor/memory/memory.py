@@ -26,7 +26,7 @@ def charged(size: int) -> int:
 
 
 Free = tuple[int, Callable[[], None] | None, Callable[[], None]]
-"""An address, what to do once it is free, and a wait for what came before."""
+"""An address, a callback for after its free, and a wait for the work before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Memory(HandlerGroup):
         return self.once_freed(lambda: self._allocate_now(device, size))
 
     def once_freed(self, work: Callable[[], bytes]) -> bytes | None:
-        """Return what ``work`` gives; if memory is short, answer once frees before it are over."""
+        """Return the result of ``work``; if memory is short, reply after the pending frees."""
         try:
             return work()
         except self.api.errors as error:
@@ -90,7 +90,7 @@ class Memory(HandlerGroup):
         return WORDS[1].pack(address)
 
     def _astray(self, address: int) -> CudaError:
-        """Return what a client of several servers gets for memory where another's may be."""
+        """Return the error for memory outside of this server's slice of the address space."""
         self.client.log(f"CUDA session: memory at {address:#x}, outside of this server's part")
         return CudaError(OUT_OF_MEMORY, "cuMemAlloc")
 
@@ -180,7 +180,7 @@ class Memory(HandlerGroup):
             self.waiter.start(device, lambda: self._free_all(device))
 
     def _free_all(self, device: int) -> None:
-        """Free what there is on a device, one after the other: CUDA does it so in any case."""
+        """Free all queued memory of a device, one by one: CUDA serialises frees in any case."""
         while True:
             with self._frees_lock:
                 if not self._frees[device]:
@@ -201,7 +201,7 @@ class Memory(HandlerGroup):
                 self.waiter.freeing.end(keeps=True)
 
     def take(self, address: int) -> tuple[int, Callable[[], None] | None]:
-        """Take an allocation that ends; return its device, and what to do once it is free."""
+        """Remove an allocation; return its device, and a callback for after the free."""
         device, cost = self.client.allocations.pop(address)
         if self.pools.owns(address):
             self.pools.freed(address)

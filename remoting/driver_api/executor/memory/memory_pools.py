@@ -39,7 +39,7 @@ ACCESS = struct.Struct("<iii")
 
 @dataclass(slots=True)
 class Pool:
-    """One pool; ``held`` is what it has of the partition, ``pledged`` what of that is shared."""
+    """A memory pool; ``held``: its bytes reserved from the partition; ``pledged``: those shared."""
 
     handle: int
     device: int
@@ -64,7 +64,7 @@ class Imports:
         return len(self._counts)
 
     def find(self, key: tuple[int, ...]) -> int | None:
-        """Return the address of what was imported by this pool and token, if it still is."""
+        """Return the address of a live import by pool and token, or None."""
         return self._addresses.get(key)
 
     def add(self, key: tuple[int, ...], address: int, pool: Pool) -> None:
@@ -87,7 +87,7 @@ class Imports:
         return self._pools.pop(address, None)
 
     def forget(self, pool: Pool) -> None:
-        """Import anew what somebody wants of a pool that has got the number of this one."""
+        """Drop the keys of a pool's imports, since a new pool may reuse its number."""
         for address in [address for address, one in self._pools.items() if one is pool]:
             self._addresses.pop(self._counts[address][0], None)
 
@@ -284,7 +284,7 @@ class Pools(HandlerGroup):
         return address
 
     def refuse_capture(self, stream: int, name: str) -> None:
-        """Refuse to execute what would become a node of a graph, whose memory is counted apart.
+        """Refuse to execute during stream capture: a graph's memory is counted apart.
 
         Raises:
             CudaError: when a stream of CUDA is capturing.
@@ -295,7 +295,7 @@ class Pools(HandlerGroup):
             raise CudaError(CAPTURE_UNSUPPORTED, name)
 
     def _make_room(self, pool: Pool, size: int) -> None:
-        """Reserve what the pool will take more of the partition, at least."""
+        """Reserve the pool's least growth for ``size`` more bytes from the partition."""
         reserved, budget = self._attribute(pool, RESERVED_NOW), self.client.budget
         missing = reserved + max(0, size - max(0, reserved - pool.used)) - pool.held
         if missing <= 0:

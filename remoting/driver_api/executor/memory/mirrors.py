@@ -1,4 +1,4 @@
-"""Mirrors: memory that kernels see in place of the client's, and what has changed in them.
+"""Mirrors: memory that kernels see in place of the client's, and the changes in it.
 
 Both sides write, each its own bytes, and neither may undo what the other has written beside them
 meanwhile. So what travels says which of its bytes are new.
@@ -17,7 +17,8 @@ from gpupool.pool.errors import RemoteProtocolError
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Change = tuple[int, Bytes, bytes]
-"""The first byte, all from there on, and which of them are new: a bit for each; none: all are."""
+"""First byte, all bytes from there on, and a mask with a bit for each new byte; empty: all are
+new."""
 
 NO_PAGES = (0, 0)
 MIRROR_BLOCK = 16 << 10
@@ -42,7 +43,7 @@ MEMCMP.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """What the client wrote, from one byte on; the mask has a bit for each byte, or is empty."""
+    """Bytes that the client wrote, from ``first`` on; the mask has a bit for each, or is empty."""
 
     first: int
     fresh: Bytes
@@ -67,7 +68,7 @@ class Write:
 
 
 def _merge(targets: tuple[Bytes, Bytes], write: Write) -> None:
-    """Write the bytes whose bits are set; those that lie together at once, for kernels look."""
+    """Write the masked bytes, adjacent ones in one store, because kernels read concurrently."""
     fresh = write.fresh
     new = np.zeros(len(fresh) + 2, np.uint8)
     new[1:-1] = np.unpackbits(write.mask, count=len(fresh), bitorder="little")
@@ -142,7 +143,7 @@ class Mirror:
                 first = stop
 
     def take_changes(self) -> Iterator[Change]:
-        """Give what has changed; the client has it from then on."""
+        """Yield the changes; from then on they count as sent to the client."""
         for first, last in self.changes():
             start = first - first % WORD
             # Kernels may write meanwhile.
@@ -159,7 +160,7 @@ class Mirror:
                 yield start, fresh, np.packbits(new, bitorder="little").tobytes()
 
     def write(self, write: Write) -> None:
-        """Take over what the client wrote.
+        """Apply a write of the client.
 
         Raises:
             RemoteProtocolError: when there is not so much memory.
@@ -199,7 +200,7 @@ class Mirror:
             yield self._trimmed(int(first), min(int(last) + WORD, end))
 
     def _trimmed(self, first: int, last: int) -> tuple[int, int]:
-        """Leave out what is the same at either end: it may be what the client has just written."""
+        """Trim unchanged bytes at either end: the client may just have written them."""
         edge = slice(first, min(first + WORD, last))
         (head,) = np.nonzero(self.bytes[edge] != self.shadow[edge])
         edge = slice(max(first, last - WORD), last)

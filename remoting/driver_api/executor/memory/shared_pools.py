@@ -24,7 +24,7 @@ IMPORTS_MAX = 1 << 16
 
 
 class SharedPools(HandlerGroup):
-    """What a client process shares of its pools, and what it has opened of others'.
+    """Shares a client process's memory pools, and opens those of other processes.
 
     What a pool has is charged until all who have opened the pool have let go of it: nobody tells
     which of its memory one of them still has.
@@ -73,7 +73,7 @@ class SharedPools(HandlerGroup):
         return self._tokens.share_allocation(ALLOCATION, address, size, data.raw, pool.device)
 
     def _import_pointer(self, number: int, *token: int) -> bytes:
-        """Import once what a client imports several times: drivers free it with the first free."""
+        """Import each pointer once, as drivers free an import at the first of several frees."""
         pool, key = self._pools.find(number), (number, *token)
         imports, allocations = self._pools.imports, self.client.allocations
         found = self._tokens.find(ALLOCATION, token)

@@ -47,7 +47,7 @@ class Slots(HandlerGroup):
         self._slots: dict[int, Slot] = {}
         self._held = 0
         self.failed: set[int] = set()
-        """Executable graphs whose last launch failed."""
+        """Executable graphs with a failed last launch."""
         # Of an executable graph: the device and an event behind its last launch.
         self._last: dict[int, tuple[int, int]] = {}
         self._gone: deque[tuple[int, int]] = deque()  # the same of executables that are gone
@@ -143,7 +143,7 @@ class Slots(HandlerGroup):
         self.client.record.bulk = 0
 
     def _read(self, executable: int, stream: int, count: int, pieces: memoryview) -> None:
-        """Send what a launch writes to slots once it is over, as downloads of the client's.
+        """Send the bytes that a launch writes to slots after its end, as client downloads.
 
         Of one that failed nothing comes, as of copies that fail.
         """
@@ -174,7 +174,7 @@ class Slots(HandlerGroup):
             self.waiter.download(Download(wanted, device, window, size, owner=owner))
 
     def _read_early(self, executable: int, count: int, pieces: memoryview) -> None:
-        """Take note of what a launch writes before host functions may read it."""
+        """Note the pieces that a launch copies out before its host functions."""
         if count > PIECES_MAX:
             raise RemoteProtocolError("malformed record")
         launch = self._early.begin(executable, count)
@@ -195,7 +195,7 @@ class Slots(HandlerGroup):
         self._behind(executable)
 
     def _behind(self, executable: int) -> None:
-        """Have slots wait for the last launch of an executable, whose next one is another's."""
+        """Keep an executable's last launch for slots to wait on; its next launch is separate."""
         last = self._last.pop(executable, None)
         if last is not None:
             self._gone.append(last)

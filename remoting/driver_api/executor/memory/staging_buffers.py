@@ -29,7 +29,7 @@ KEPT_MAX = 256 << 20
 """Bytes of pinned memory that are kept for later downloads."""
 
 PINNED_MAX = 4 << 30
-"""Of pinned memory for all but uploads: what is kept, what is on its way, and what graphs copy."""
+"""Most bytes of pinned memory except for uploads: cached, in transit, or used by graph copies."""
 
 
 class Room:
@@ -64,7 +64,7 @@ class PinnedMemory:
         self._free: defaultdict[int, list[int]] = defaultdict(list)
 
     def take(self, size: int) -> "ctypes.Array[ctypes.c_uint8]":
-        """Return a block of exactly ``size`` bytes, whose end gives it back."""
+        """Return a block of exactly ``size`` bytes; its finalizer gives the memory back."""
         free = self._free[size]
         address: int = free.pop() if free else self._api.runtime.hostAlloc(size, 0)
         block = (ctypes.c_uint8 * size).from_address(address)

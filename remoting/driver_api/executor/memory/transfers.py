@@ -25,8 +25,8 @@ from gpupool.remoting.driver_api.executor.sync_waiter import Download
 
 DOWNLOAD_SIZE_MAX = 64 << 20
 DOWNLOADS_HELD_MAX = 1 << 30
-"""Of downloads that nobody waits for: of one, and of all that have not been sent. The client asks
-for pieces of 32 MiB and for 512 MiB in all, and waits for what is more."""
+"""Most bytes of one asynchronous download, and of all unsent ones. The client asks for pieces of 32
+MiB and for 512 MiB in all, and waits for the rest."""
 
 SMALL_DOWNLOAD_SIZE = 1 << 20
 
@@ -103,7 +103,7 @@ class Transfers(HandlerGroup):
         self.waiter.download(Download(number, device, buffer, size))
 
     def _begin_small(self, device: int, launcher: Launcher) -> None:
-        """Have the launcher take small downloads: of the first device that has one."""
+        """Let the launcher take small downloads, on the first device that has one."""
         self._slots = self.waiter.staging.make(SLOTS * SLOT_SIZE)
         make = self.api.runtime.eventCreateWithFlags
         events = [make(EVENT_DISABLE_TIMING) for _ in range(SLOTS)]

@@ -15,7 +15,7 @@ from gpupool.remoting.driver_api.executor.memory import address_slices
 
 ARENA_SIZE = 1 << 40
 PLACES = range(17 << 40, 64 << 40, ARENA_SIZE)
-"""Where a server that is alone has it: Linux gives these addresses to nobody who does not ask.
+"""Start addresses for the arena of a lease's only server; Linux gives them only on request.
 
 AddressSanitizer's shadow ends 2 GiB above 16 TiB in a program that has it (kHighShadowEnd of
 asan_mapping.h, 0x10007fff7fff).

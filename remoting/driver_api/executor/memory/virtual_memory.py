@@ -1,4 +1,4 @@
-"""Virtual memory management: physical memory, charged once, and what is mapped where."""
+"""Virtual memory management: physical memory, charged once, and its mappings."""
 
 from dataclasses import dataclass
 
@@ -115,7 +115,7 @@ class VirtualMemory:
             self._settle(physical)
 
     def set_access(self, address: int, size: int, ordinal: int, flags: int) -> None:
-        """Say how a device may use what is mapped there; ``flags`` is a CUmemAccess_flags."""
+        """Set a device's access to a mapped range; ``flags`` is a CUmemAccess_flags."""
         cu = self._api.cu
         access = cu.CUmemAccessDesc()
         access.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE

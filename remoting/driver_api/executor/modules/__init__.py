@@ -1,1 +1,1 @@
-"""Modules, kernels and what is compiled or linked for them."""
+"""Modules and kernels, with their compilation and linking."""

@@ -19,7 +19,7 @@ SIZE_MIN, SIZE_MAX = 32 << 10, 64 << 20
 KEPT_SIZE_MAX = 256 << 20
 COUNT_MAX = 512
 FINISH_TIMEOUT_S = 1.0
-"""How long the end of a session waits for what is still being kept; its memory stays charged."""
+"""Seconds that a session's end waits for images being written; its memory stays charged."""
 
 KNOWN = struct.Struct("<Q32s")
 _NAME = re.compile(r"[0-9a-f]{64}")
@@ -42,12 +42,12 @@ class Images:
 
     @classmethod
     def of_worker(cls) -> "Images":
-        """Return those of this process, whose host has told it where they lie."""
+        """Return the image cache of this process, in the directory that its host named."""
         named = os.environ.get("GPUPOOL_IMAGES", "")
         return cls(Path(named) if named else None)
 
     def encoded(self) -> bytes:
-        """Return what the client is told: their number, and the size and SHA-256 of each."""
+        """Encode the cached images for the client: their count, each one's size and SHA-256."""
         pieces = [KNOWN.pack(size, digest) for digest, size in self._known.items()]
         return struct.pack("<Q", len(pieces)) + b"".join(pieces)
 
@@ -63,7 +63,7 @@ class Images:
             return None
 
     def keep(self, image: bytearray) -> None:
-        """Keep what a client has sent, with a zero byte behind it; returns at once."""
+        """Queue a client's image for the cache, with a zero byte behind it; return at once."""
         size = len(image) - 1
         wanted = SIZE_MIN <= size <= min(SIZE_MAX, self._room) and len(self._known) < COUNT_MAX
         if self._directory is None or not wanted:
@@ -75,7 +75,7 @@ class Images:
             self._writer.start()
 
     def finish(self) -> None:
-        """Wait a moment for what is still being kept."""
+        """Wait up to ``FINISH_TIMEOUT_S`` for images that are still being written."""
         done = self._new.all_tasks_done
         with done:
             done.wait_for(lambda: self._new.unfinished_tasks == 0, FINISH_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""What an image of kernels holds, as far as it can be seen without the driver; pure.
+"""Contents of a kernel image, as far as visible without the driver; pure.
 
 Only what the driver allocates for variables is counted here. What it needs for code is a part of
 the context's overhead, and with lazy loading only the code of kernels that run.
@@ -17,7 +17,7 @@ ENTRY = struct.Struct("<HHII4xI20xQ")
 KIND_PTX, KIND_ELF = 1, 2
 COMPRESSED = 0x2000 | 0x8000  # LZ4, zstd
 ELF_HEAD = struct.Struct("<40xQ10xHHH")
-"""Where the sections' headers lie; their size, their count, and which one names them."""
+"""Offset of the section headers, their size and count, and the index of the name section."""
 
 SECTION = struct.Struct("<I20xQQ")
 """Where its name is, where it lies, its size."""
@@ -43,7 +43,7 @@ class Contents:
 
 
 def contents_of(image: bytes | bytearray) -> Contents:
-    """Return what an ELF image, a fat binary or PTX holds; what is none of these holds nothing.
+    """Return the contents of an ELF image, a fat binary or PTX; nothing for other bytes.
 
     Of a fat binary the largest entry counts: the driver takes one.
     """

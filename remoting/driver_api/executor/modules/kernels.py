@@ -27,7 +27,7 @@ FUNCTION_ATTRIBUTE_COUNT = 16
 
 
 def prepare(handle: int, parameters: list[tuple[int, int]], *, kernel: bool) -> Function:
-    """Return a function whose launch costs one copy of the parameters' bytes."""
+    """Return a function that launches with one copy of its parameters' bytes."""
     size = max((offset + length for offset, length in parameters), default=0)
     values = ctypes.create_string_buffer(max(size, 1))
     base = ctypes.addressof(values)

@@ -37,7 +37,8 @@ CALLED = (
     "cuEventCreate",
     "cuEventDestroy_v2",
 )
-"""What it calls, in the order of its ``struct driver``; of several names, the first there is."""
+"""Driver functions of the launcher, in the order of its ``struct driver``; of several names, the
+first that exists."""
 
 ISSUED_CALLS = (
     *("cuMemcpyDtoDAsync", "cuMemsetD8Async", "cuMemsetD32Async"),
@@ -123,7 +124,7 @@ class Launcher:
         return int(self.library.launcher_event(self._self, number))
 
     def select(self, device: int, *, plain: bool) -> None:
-        """Tell which device is current; ``plain``: its own context is, and no green one."""
+        """Set the current device; ``plain``: with its own context, not a green one."""
         self.library.launcher_select(self._self, device, plain)
 
     def share(self, shared: Shared, connection: int) -> None:

@@ -1,4 +1,4 @@
-"""cuLink*: what a client adds is compiled and linked by the server's driver."""
+"""cuLink*: the server's driver compiles and links the images that a client adds."""
 
 import ctypes
 import struct
@@ -10,10 +10,10 @@ from gpupool.remoting.driver_api.executor.direct import Direct
 
 LINKS_MAX = 1024
 ADDED_SIZE_MAX = 1 << 30
-"""Of what is added to links that have not ended, all together: the driver keeps it."""
+"""Most bytes added to unfinished links, all together: the driver keeps them."""
 
 IMAGE_SIZE_MAX = 64 << 20
-"""Of a linked image: what fits into the body of a reply."""
+"""Most bytes of a linked image, which must fit into the body of a reply."""
 
 
 class Linker:
@@ -25,7 +25,7 @@ class Linker:
         self._added: dict[int, int] = {}  # bytes, by link
 
     def create(self, number: int, *given: int) -> None:
-        """Start a link; ``given`` is what ``Options`` takes."""
+        """Start a link; ``given`` are the words of ``Options``."""
         if number in self._links or len(self._links) >= LINKS_MAX:
             raise CudaError(INVALID_HANDLE, "cuLinkCreate")
         options, state = Options(given), ctypes.c_uint64(0)

@@ -25,7 +25,7 @@ KEEP_SIZE, PUNCH_HOLE = 1, 2  # of fallocate(2)
 
 
 class Printed:
-    """A standard stream as a file in memory, of which what is new is sent now and then.
+    """A standard stream as a file in memory; its new output is sent now and then.
 
     A pipe would not do: CUDA writes all that has been printed at once, and waits for a reader.
     """
@@ -44,7 +44,7 @@ class Printed:
         return self._file >= 0
 
     def start(self) -> None:
-        """Take the stream, for good; what Python itself says of errors goes where it went."""
+        """Redirect the stream for good; Python's own stderr keeps its former target."""
         if self._descriptor == ERRORS:
             sys.stderr = os.fdopen(os.dup(ERRORS), "w", buffering=1)
             faulthandler.enable()
@@ -54,7 +54,7 @@ class Printed:
         os.dup2(self._file, self._descriptor)
 
     def push(self) -> None:
-        """Send what was printed since the last time. CUDA prints when it is synchronised."""
+        """Send the output since the last call; CUDA prints at synchronisation."""
         self._flush(None)
         end = os.fstat(self._file).st_size
         if end <= self._sent:
@@ -81,7 +81,7 @@ NAMES_MAX = 4096
 
 @dataclass(slots=True)
 class Loaded:
-    """A module or library, and what is charged for its variables."""
+    """A module or library, and the charge for its variables."""
 
     device: int
     cost: int
@@ -101,7 +101,7 @@ class Variables:
 
     @contextmanager
     def charged(self, number: int, image: bytes | bytearray) -> Generator[None]:
-        """Charge what an image's variables take while it is loaded; keep that if it is.
+        """Charge an image's variables during its load; keep the charge if it is loaded.
 
         Raises:
             CudaError: when the partition has not so much left.
@@ -137,7 +137,7 @@ class Variables:
         loaded.cost += charged(size)
 
     def release(self, number: int) -> None:
-        """Give back what a module's variables took."""
+        """Release the charge of a module's variables."""
         loaded = self._loaded.pop(number, None)
         if loaded is not None and loaded.cost:
             self._client.budget.release(loaded.device, loaded.cost)

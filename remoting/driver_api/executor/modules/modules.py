@@ -1,4 +1,4 @@
-"""Libraries and modules: loaded, linked, and what they hold."""
+"""Libraries and modules: loading, linking, kernels and variables."""
 
 import ctypes
 import struct

@@ -1,4 +1,4 @@
-"""What both the launcher, without Python, and the worker's Python look at; as launcher.h has it."""
+"""State shared by the C launcher and the worker's Python, as launcher.h declares it."""
 
 import ctypes
 from typing import TYPE_CHECKING
@@ -29,7 +29,7 @@ class Shared(ctypes.Structure):
 
 
 class Outcome(ctypes.Structure):
-    """What came of a frame's records."""
+    """Result of a frame's records."""
 
     _fields_ = [
         ("status", ctypes.c_int32),

@@ -21,7 +21,7 @@ from gpupool.remoting.driver_api.executor.rare.nccl import (
 )
 
 VERSION, UNIQUE_ID, INIT, SPLIT, FINALIZE, DESTROY, ABORT, STATE, TEXT, SCALED, UNSCALED = range(11)
-"""What NCCL_ASK asks for: see nccl/nccl.c."""
+"""Request kinds of NCCL_ASK: see nccl/nccl.c."""
 
 ANSWER = struct.Struct("<iiii")
 """Result of NCCL's, and up to three numbers; a text or an id may follow."""
@@ -44,7 +44,7 @@ NO_COLOR = -1
 TEXT_MAX = 900
 
 ABORT_S = 10.0
-"""Longest time for NCCL to end what it is doing; it hears of a lost server within 5 s."""
+"""Longest time for NCCL to end its operation; it hears of a lost server within 5 s."""
 
 
 class Abort:
@@ -79,7 +79,7 @@ class Abort:
 
 @dataclass(slots=True)
 class Communicator:
-    """One communicator of the client, and what a call without an answer has failed with."""
+    """One communicator of the client, and the error of a call without a reply."""
 
     handle: int
     device: int
@@ -89,7 +89,7 @@ class Communicator:
 
 
 class Collectives(HandlerGroup):
-    """Executes what the client's libnccl.so.2 sends."""
+    """Executes the requests of the client's libnccl.so.2."""
 
     def __init__(self, client: Client, out_of_band: OutOfBandReplies) -> None:
         super().__init__(client)

@@ -24,7 +24,7 @@ RESOURCE_SIZE = 144
 
 SHOWN_AT, SHOWN_SIZE = 96, 48
 TOLD = struct.Struct(f"<QI4x{SHOWN_SIZE}s")
-"""Number, type (0: there is none), and what programs see."""
+"""Resource number, type (0: no resource), and the part visible to programs."""
 
 RESOURCES_MAX, GREENS_MAX, GROUPS_MAX = 1 << 16, 1 << 12, 256
 
@@ -59,7 +59,7 @@ class GreenContexts(HandlerGroup):
     # --- resources --------------------------------------------------------------------------------
 
     def _told(self, content: bytes, device: int) -> bytes:
-        """Return what the client is told of a resource, which is kept."""
+        """Register a resource; return its description for the client."""
         kind = int.from_bytes(content[:4], "little")
         if kind == 0:
             return TOLD.pack(0, 0, b"")
@@ -85,7 +85,7 @@ class GreenContexts(HandlerGroup):
         return self._told(found.raw, device)
 
     def _split(self, number: int, wanted: int, flags: int, least: int) -> bytes:
-        """Return how many groups there are, each of them, and what remains; or the first alone."""
+        """Return the group count, each group, and the remainder; or the count alone."""
         whole = self._resources[number]
         if wanted > GROUPS_MAX:
             raise RemoteProtocolError("malformed split of a resource")

@@ -124,7 +124,7 @@ class Nccl:
             raise NcclError(result)
 
     def unique_id(self) -> bytes:
-        """Return the name of a communicator to be, whose root is in this process."""
+        """Return a unique ID for a new communicator with its root in this process."""
         made = UniqueId()
         self._check(self._library.ncclGetUniqueId(ctypes.byref(made)))
         return ctypes.string_at(ctypes.addressof(made), ID_SIZE)
@@ -171,12 +171,12 @@ class Nccl:
         return found.value
 
     def last_error(self, handle: int) -> str:
-        """Return what NCCL says about its last error."""
+        """Return NCCL's text about its last error."""
         text: bytes | None = self._library.ncclGetLastError(handle)
         return (text or b"").decode(errors="replace")
 
     def finalize(self, handle: int) -> None:
-        """End what is under way."""
+        """End the pending operations of a communicator."""
         self._check(self._library.ncclCommFinalize(handle))
 
     def destroy(self, handle: int) -> None:
@@ -184,7 +184,7 @@ class Nccl:
         self._check(self._library.ncclCommDestroy(handle))
 
     def abort(self, handle: int) -> None:
-        """End a communicator and what it is doing."""
+        """Abort a communicator and its operations."""
         self._check(self._library.ncclCommAbort(handle))
 
     def scaled(self, scalar: bytes, kind: int, handle: int, *, on_device: bool) -> int:

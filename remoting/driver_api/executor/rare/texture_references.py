@@ -25,7 +25,7 @@ NAMES = (
     *("Format", "FilterMode", "MipmapFilterMode", "MipmapLevelBias", "MipmapLevelClamp"),
     *("MaxAnisotropy", "BorderColor", "Flags"),
 )
-"""What may be set and asked for, by its number; behind these the address mode of each dimension."""
+"""Texture reference properties by number; the address modes of each dimension follow."""
 
 OF_TWO = {"Format", "MipmapLevelClamp"}
 OF_FLOATS = {"MipmapLevelBias", "MipmapLevelClamp"}

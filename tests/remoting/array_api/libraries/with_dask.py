@@ -30,7 +30,7 @@ CALLS = {
 
 
 def main() -> None:
-    """Compare each with what NumPy's blocks give."""
+    """Compare each result with that of NumPy's blocks."""
     for scheduler in ("synchronous", "threads"):
         dask.config.set(scheduler=scheduler)
         for name, call in CALLS.items():

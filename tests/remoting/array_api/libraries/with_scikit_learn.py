@@ -53,7 +53,7 @@ SCORES = {
 
 
 def main() -> None:
-    """Compare each with what NumPy's arrays give."""
+    """Compare each result with that of NumPy's arrays."""
     sklearn.set_config(array_api_dispatch=True)
     for name, call in CALLS.items():
         made = call(cp.asarray)

@@ -36,7 +36,7 @@ CALLS = {
 
 
 def main() -> None:
-    """Compare each with what NumPy's arrays give."""
+    """Compare each result with that of NumPy's arrays."""
     labelled = HOST.copy(data=cp.asarray(HOST.data))
     for name, call in CALLS.items():
         made, wanted = call(labelled), call(HOST)

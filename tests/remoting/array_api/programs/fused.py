@@ -78,7 +78,7 @@ def types(xp: Any) -> list[Any]:
 
 
 def sums(xp: Any) -> list[Any]:
-    """Return what sums between element-wise operations give; CuPy itself fuses no such function."""
+    """Return the results of sums between element-wise operations; CuPy itself cannot fuse these."""
     x = xp.asarray(np.linspace(-1, 1, 48).reshape(6, 8), order="F")
 
     def spread(x: Any) -> Any:

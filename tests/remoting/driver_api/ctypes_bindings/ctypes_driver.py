@@ -10,7 +10,7 @@ from typing import Any
 LIBRARY = ctypes.CDLL("libcuda.so.1")
 NEWEST_IS_ANOTHER = {"cuGraphInstantiate": "cuGraphInstantiateWithFlags"}
 PLAIN = {"cuCtxSynchronize"}
-"""Functions whose ``_v2`` takes other parameters than what the worker calls."""
+"""Functions with a ``_v2`` of other parameters than the worker's call."""
 
 
 class DriverError(Exception):
@@ -30,7 +30,7 @@ def symbol(name: str) -> Any:
 
 
 def argument(value: Any) -> Any:
-    """Return what ctypes passes: integers as 64 bits, of which callees take what they need."""
+    """Return an argument for ctypes: integers as 64 bits, so callees take the part they need."""
     if isinstance(value, bool | int):
         return ctypes.c_uint64(value & 0xFFFFFFFFFFFFFFFF)
     if isinstance(value, list):
@@ -56,7 +56,7 @@ def call(name: str, *arguments: Any) -> None:
 
 
 def get(name: str, *arguments: Any) -> int:
-    """Call a function whose first parameter is where its 64-bit answer goes."""
+    """Call a function that writes its 64-bit answer to the address in its first parameter."""
     answer = ctypes.c_uint64(0)
     call(name, ctypes.byref(answer), *arguments)
     return answer.value

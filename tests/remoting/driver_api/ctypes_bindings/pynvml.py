@@ -22,7 +22,7 @@ LINK_COUNT = 18
 
 
 class NVMLError(Exception):
-    """What this GPU does not say."""
+    """An unsupported reading of this GPU."""
 
     value = NVML_ERROR_NOT_SUPPORTED
 
@@ -88,7 +88,7 @@ def _unsupported(*_: object) -> None:
 
 
 def __getattr__(name: str) -> Callable[..., None]:
-    """Give a function that refuses, whatever else is asked of this GPU."""
+    """Return a function that refuses, for every other NVML call."""
     if not name.startswith("nvml"):
         raise AttributeError(name)
     return _unsupported

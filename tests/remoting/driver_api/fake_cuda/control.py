@@ -136,7 +136,7 @@ class Control:
         return total
 
     def states(self) -> dict[int, int]:
-        """Give what ``cuCheckpointProcessGetState`` says of each live process."""
+        """Return the ``cuCheckpointProcessGetState`` state of each live process."""
         rows = [
             _PROCESS.unpack_from(self._map, _PROCESSES_AT + index * _PROCESS.size)
             for index in range(_PROCESSES)

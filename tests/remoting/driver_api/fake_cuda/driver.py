@@ -76,7 +76,7 @@ class Driver:
             raise CudaError(function, code)
 
     def get(self, function: str, *arguments: Any, kind: Any = ctypes.c_uint64) -> int:
-        """Call a function whose first argument is where its answer goes; give the answer."""
+        """Call a function that writes its answer to its first argument; return the answer."""
         answer = kind(0)
         self.call(function, ctypes.byref(answer), *arguments)
         return answer.value

@@ -1,4 +1,4 @@
-"""Write exports.inc: the names that libcuda.so.1 exports, and what cuGetProcAddress gives for them.
+"""Write exports.inc: the exported names of libcuda.so.1, and cuGetProcAddress's answers for them.
 
 Run by hand when the CUDA headers move on: `python generate_exports.py <include folder>` (the folder
 with cuda.h and cudaTypedefs.h, for instance nvidia/cu13/include of the nvidia-cuda-runtime wheel).

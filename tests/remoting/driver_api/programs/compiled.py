@@ -1,4 +1,4 @@
-"""What NVRTC asks the library before it compiles: compiled.py LIBRARY, which needs no server."""
+"""NVRTC's question to the library before it compiles: compiled.py LIBRARY, without a server."""
 
 import ctypes
 import sys
@@ -39,7 +39,7 @@ def search(kind: int, code: bytes, options: bytes, compiler: bytes = b"of today"
 
 
 def compiled(kind: int, code: bytes, options: bytes, result: bytes, **more: bytes) -> bytes | int:
-    """Return what is found, or keep the result and return the status of the miss."""
+    """Return the result found, or keep ``result`` and return the status of the miss."""
     made = search(kind, code, options, **more)
     if isinstance(made, int):
         return made
@@ -65,7 +65,7 @@ def twice() -> None:
 
 
 def binaries() -> None:
-    """Machine code is that of the text before it, of whose options its own say nothing."""
+    """Machine code belongs to the text before it; its options do not tell the text's options."""
     assert compiled(BINARY, b"code", b"-arch", b"fast") == MISSED  # of -ftz=1
     assert compiled(BINARY, b"code", b"-arch", b"") == REFUSED  # of no text
     assert compiled(TEXT, b"code", b"-ftz=0", b"") == b"slow\0text"
@@ -84,7 +84,7 @@ def binaries() -> None:
 
 
 def wrong() -> None:
-    """Kinds that nobody knows, and what is not there."""
+    """Unknown kinds, and missing arguments."""
     assert search(3, b"code", b"") == REFUSED
     assert start(None, TEXT, b"code", 4, b"", b"", b"", 90, 0) == INVALID
     assert start(ctypes.byref(pointer()), TEXT, None, 4, b"", b"", b"", 90, 0) == INVALID

@@ -118,7 +118,7 @@ def lose(ranks: list[Rank]) -> None:
 
 
 def stuck(ranks: list[Rank]) -> None:
-    """Wait for what nobody sends, and print what it takes to end that."""
+    """Wait for data that nobody sends, and print the outcome of the calls that end the wait."""
     words = (ranks[0].target, ctypes.c_size_t(COUNT), FLOAT, 1, ranks[0].comm, ranks[0].stream)
     good(nccl.ncclRecv(*words))
     good(nccl.ncclRecv(*words))  # which comes to an aborted communicator

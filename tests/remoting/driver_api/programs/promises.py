@@ -1,4 +1,4 @@
-"""What each flag, kind and attribute of CUDA's calls gives, a line each; argument: a cubin.
+"""The outcome of each flag, kind and attribute of CUDA's calls, a line each; argument: a cubin.
 
     python promises.py test_kernels.sm_90.cubin
 
@@ -24,13 +24,13 @@ def call(name: str, *arguments: Any) -> int:
 
 
 def must(name: str, *arguments: Any) -> None:
-    """Call what is no matter of this program."""
+    """Make a call outside of this program's subject; exit when it fails."""
     if status := call(name, *arguments):
         sys.exit(f"{name} gave {status}")
 
 
 def out() -> Any:
-    """Return room for what a call gives."""
+    """Return room for the results of a call."""
     return (U64 * 32)()
 
 
@@ -45,7 +45,7 @@ def say(name: str, value: object, status: int) -> None:
 
 
 def walk(name: str, last: int, once: Callable[[int], int]) -> None:
-    """Print what each value up to one behind the last gives; flags are powers of two."""
+    """Print the status of each value up to one behind the last; flags are powers of two."""
     for value in range(last + 2):
         say(name, value, once(value))
 
@@ -175,7 +175,7 @@ def contexts(image: bytes, context: int) -> None:
 
 
 def settings(function: int) -> None:
-    """Limits, settings of functions and streams; each is set to what it is, or to zero."""
+    """Limits, settings of functions and streams; each is set to its present value, or to zero."""
     for limit in range(11):
         value = out()
         if call("cuCtxGetLimit", value, limit) == 0:
@@ -313,7 +313,7 @@ def attributes(_image: bytes, _context: int) -> None:
 
 
 def main() -> None:
-    """Walk all, each part in a process of its own: some drivers end one that asks for a thing."""
+    """Walk all, each part in a separate process: some drivers end a process for one request."""
     with open(sys.argv[1], "rb") as file:
         image = file.read()
     ended = {}

@@ -23,7 +23,7 @@ from cupy._door.calls import Plan, Remote
 from cupy._door.meta import Meta, contiguous_strides, fresh, intern, keep_order
 
 ARRAY_PROTOCOLS = ("__cupy_get_ndarray__", "__cuda_array_interface__")
-"""What an object has that is an array on a device, or describes one."""
+"""Attributes of an object that is an array on a device, or describes one."""
 
 
 def asarray(value: Any) -> Any:
@@ -103,7 +103,7 @@ def from_interface(obj: Any) -> Any:
 
 
 def _described_dtype(described: Any) -> np.dtype[Any]:
-    """Return the dtype of a description, whose text lacks the fields of a structure."""
+    """Return the dtype of a description; its ``typestr`` lacks the fields of a structure."""
     kind = np.dtype(described["typestr"])
     fields = described.get("descr")
     if kind.char != "V" or not isinstance(fields, list):

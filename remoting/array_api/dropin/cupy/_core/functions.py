@@ -53,7 +53,7 @@ def _lazy(name: str, uploads: int = 0) -> Any:
 
 
 def _asked(name: str, uploads: int = 0) -> Any:
-    """Make a function whose result has a structure that depends on its arguments."""
+    """Make a function with a result structure that depends on its arguments."""
 
     def function(*args: Any, **kwargs: Any) -> Any:
         made = tuple(_arrays(arg) if at < uploads else _host(arg) for at, arg in enumerate(args))
@@ -149,7 +149,7 @@ def unique(
 def isin(
     element: Any, test_elements: Any, assume_unique: bool = False, invert: bool = False
 ) -> Any:
-    """Say which elements occur in another array."""
+    """Return the mask of elements that occur in another array."""
     first, second = convert.asarray(element), convert.asarray(test_elements)
     return make.forward(
         "isin", (first, second, assume_unique, invert), {}, fresh(_BOOL, first.shape)
@@ -157,7 +157,7 @@ def isin(
 
 
 def in1d(ar1: Any, ar2: Any, assume_unique: bool = False, invert: bool = False) -> Any:
-    """Say which elements of a flattened array occur in another."""
+    """Return the mask of a flattened array's elements that occur in another."""
     return isin(convert.asarray(ar1).ravel(), ar2, assume_unique, invert)
 
 

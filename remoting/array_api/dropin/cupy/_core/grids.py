@@ -15,7 +15,7 @@ from cupy._door import state
 
 
 class AxisConcatenator:
-    """What ``r_`` and ``c_`` are: indexing that joins."""
+    """The type of ``r_`` and ``c_``: indexing that joins."""
 
     def __init__(self, axis: int = 0, ndmin: int = 1, trans1d: int = -1) -> None:
         self.axis = axis
@@ -60,7 +60,7 @@ def _on_host(key: Any) -> Any:
 
 
 class Grid:
-    """What ``mgrid`` and ``ogrid`` are: slices that become coordinates."""
+    """The type of ``mgrid`` and ``ogrid``: slices that become coordinates."""
 
     def __init__(self, sparse: bool) -> None:
         self._numpy: Any = np.ogrid if sparse else np.mgrid

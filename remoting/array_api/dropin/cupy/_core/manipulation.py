@@ -1,4 +1,4 @@
-"""Changing shapes, splitting and rearranging arrays; `joining` has what joins them."""
+"""Reshaping, splitting and rearranging arrays; `joining` has the functions that join them."""
 
 from __future__ import annotations
 

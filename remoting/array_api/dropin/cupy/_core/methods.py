@@ -52,11 +52,11 @@ class Mdspan(Remote):
 
     __slots__ = ("_array",)
     _array: Any
-    """Whose memory it is, so that it stays."""
+    """The array, kept alive for its memory."""
 
 
 class Methods:
-    """What `cupy.ndarray` can do, other than operators and conversions."""
+    """Methods of `cupy.ndarray`, other than operators and conversions."""
 
     __slots__ = ()
     _gp_meta: Meta
@@ -232,7 +232,7 @@ class Methods:
         self._gp_session.call("ndarray.fill", (self, scalar), {})
 
     def mdspan(self, *, index_type: Any, allow_unsafe: bool = False) -> Any:
-        """Return what a kernel takes for a ``cuda::std::mdspan`` of this array.
+        """Return the kernel argument for a ``cuda::std::mdspan`` of this array.
 
         Args:
             index_type: of the lengths and steps: `numpy.int32` or `numpy.int64`.

@@ -1,4 +1,4 @@
-"""Operators of arrays: the hot paths to ufuncs, and CuPy's rules of who computes."""
+"""Operators of arrays: the hot paths to ufuncs, and CuPy's rules of deferral."""
 
 import warnings
 from collections.abc import Callable

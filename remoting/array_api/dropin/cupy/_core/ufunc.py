@@ -1,4 +1,4 @@
-"""Universal functions: which loop CuPy would choose, and the shortest way to send the call."""
+"""Universal functions: CuPy's choice of a loop, and the shortest way to send the call."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ _COMPARES = """
 _COMPARE = frozenset(_COMPARES.split())
 
 _REAL = ("arctan2", "copysign", "hypot", "i0", "nextafter")
-"""Functions whose loops of complex numbers CuPy lists, and no compiler takes."""
+"""Functions with complex loops that CuPy lists, and no compiler takes."""
 
 _AT = frozenset(("add", "subtract", "maximum", "minimum", *_BITS))
 
 Operand = Union[np.dtype[Any], type]
-"""A dtype, or int, float, complex for a Python number, whose type gives way to the arrays'."""
+"""A dtype, or int, float, complex for a Python number, a type that yields to the arrays'."""
 
 
 def _kind_score(kind: Any) -> int:

@@ -1,4 +1,4 @@
-"""What a program is told that uses a name of CuPy which this package lacks."""
+"""Error messages for CuPy names that this package lacks."""
 
 import functools
 import importlib
@@ -39,7 +39,8 @@ _LIKE = {
     "": "cupy.cuda.cutensor cupy.cuda.nccl",
 }
 PRIVATE = {name: like for like, names in _LIKE.items() for name in names.split()}
-"""Modules of CuPy that public code imports, and whose names stand in them; "" is: not available."""
+"""Modules of CuPy that public code imports, with the module for their names; "" is: not
+available."""
 
 _IMPORTER = "_find_and_load_unlocked"
 """The function of importlib that imports; importlib.util.find_spec only asks, without it."""
@@ -50,7 +51,7 @@ _FROM = "_handle_fromlist"
 
 @functools.cache
 def _names_of_cupy() -> tuple[set[str], set[str]]:
-    """Return the recorded names of CuPy and the modules whose names are; none without a record."""
+    """Return the recorded names of CuPy, and the modules with records; none without a record."""
     folder = Path(__file__).resolve().parents[3]
     try:
         surface: dict[str, str] = runpy.run_path(str(folder / "surface_names.py"))["SURFACE"]
@@ -63,7 +64,7 @@ def _names_of_cupy() -> tuple[set[str], set[str]]:
 
 
 def advice(module: str, name: str) -> str:
-    """Say what a program can do that wants a name which a module of this package lacks."""
+    """Return advice to a program on a name that a module of this package lacks."""
     names, known = _names_of_cupy()
     whole = f"{module}.{name}"
     if whole == "cupyx.jit":

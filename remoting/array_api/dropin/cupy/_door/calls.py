@@ -26,7 +26,7 @@ _VIEWS = frozenset(
         *("ndarray.transpose", "ndarray.view"),
     }
 )
-"""Operations whose results share their source's memory, as a rule."""
+"""Operations with results that share their source's memory, as a rule."""
 
 _ANYWHERE = _VIEWS | {
     "door.fetch",
@@ -78,7 +78,7 @@ def remote_of(stream: Any) -> Any:
 
 
 def remote_object(kind: Any, session: Any, operation: str, args: Any, /, **kwargs: Any) -> Any:
-    """Have the worker make an object; return the instance of ``kind``, a `Remote`, for it."""
+    """Make an object in the worker; return the instance of ``kind``, a `Remote`, for it."""
     handle, _ = session.call(operation, args, kwargs, wire.META_OBJECT)
     made: Remote = object.__new__(kind)
     made._gp_handle = handle  # pyright: ignore[reportPrivateUsage]

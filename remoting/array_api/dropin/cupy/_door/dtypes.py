@@ -41,7 +41,7 @@ def is_bfloat16(dtype: np.dtype[Any]) -> bool:
 
 
 def kind_of(dtype: np.dtype[Any]) -> str:
-    """Return the letter of NumPy for what a type is: bfloat16 has floating-point numbers."""
+    """Return NumPy's kind letter of a type: bfloat16 is floating-point."""
     return "f" if is_bfloat16(dtype) else dtype.kind
 
 
@@ -58,7 +58,7 @@ def is_kept(dtype: np.dtype[Any]) -> bool:
 
 
 def told(dtype: np.dtype[Any]) -> Any:
-    """Return what the worker is told of a type, hashable; ValueError for one of the host."""
+    """Return a type's hashable form for the worker; ValueError for one of the host."""
     if dtype.char in wire.DTYPES:
         return dtype.str
     found = _told.get(dtype)
@@ -156,7 +156,7 @@ def alignment(dtype: np.dtype[Any]) -> int:
 
 
 def check_kernel(dtype: np.dtype[Any]) -> None:
-    """Raise for a structure whose fields no kernel can read, because they are not aligned."""
+    """Raise for a structure with fields that no kernel can read, as they are not aligned."""
     if dtype.fields is None:
         return
     for name in dtype.names or ():

@@ -1,4 +1,4 @@
-"""What goes wrong between the drop-in and its workers, as the exceptions a program sees."""
+"""Errors between the drop-in and its workers, as the exceptions a program sees."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ MALFORMED = (
     TypeError,
     ValueError,
 )
-"""What reading an answer raises that is not as this side asked for."""
+"""Exceptions from reading an answer that is not as this side asked for."""
 
 
 def visible(text: object) -> str:
@@ -39,7 +39,7 @@ def visible(text: object) -> str:
 
 
 def nonsense(error: BaseException) -> str:
-    """Return the reason for which a session ends whose server sent what cannot be read."""
+    """Return the reason to end a session after unreadable data from its server."""
     return (
         f"the server sent something that makes no sense: {visible(error) or type(error).__name__}"
     )

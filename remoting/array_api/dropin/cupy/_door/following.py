@@ -45,7 +45,7 @@ def start(session: Session) -> None:
 
 
 def after_fork() -> None:
-    """Close what belongs to the parent."""
+    """Close the parent's connections."""
     for connection in _sockets:
         connection.close()
     _sockets.clear()
@@ -97,7 +97,7 @@ class _Agent:
         return line if line["ok"] else None
 
     def line(self) -> dict[str, Any]:
-        """Wait for what the agent says next by itself."""
+        """Wait for the next message that the agent sends by itself."""
         return self._orders.pop(0) if self._orders else self._read()
 
     def _read(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Which calls wait once for the worker's library to check their arguments.
+"""Calls that wait once for the worker's library to check their arguments.
 
 The client checks the arguments of what programs call in loops, and sends those calls without
 waiting. The functions here are called rarely and have many rules. The first call of each kind, with
@@ -108,7 +108,7 @@ class Judged:
         self._kinds: set[Any] = set()
 
     def accept(self, kind: Any) -> None:
-        """Remember what `must_wait` returned, for calls of that kind not to wait again."""
+        """Remember the result of `must_wait`, for calls of that kind not to wait again."""
         if kind is not EACH:
             if len(self._kinds) >= KINDS_MAX:
                 self._kinds.clear()
@@ -175,7 +175,7 @@ def _dtype(value: Any) -> Any:
 
 
 def _type(value: Any) -> Any:
-    """Return the look of a number, or of a list of ints, whose value no check reads."""
+    """Return the look of a number, or of a list of ints; no check reads the value."""
     if type(value) is int or type(value) is float:
         return _ANY, type(value)
     if type(value) is list and all(type(item) is int for item in value):
@@ -187,7 +187,7 @@ _ANY = object()
 
 
 def _looks(value: Any, depth: int = 0) -> Any:
-    """Return what the checks of an argument depend on; TypeError where it is not known."""
+    """Return an argument's features that the checks read; TypeError where unknown."""
     if isinstance(value, Remote):
         known: Any = getattr(value, "_gp_known", value)
         if known is value:  # no array: it looks like no other object
@@ -214,7 +214,7 @@ def _digest(value: Any) -> bytes:
 
 
 def _told(value: Any) -> str:
-    """Return looks as text; TypeError for an object whose text may be another's too."""
+    """Return looks as text; TypeError for an object with an ambiguous text."""
     if type(value) is tuple:
         return f"({','.join([_told(item) for item in value])})"
     if isinstance(value, Meta):

@@ -22,7 +22,7 @@ BYTES_MAX = 1 << 62
 
 
 class _NoMemory:
-    """Carries an ``__array_interface__`` whose address has no memory behind it."""
+    """Carries an ``__array_interface__`` with an address that has no memory behind it."""
 
     def __init__(self, meta: Meta) -> None:
         self.__array_interface__ = {

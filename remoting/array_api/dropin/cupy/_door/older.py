@@ -1,4 +1,4 @@
-"""What newer versions of Python have, for programs whose Python is 3.9 or 3.10."""
+"""Features of newer Python versions, for programs on Python 3.9 or 3.10."""
 
 import dis
 import functools
@@ -11,7 +11,7 @@ if sys.version_info >= (3, 10):
 else:
 
     def zip_strict(*iterables: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
-        """Pair what belongs together; a ValueError says that one side is longer."""
+        """Zip iterables of one length; a ValueError says that one side is longer."""
         columns = [list(each) for each in iterables]
         if len({len(each) for each in columns}) > 1:
             raise ValueError("zip_strict() has arguments of several lengths")

@@ -1,4 +1,4 @@
-"""All sessions of this process, and which device belongs to which."""
+"""All sessions of this process, and the devices of each."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ GROUP_ROOM = 32
 
 
 class Hooks(NamedTuple):
-    """What a queue calls of its session."""
+    """Callbacks from a queue to its session."""
 
     #: Ask the worker how much memory a device has left.
     low_room: Callable[[int], None]
@@ -210,7 +210,7 @@ class CallQueue:
         raise AssertionError("turns never end")
 
     def _make_way(self, plan: Plan) -> None:
-        """Free what was dropped before a large result; count the bytes of a long record."""
+        """Free dropped arrays before a large result; count the bytes of a long record."""
         if plan.prompt and self._garbage:
             self._sender.sweep()
         self._sender.weigh(plan.packer.size)
@@ -277,7 +277,7 @@ class CallQueue:
 
     @alone
     def put(self, handle: int, meta: Meta, data: memoryview, *, existing: bool) -> int:
-        """Send the bytes of an array in a frame of their own; return its device."""
+        """Send the bytes of an array in a separate frame; return its device."""
         sender = self._sender
         self.begin("put")
         # The parts that name the meta must be sent before the frame that uses it.
@@ -312,7 +312,7 @@ class CallQueue:
 
     @alone
     def take(self, index: int, number: int, handle: int, meta: Meta, *, existing: bool) -> int:
-        """Have the worker take the elements that another sends; return the array's device."""
+        """Let the worker take another worker's elements; return the array's device."""
         self.begin("put")
         meta_id = self.handles.meta(meta)
         flag = int(existing)

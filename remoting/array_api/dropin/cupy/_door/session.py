@@ -168,7 +168,7 @@ class Session:
         self.introduced = peers is not None
 
     def _heed(self, welcome: dict[str, Any], version: str) -> None:
-        """Take over what the worker says of itself."""
+        """Apply the worker's welcome message."""
         if "error" in welcome:
             raise ValueError(visible(welcome["error"]))
         if welcome.get("protocol") != wire.PROTOCOL:
@@ -209,7 +209,7 @@ class Session:
             self._connection.close(DoorError("the GPU session is closed"))
 
     def abandon(self, reason: str) -> None:
-        """Mark as unusable in a forked child, without a byte to the worker, who is the parent's."""
+        """Mark as unusable in a forked child, without a byte to the worker of the parent."""
         self._sender.after_fork()
         self._receiver.after_fork()
         self._queue.after_fork()
@@ -280,7 +280,7 @@ class Session:
     def call_unknown(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], array: Any
     ) -> None:
-        """Queue one call whose result is ``array``, which the worker will describe."""
+        """Queue one call with the result ``array``; the worker describes it later."""
         plan, values = plan_of(self.plans, name, args, kwargs, (wire.META_UNKNOWN,), self)
         array._gp_handle = next(self.handles)
         # Before the call leaves, because its description may be here before `emit` returns.
@@ -496,5 +496,5 @@ class Session:
         return device
 
     def take(self, index: int, number: int, handle: int, meta: Meta, *, existing: bool) -> int:
-        """Have the worker take the elements that another sends; return the array's device."""
+        """Let the worker take another worker's elements; return the array's device."""
         return self._queue.take(index, number, handle, meta, existing=existing)

@@ -1,4 +1,4 @@
-"""Which device and stream each thread uses, and hooks that later modules fill in."""
+"""The device and stream of each thread, and hooks that later modules fill in."""
 
 import contextlib
 import threading
@@ -16,7 +16,7 @@ hooks: dict[str, Any] = {}
 class _Local(threading.local):
     context: Context = DEFAULT
     may_wait: bool = True
-    """What `cupyx.allow_synchronize` says of this thread."""
+    """This thread's setting of `cupyx.allow_synchronize`."""
     fuses: bool = False
     """Whether this thread runs a function that was given to `fuse`."""
 

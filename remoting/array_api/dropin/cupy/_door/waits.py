@@ -1,4 +1,4 @@
-"""How often a program waited for its workers, for what and where: what `-vv` tells at the end."""
+"""Counts of a program's waits for its workers, by call and place: the report of `-vv`."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def made() -> Waits | None:
 
 
 def told(accounts: Iterable[Waits | None]) -> Iterator[str]:
-    """Yield what the end of the program says: the sum, and where it waited most often."""
+    """Yield the report at the program's end: the sum of waits, and the most frequent places."""
     counts: Counter[tuple[str, Any, int]] = Counter()
     for account in accounts:
         if account is not None:

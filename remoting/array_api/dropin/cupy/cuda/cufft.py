@@ -1,4 +1,4 @@
-"""Plans of Fourier transforms: what a program says in advance about the arrays to come.
+"""Plans of Fourier transforms: a program's advance description of the arrays to come.
 
 The server's CuPy makes and keeps the plans that compute. A plan here says which arrays it is for,
 and is checked as CuPy checks it, so that a program that reuses its plans runs as it is.
@@ -40,7 +40,7 @@ class _Local(threading.local):
 
 _local = _Local()
 hooks: dict[str, Any] = {}
-"""The settings of transforms, whose module imports this one."""
+"""The settings of transforms; their module imports this one."""
 
 
 def get_current_plan() -> Any:

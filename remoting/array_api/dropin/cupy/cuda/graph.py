@@ -10,7 +10,7 @@ from cupy._door.calls import Remote, remote_of
 
 
 class Graph(Remote):
-    """What `cupy.cuda.Stream.end_capture` returns. It lives in the worker."""
+    """The CUDA graph of `cupy.cuda.Stream.end_capture`. It lives in the worker."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""Memory pools, whose numbers come from the server, and pointers into arrays."""
+"""Memory pools, with numbers from the server, and pointers into arrays."""
 
 # The values that this module forwards have no static type: they are whatever a program passes.
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
@@ -35,7 +35,7 @@ class MemoryPool:
         pool.current().ask("cuda.pool.free_all_blocks")
 
     def free_all_free(self) -> None:
-        """Do what `free_all_blocks` does."""
+        """Do the same as `free_all_blocks`."""
         self.free_all_blocks()
 
     def n_free_blocks(self) -> int:
@@ -89,7 +89,7 @@ state.hooks["limit"] = _limit
 
 
 class MemoryAsyncPool(MemoryPool):
-    """The same pool: the partition's accounting holds whichever allocator is asked for."""
+    """The same pool: the partition's accounting holds for every allocator."""
 
 
 class PinnedMemoryPool:
@@ -117,7 +117,7 @@ def address(array: Any) -> int:
 
 
 class Memory:
-    """What `MemoryPointer.mem` is: the allocation that a pointer points into."""
+    """The allocation that a pointer points into: `MemoryPointer.mem`."""
 
     def __init__(self, owner: Any) -> None:
         self._owner = owner
@@ -139,7 +139,7 @@ class Memory:
 
 
 class Address(int):
-    """An address on the server, which still knows what it points to.
+    """An address on the server, with its pointer.
 
     An object that describes an array of this program by ``__cuda_array_interface__`` passes this
     number on, and so becomes an array again. A sum is an address too, which points to no array.

@@ -71,7 +71,7 @@ class _RemoteStream(Remote):
 
 
 class _BaseStream:
-    """What every stream can do."""
+    """Base of every stream."""
 
     _remote: Any = None
     _per_thread = False

@@ -85,7 +85,7 @@ class CUDAarray(Remote):
 
 
 class ResourceDescriptor:
-    """What a texture or a surface is of: a CUDA array, or an array of the GPU."""
+    """Memory of a texture or a surface: a CUDA array, or an array of the GPU."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class ResourceDescriptor:
 
 
 class TextureDescriptor:
-    """How a texture is read: beyond its borders, between its elements, and as which numbers."""
+    """Modes of texture reads: beyond borders, between elements, and number format."""
 
     def __init__(
         self,

@@ -157,7 +157,7 @@ class PlanCache:
         return "\n".join([*lines, *(str(node) for _, node in self)]) + "\n"
 
     def show_info(self) -> None:
-        """Print what is kept."""
+        """Print the plan cache."""
         print(self)  # noqa: T201 - as CuPy does
 
 
@@ -294,7 +294,7 @@ cufft.hooks["config"] = config
 
 
 def transform(name: str) -> tuple[str, tuple[Any, ...]]:
-    """Return the operation of a transform over one axis, and what its arguments begin with."""
+    """Return the operation of a transform over one axis, and its leading arguments."""
     devices = config.devices
     if devices is None:
         return f"fft.{name}", ()

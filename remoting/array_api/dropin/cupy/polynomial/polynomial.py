@@ -28,7 +28,7 @@ def polyvander(x: Any, deg: int) -> Any:
 
 
 def polycompanion(c: Any) -> Any:
-    """Return the companion matrix, whose eigenvalues are the roots."""
+    """Return the companion matrix; its eigenvalues are the roots."""
     (series,) = _polyutils.as_series([need(c, "c")])
     degree = series.size - 1
     if degree == 0:

@@ -80,7 +80,7 @@ def _bind(name: str, names: dict[str, Any], args: Any, kwargs: Any) -> dict[str,
 
 
 def _check_choice(count: int, wanted: int, replace: bool, weights: Any) -> None:
-    """Raise where `choice` cannot draw, but for what the weights' values say."""
+    """Raise where `choice` cannot draw, but for the weights' values."""
     if weights is not None:
         if weights.ndim != 1:
             raise ValueError("p must be 1-dimensional")

@@ -1,4 +1,4 @@
-"""Interpolation: functions, and classes whose objects are the worker's."""
+"""Interpolation: functions, and classes with objects in the worker."""
 
 from __future__ import annotations
 

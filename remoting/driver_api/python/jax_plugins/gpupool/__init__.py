@@ -1,4 +1,4 @@
-"""Has JAX look for CUDA devices on a machine that has none of its own.
+"""Makes JAX look for CUDA devices on a machine without any.
 
 JAX passes its CUDA backend over where there is no ``/dev/nvidia0``, without asking the driver
 (``jax._src.hardware_utils.has_visible_nvidia_gpu``, in 0.4 to 0.11). It imports every package in

@@ -43,7 +43,7 @@ def fill(target: Any, source: Any) -> bool:
 
 
 def _in_memory_order(source: Any, meta: Meta) -> Any:
-    """Return a view whose elements in C order are those of ``meta`` in the order of memory."""
+    """Return a view with axes in the memory order of ``meta``."""
     axes = tuple(sorted(range(meta.ndim), key=lambda axis: -meta.strides[axis]))
     return source if axes == tuple(range(meta.ndim)) else source.transpose(axes)
 

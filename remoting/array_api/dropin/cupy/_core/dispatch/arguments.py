@@ -212,12 +212,12 @@ def need(a: Any, name: str = "a") -> Any:
 
 
 def able(a: Any, method: str) -> Any:
-    """Return what has a method: an array, or what another library has for one."""
+    """Return an object with this method: ``a`` itself, or the array that it converts to."""
     return a if hasattr(a, method) else need(a)
 
 
 def weak_result(dtype: np.dtype[Any], kinds: list[Any]) -> np.dtype[Any]:
-    """Return the promoted type of an array with numbers, whose own types give way (NEP 50)."""
+    """Return the promoted type of an array with Python numbers, as weak types (NEP 50)."""
     result = dtype
     for kind in kinds:
         if isinstance(kind, np.dtype):

@@ -46,7 +46,7 @@ def result(
 
 
 def plain(session: Session, handle: int, meta: Meta, device: int) -> Any:
-    """Return the array for a handle, of the class itself: the shortest way, for what loops call."""
+    """Return the base-class array for a handle: the shortest way, for calls in loops."""
     array: Any = _new(classes.ndarray)
     array._gp_handle = handle
     array._gp_session = session
@@ -80,7 +80,7 @@ def session_of(*values: Any) -> Session:
 
 
 def forward(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], meta: Meta) -> Any:
-    """Send a call whose result is one new array of known looks."""
+    """Send a call that returns one new array of known dtype and shape."""
     session = session_of(*args, *kwargs.values())
     handle, device = session.call(name, args, kwargs, meta)
     return result(session, handle, meta, device)
@@ -89,14 +89,14 @@ def forward(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], meta: Meta
 def forward_many(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any], metas: tuple[Meta, ...]
 ) -> tuple[Any, ...]:
-    """Send a call whose result is several new arrays of known looks."""
+    """Send a call that returns several new arrays of known dtype and shape."""
     session = session_of(*args, *kwargs.values())
     first, device = session.call(name, args, kwargs, *metas)
     return tuple([result(session, first + index, meta, device) for index, meta in enumerate(metas)])
 
 
 def lazy(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Send a call whose result is one array that only the worker can describe."""
+    """Send a call that returns one array; only the worker can describe it."""
     session = session_of(*args, *kwargs.values())
     array = result(session, 0, None, 0)
     session.call_unknown(name, args, kwargs, array)
@@ -114,7 +114,7 @@ def ask(name: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def view(source: Any, name: str, args: tuple[Any, ...], meta: Meta, kind: Any = None) -> Any:
-    """Send a call whose result shares the memory of ``source``."""
+    """Send a call that returns a view of the memory of ``source``."""
     session: Session = source._gp_session
     handle, device = session.call(name, (source, *args), {}, meta)
     base = source if source._gp_base is None else source._gp_base
@@ -177,7 +177,7 @@ def forward_planned(memo: dict[Any, Plan], name: str, args: tuple[Any, ...], met
 
 
 def send_view(source: Any, plan: Plan, tail: bytes, frame: Any) -> Any:
-    """Send a planned call whose result shares the memory of ``source``; ``tail`` is packed."""
+    """Send a planned call that returns a view of ``source``; ``tail`` is packed."""
     session: Session = source._gp_session
     handle = next(session.handles)
     session.emit(plan, HANDLES(handle, source._gp_handle) + tail, frame)
@@ -259,7 +259,7 @@ def full(shape: tuple[int, ...], value: Any, dtype: Any, order: str = "C") -> An
 
 
 def _told(dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> Meta:
-    """Return what the worker says of an array; no program gets one that no GPU can have."""
+    """Return the worker's description of an array; ValueError for an impossible shape."""
     numbers = all(type(one) is int for one in (*shape, *strides))
     if not numbers or any(length < 0 for length in shape) or len(shape) != len(strides):
         raise ValueError("an array of no shape")

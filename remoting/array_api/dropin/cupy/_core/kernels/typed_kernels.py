@@ -42,7 +42,7 @@ def _parameters(text: str, is_const: bool) -> tuple[ParameterInfo, ...]:
 
 
 class _Typed:
-    """What elementwise and reduction kernels share: parameters with types to bind."""
+    """Base of elementwise and reduction kernels: parameters with types to bind."""
 
     in_params: tuple[ParameterInfo, ...]
     out_params: tuple[ParameterInfo, ...]

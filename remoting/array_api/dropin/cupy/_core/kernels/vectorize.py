@@ -17,7 +17,7 @@ from cupy._core.dispatch import arguments
 from cupy._core.ufunc import broadcast
 
 _PYTHON: dict[type, Any] = {bool: False, int: 0, float: 0.0, complex: 0j}
-"""Python's numbers, whose types give way to those of arrays; a number stands for each."""
+"""Python's number types, which give way to those of arrays; a number stands for each."""
 
 
 def _host(value: Any) -> Any:

@@ -57,7 +57,7 @@ class Connection:
         self.link.close()
 
     def cut_off(self, reason: str) -> BaseException:
-        """End the session, whose socket is gone, and all others if the lease is lost."""
+        """End the session after the loss of its socket, and all others if the lease is lost."""
         if self.failure is None and self.agent is not None and self.agent.check():
             return self._lose_lease()
         return self.lose(reason)

@@ -338,7 +338,7 @@ class Link:
         self.counts.append(count)
 
     def send_some(self, buffers: list[memoryview]) -> bool:
-        """Write what fits of ``buffers``, and put its count into ``sent``; False if none fits.
+        """Write the part of ``buffers`` that fits, and put its count into ``sent``; False if none.
 
         Raises:
             OSError: the connection is gone.

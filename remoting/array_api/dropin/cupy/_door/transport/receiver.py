@@ -266,7 +266,7 @@ class Receiver:
     # --- frames ---------------------------------------------------------------------------------
 
     def _parse(self) -> None:
-        """Handle every whole frame. One whose handling an exception ends is handled again."""
+        """Handle every whole frame. A frame interrupted by an exception is handled again."""
         size = wire.HEADER.size
         while self._bulk is None and self._end - self._start >= size:
             length, kind, _, _, request, _, bulk = wire.HEADER.unpack_from(self._inbox, self._start)

@@ -116,7 +116,7 @@ class Sender:
             self.full_at = 0
 
     def _is_busy(self) -> bool:
-        """Say whether what runs here has interrupted the sending or reading of a frame."""
+        """Return whether the current code has interrupted the sending or reading of a frame."""
         return self._sending or self._receiver.in_the_middle()
 
     def _send_parts(self) -> None:

@@ -81,7 +81,7 @@ class _Collection:
 
 
 def _enable_in_child() -> None:
-    """Let a child process collect garbage whose parent had a thread in the midst of a call."""
+    """Let a child process collect garbage, even if a parent's thread was in a call."""
     if _Collection.kept_off:
         _Collection.kept_off = 0
         if _Collection.enabled:
@@ -93,7 +93,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class TlsStream:
-    """Both directions of a connection; the counts of what was moved go into the lists given."""
+    """Both directions of a TLS connection; counts of moved bytes go into the lists given."""
 
     def __init__(self, connection: ssl.SSLSocket, counts: list[int], sent: list[int]) -> None:
         self._socket = connection
@@ -120,7 +120,7 @@ class TlsStream:
             return None
 
     def _alone(self, step: Callable[[memoryview], bool], piece: memoryview) -> bool:
-        """Return what this call returns; meanwhile no other has the connection, nor garbage."""
+        """Run `step` alone on the connection, without garbage collection; return its result."""
         held: list[bool] = []
         enabled = _Collection.enabled if _Collection.kept_off else gc.isenabled()
         try:
@@ -181,7 +181,7 @@ class TlsStream:
             self._measures = False
 
     def settle_read(self) -> bool:
-        """Count what a read moved that a signal's exception ended; False if that is not known."""
+        """Count the bytes of a read that a signal's exception ended; False if not known."""
         target = self.reading
         return target is None or self._alone(self._settle_read, target)
 
@@ -245,7 +245,7 @@ class TlsStream:
         return True
 
     def settle_write(self) -> bool:
-        """Count what a write moved that a signal's exception ended; False if that is not known."""
+        """Count the bytes of a write that a signal's exception ended; False if not known."""
         piece = self.writing
         return piece is None or self._alone(self._settle_write, piece)
 

@@ -1,4 +1,4 @@
-"""What CuPy checks and warns of in signal processing, where the worker cannot."""
+"""CuPy's checks and warnings in signal processing, where the worker cannot make them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cupyx.scipy.signal import _systems
 
 
 def window(function: Any) -> Any:
-    """Return `get_window`, which refuses what names no window."""
+    """Return `get_window` with a check that refuses values that name no window."""
 
     def check(window: Any, *_args: Any, **_kwargs: Any) -> None:
         if isinstance(window, (str, tuple)):
@@ -37,7 +37,7 @@ def order(function: Any) -> Any:
 
 
 def decimate(function: Any) -> Any:
-    """Return `decimate`, whose filter may be a system of discrete time."""
+    """Return `decimate` for filters that may be a system of discrete time."""
 
     def decimate(
         x: Any, q: Any, n: Any = None, ftype: Any = "iir", axis: int = -1, zero_phase: bool = True

@@ -1,4 +1,4 @@
-"""Chirp transforms as objects, which hold what their functions take, and extrema by any comparison.
+"""Chirp transforms as objects that hold their functions' arguments, and extrema by any comparison.
 
 CuPy's objects keep chirps of their own; these send the parameters with each call, and the worker
 computes the chirps again.

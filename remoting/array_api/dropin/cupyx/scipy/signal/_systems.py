@@ -49,7 +49,7 @@ def _remade(form: str, arrays: tuple[Any, ...], dt: Any) -> Any:
 
 
 def ask(name: str, *args: Any, **kwargs: Any) -> Any:
-    """Run an operation on systems, and wait for what it gives."""
+    """Run an operation on systems, and wait for its result."""
     given = [_sent(value) for value in args]
     keywords = {key: _sent(value) for key, value in kwargs.items()}
     flat: list[Any] = []
@@ -84,7 +84,7 @@ step = _function("step")
 
 
 class LinearTimeInvariant:
-    """A linear system whose behaviour does not change with time."""
+    """A linear time-invariant system."""
 
     _form = ""  # by which the worker knows what the arrays are
     _maker = ""

@@ -27,7 +27,7 @@ def is_number(value: Any) -> bool:
 
 
 class Arithmetic:
-    """What all sparse matrices and arrays compute: each method is one operation of the worker."""
+    """Arithmetic of all sparse matrices and arrays: each method is one operation of the worker."""
 
     _shape: tuple[int, ...]
     _dtype: np.dtype[Any]

@@ -1,4 +1,4 @@
-"""What all sparse matrices and arrays can do: each method is one operation of the worker."""
+"""Methods of all sparse matrices and arrays: each method is one operation of the worker."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class SparseBase(Remote, Arithmetic):
         return GenericAlias(cls, item)
 
     def _source(self, arg1: Any, dtype: Any) -> Any:
-        """Return what the matrix is made from, as the worker takes it."""
+        """Return the matrix's initializer, as the worker takes it."""
         if _wire.is_of_scipy(arg1):
             return tuple([self._uploaded(each) for each in self._host_parts(arg1)])
         if isinstance(arg1, (Remote, tuple)):
@@ -270,7 +270,7 @@ class SparseBase(Remote, Arithmetic):
         return self._same("copy")
 
     def _same(self, name: str, dtype: Any = None) -> Any:
-        """Run an operation whose result looks like this matrix; nothing waits."""
+        """Run an operation that keeps the format and shape; nothing waits in two dimensions."""
         kind = _wire.classes[self.format, self.is_array]
         if self.ndim != 2:
             return _wire.ask(name, self)
@@ -324,11 +324,11 @@ class SparseBase(Remote, Arithmetic):
 
 
 class sparray:
-    """What sparse arrays have in common; ``*`` multiplies element by element."""
+    """Base of sparse arrays; ``*`` multiplies element by element."""
 
 
 class spmatrix:
-    """What sparse matrices have in common; ``*`` is the product of matrices."""
+    """Base of sparse matrices; ``*`` is the product of matrices."""
 
     is_array = False
 

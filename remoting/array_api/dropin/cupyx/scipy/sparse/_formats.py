@@ -201,7 +201,7 @@ class _dia_base(SparseBase):
 
     @property
     def offsets(self) -> Any:
-        """Which diagonals there are: not a copy."""
+        """Offsets of the diagonals: not a copy."""
         return self._part("offsets")
 
     @offsets.setter

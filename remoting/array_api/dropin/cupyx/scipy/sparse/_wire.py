@@ -87,13 +87,13 @@ def read(session: Any, value: Any) -> Any:
 
 
 def ask(name: str, *args: Any, **kwargs: Any) -> Any:
-    """Run an operation on sparse matrices, and wait for what it gives."""
+    """Run an operation on sparse matrices, and wait for its result."""
     session = make.session_of(*args, *kwargs.values())
     return read(session, session.ask(f"sparse.{name}", args, kwargs))
 
 
 def send(name: str, args: tuple[Any, ...], cls: Any, shape: Any, dtype: Any, **kwargs: Any) -> Any:
-    """Run an operation whose result is a matrix of known looks; nothing waits."""
+    """Run an operation that returns a matrix of known format and shape; nothing waits."""
     from cupy._door import wire
 
     session = make.session_of(*args)

@@ -1,4 +1,4 @@
-"""What the CUDA door's worker uses of cuda.bindings.driver, by ctypes; see ctypes_driver.py."""
+"""The part of cuda.bindings.driver for the CUDA door's worker, by ctypes; see ctypes_driver.py."""
 
 import ctypes
 from collections.abc import Callable
@@ -54,7 +54,7 @@ class Location(ctypes.Structure):
 
 
 class CUmemAllocationProp(ctypes.Structure):
-    """CUmemAllocationProp, whose flags are not used here."""
+    """CUmemAllocationProp; its flags are not used here."""
 
     _fields_ = [
         ("type", ctypes.c_int),

@@ -42,7 +42,7 @@ def _given(**kwargs: Any) -> dict[str, Any]:
 
 
 def _check_system(A: Any, b: Any) -> None:
-    """Raise for what is no sparse system of equations with one right side or several."""
+    """Raise unless A and b form a sparse system with one right side or several."""
     if not _issparse(A):
         raise TypeError("A must be cupyx.scipy.sparse.spmatrix")
     if not _is_dense(b):

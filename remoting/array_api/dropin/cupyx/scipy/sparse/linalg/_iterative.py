@@ -17,7 +17,7 @@ from cupyx.scipy.sparse.linalg._operators import IdentityOperator, aslinearopera
 
 
 def _checked(A: Any, M: Any, x0: Any, b: Any) -> int:
-    """Raise as CuPy does for what is no system of equations; return its size."""
+    """Raise as CuPy does for an invalid system of equations; return its size."""
     if A.shape[0] != A.shape[1]:
         raise ValueError(f"expected square matrix (shape: {A.shape})")
     if A.dtype.char not in "fdFD":

@@ -1,4 +1,4 @@
-"""Linear operators: what multiplies vectors, made of matrices or of a program's own functions."""
+"""Linear operators on vectors, made of matrices or of a program's own functions."""
 
 from __future__ import annotations
 
@@ -264,7 +264,7 @@ class MatrixLinearOperator(LinearOperator):
 
 
 class IdentityOperator(LinearOperator):
-    """An operator that gives back what it gets."""
+    """An operator that returns its input."""
 
     def __init__(self, shape: Any, dtype: Any = None) -> None:
         super().__init__(dtype, shape)
@@ -286,7 +286,7 @@ class IdentityOperator(LinearOperator):
 
 
 def aslinearoperator(A: Any) -> Any:
-    """Return a matrix, or what has ``shape`` and ``matvec``, as an operator."""
+    """Return a matrix, or an object with ``shape`` and ``matvec``, as an operator."""
     if isinstance(A, LinearOperator):
         return A
     if issparse(A) or is_dense(A):

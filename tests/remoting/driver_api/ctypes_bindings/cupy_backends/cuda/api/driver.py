@@ -1,4 +1,4 @@
-"""What the worker of the CUDA door uses of CuPy's bindings of the driver, by ctypes."""
+"""The part of CuPy's driver bindings for the worker of the CUDA door, by ctypes."""
 
 from ctypes_driver import DriverError, call
 

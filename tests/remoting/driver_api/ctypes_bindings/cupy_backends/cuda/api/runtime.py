@@ -1,4 +1,4 @@
-"""What the worker of the CUDA door uses of CuPy's bindings of the runtime, by ctypes."""
+"""The part of CuPy's runtime bindings for the worker of the CUDA door, by ctypes."""
 
 import ctypes
 

@@ -1,4 +1,4 @@
-"""Stands for CuPy's bindings of the runtime: they only note which devices were made current."""
+"""Stands for CuPy's bindings of the runtime: they only record the devices made current."""
 
 import os
 from pathlib import Path
