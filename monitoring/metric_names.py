@@ -161,9 +161,9 @@ DECLARED: tuple[Metric, ...] = (
         pool_waiting(class): Requests that wait.
         pool_oldest_wait_seconds: How long the oldest of them has waited.
         pool_policy_version: The policy in force.
-        pool_view_age_seconds: Age of what this server knows of the pool.
+        pool_view_age_seconds: Age of this server's copy of the table.
         health_check_status(check subject): 0 ok, 1 warns, 2 fails.
-        history_bytes(file): Size of what the observer keeps.
+        history_bytes(file): Size of the exporter's files.
         """,
     ),
     *_of(

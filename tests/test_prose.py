@@ -79,3 +79,19 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 @pytest.mark.parametrize("said", BAD)
 def test_a_fault_is_found(found: list[str], said: str) -> None:
     assert any(line.startswith(said) for line in found), found
+
+
+@pytest.mark.parametrize(
+    ("sentence", "is_found"),
+    [
+        ("Return the limits of a lease.", False),
+        ("Return the index up to which the log is applied.", False),
+        ("Return the leader, which may be another server.", False),
+        ("Return what a lease may use.", True),
+        ("Say which server leads.", True),
+        ("Notes who waits, on a thread of its own.", True),
+        ("Have the lease go on.", True),
+    ],
+)
+def test_a_docstring_begins_with_nouns(prose: ModuleType, sentence: str, is_found: bool) -> None:
+    assert bool(prose.pronouns(sentence)) is is_found

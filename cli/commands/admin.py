@@ -44,7 +44,7 @@ def drain(credentials: str | None, server: str, gpu: str | None, reason: str, mo
     """Stop grants on SERVER, or on one of its GPUs; running leases continue.
 
     With --move, leases on the GPU go on with others of the same server, where these have room.
-    Those of a whole server go on with other servers, as far as "gpupool move" can have them go.
+    Leases on a whole server go on with other servers, as far as "gpupool move" can move them.
     """
     from gpupool.cli.commands.moves import move_away
     from gpupool.remoting.protocol import messages as m
@@ -122,8 +122,8 @@ def kill(credentials: str | None, lease: int, reason: str) -> None:
 def suspend(credentials: str | None, lease: int, reason: str) -> None:
     """Suspend LEASE and free its GPUs until it is resumed; its program waits.
 
-    Users suspend their own leases, operators any. What is on the GPUs is kept in the memory of
-    their server meanwhile. The command returns once others can have the GPUs.
+    Users suspend their own leases, operators any. The server keeps the contents of the GPU memory
+    in its own memory meanwhile. The command returns once the GPUs are free.
     """
     from gpupool.remoting.protocol import messages as m
 

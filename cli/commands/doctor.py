@@ -49,12 +49,12 @@ class Finding:
 @click.option(
     "--servers",
     is_flag=True,
-    help="Have each server test its links and idle GPUs, too; operators only.",
+    help="Each server tests its links and idle GPUs, too; operators only.",
 )
 @click.option(
     "--bandwidth",
     is_flag=True,
-    help="Have the servers measure the network between them, too; operators only.",
+    help="The servers measure the network between them, too; operators only.",
 )
 @pool_options
 @json_option
@@ -64,14 +64,14 @@ def command(credentials: str | None, servers: bool, bandwidth: bool, as_json: bo
     It checks the credentials, every server, the quorum, the clocks, and the doors of this machine.
     It exits with 3 when the pool answers and a check fails, with 1 when no server answers.
 
-    With --servers each server also tests its idle GPUs, by a computation whose result is known,
-    and sends 64 KiB to every server that it has a link with; this takes up to half a minute. What
-    servers have found before is shown as well, see gpupool health.
+    With --servers each server also tests its idle GPUs, by a computation whose result is known, and
+    sends 64 KiB to every server that it has a link with; this takes up to half a minute. Earlier
+    findings of servers are shown as well, see gpupool health.
 
     With --bandwidth each two servers send each other data for a second, as fast as they can. Each
     server is in one pair at a time, so this takes a second for each server of the pool, and a
-    minute at most. A way warns below 80 % of its slower interface, or of what most ways carry, and
-    fails below 20 %.
+    minute at most. A link warns below 80 % of its slower interface, or of the median of all links,
+    and fails below 20 %.
     """
     findings, reached = run_async(
         partial(examine, credentials, servers=servers, bandwidth=bandwidth)

@@ -144,14 +144,14 @@ if TYPE_CHECKING:
     "--metrics-open",
     metavar="CIDR",
     multiple=True,
-    help="Who connects from there reads the metrics without a token; repeatable.",
+    help="Clients from there read the metrics without a token; repeatable.",
 )
 @click.option(
     "--metrics-users",
     type=click.IntRange(0, 100),
     default=0,
     metavar="N",
-    help="Give the N users with the most GPU time rows of their own in the metrics.",
+    help="Give the N users with the most GPU time separate rows in the metrics.",
 )
 @click.option(
     "--sd-labels",
@@ -169,12 +169,12 @@ if TYPE_CHECKING:
 @click.option(
     "--suspend-memory",
     type=SIZE_TYPE,
-    help="Memory of this machine for what suspended programs have on GPUs (default: half of it).",
+    help="Host memory for the GPU memory of suspended programs (default: half of it).",
 )
 @click.option(
     "--suspend-spill",
     metavar="DIR",
-    help="Folder for what exceeds --suspend-memory; encrypted, and gone when the server ends.",
+    help="Folder for the overflow of --suspend-memory; encrypted, and removed at the end.",
 )
 @click.option(
     "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True

@@ -107,7 +107,7 @@ def check(file: str, as_json: bool) -> None:
 @command.command("explain")
 @click.argument("file", type=click.Path(dir_okay=False, allow_dash=True), required=False)
 @request_options
-@click.option("--user", help="Whose request it is (default: yours).")
+@click.option("--user", help="User of the request (default: you).")
 @pool_options
 @json_option
 def explain(

@@ -41,11 +41,11 @@ def command(
 ) -> int:
     r"""Make this machine's server a new member of its pool, with a new id.
 
-    A server whose state directory was restored from an old copy, cloned, damaged, or left behind
-    by "gpupool recover" has forgotten what it promised to the others, and they refuse it. So do
-    they when the pool has removed it, or trusts its certificate no more. Its machine comes back as
-    another server. Its leases have ended, and nothing else is lost: the pool
-    keeps its table on the others. The server must not run meanwhile.
+    A server whose state directory was restored from an old copy, cloned, damaged, or left behind by
+    "gpupool recover" has forgotten its votes and acknowledgements, and the others refuse it. They
+    refuse it, too, when the pool has removed it, or trusts its certificate no more. Its machine
+    comes back as another server. Its leases have ended, and nothing else is lost: the pool keeps
+    its table on the others. The server must not run meanwhile.
 
     \b
     1. As an operator: "gpupool token create --server", and "gpupool leave NAME", or choose

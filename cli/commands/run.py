@@ -72,8 +72,8 @@ FISH = (
     "cuda: any CUDA program.",
 )
 @click.option("--env", type=PAIR, multiple=True, help="Variable for the program; repeatable.")
-@click.option("--dry-run", is_flag=True, help="Say what it would get and how, and run nothing.")
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing of our own but errors.")
+@click.option("--dry-run", is_flag=True, help="Show the choice of GPUs, and run nothing.")
+@click.option("-q", "--quiet", is_flag=True, help="Print errors alone.")
 @pool_options
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, required=True)
 @click.pass_context
@@ -139,7 +139,7 @@ def run(
     show_default=True,
     help='How programs reach the GPUs; see "gpupool help run".',
 )
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing of our own but errors.")
+@click.option("-q", "--quiet", is_flag=True, help="Print errors alone.")
 @pool_options
 def shell(wanted: Wanted, credentials: str | None, door: str, quiet: bool) -> int:
     r"""Start a shell, yours by $SHELL, that has GPUs until it exits.

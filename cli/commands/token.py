@@ -132,7 +132,7 @@ def list_tokens(credentials: str | None, as_json: bool) -> None:
 )
 @pool_options
 def renew(credentials: str | None, token: str | None, expires: float) -> None:
-    """Let TOKEN be good for longer; without TOKEN, the one that you are logged in with.
+    """Extend TOKEN; without TOKEN, the token of your login.
 
     TOKEN is its name in "gpupool token list". Its user goes on with the same token.
     """

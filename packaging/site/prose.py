@@ -1,10 +1,12 @@
-"""Check the style of the pages and of the help texts: ``prose.py [FILE ...]``.
+"""Check the style of pages, help texts, errors and docstrings: ``prose.py [FILE ...]``.
 
 Each rule is a line of ``WORDS`` or a function here. Vale would do the same, but it comes as a
 program that is downloaded when it first runs.
 """
 
+import ast
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,9 +22,9 @@ ENUMERATION_WORDS = 4
 ERRORS = ROOT / "docs" / "errors.md"
 """It has the error sentences with a hint; all of them are read from the source instead."""
 ERROR_LENGTH_MAX = 24
-"""Words of what happened, or why, or of a hint: it is read between other output."""
+"""Words of an error sentence, a reason or a hint: it is read between other output."""
 RECORDS = {"adr", "results"}
-"""What was decided or seen at a time is not rewritten."""
+"""Folders of past decisions and observations, which are not rewritten."""
 WORDS = {
     r"who(?:m)?ever": "say who",
     r"(?:of|by|to|with|for) whom": "make two sentences",
@@ -46,13 +48,18 @@ STAND_INS = {
     r"|end|use|move|test|measure|know|freed|sent)": "say who does it: suspend, move, let",
     r"of (?:its|their|one's) own": "write: separate, its",
 }
-"""Of pages alone: a pronoun in a noun's place, and a verb that hides who acts."""
-GENERATED = {"cli.md", "metrics.md"}
-"""Pages whose words stand in the code."""
+"""A pronoun in a noun's place, and a verb that hides its subject."""
+PRONOUNS = re.compile(
+    r"\b(?:what|whose|who|whom|who(?:m)?ever|whatever|whichever)\b|\bof (?:its|their|one's) own\b"
+    r"|(?<!, )(?<!\b(?:by|of|to|in|at|on) )(?<!\b(?:for|via) )(?<!\b(?:from|with|than|into) )"
+    r"(?<!\b(?:after|under) )(?<!\b(?:before|behind) )(?<!\bthrough )\bwhich\b",
+    re.IGNORECASE,
+)
+"""Pronouns of a docstring's first sentence: a relative clause has a noun before it."""
 
 
 def compiled(words: dict[str, str]) -> dict[re.Pattern[str], str]:
-    """Return patterns of whole words, whatever their case, with the advice of each."""
+    """Return patterns of whole words in any case, with the advice of each."""
     return {re.compile(rf"\b(?:{each})\b", re.IGNORECASE): words[each] for each in words}
 
 
@@ -63,7 +70,7 @@ STARTS = re.compile(r"(?:What|Who|Which|Whose)\b(?!.*\?$)")
 ALONE = re.compile(r"\s*(?:$|#|\||[-*] |\d+\. )")
 """A line that does not go on with the paragraph above."""
 COLUMN = re.compile(r"\s+\S.*?\s{2,}(\S.*)$|\s+gpupool (.*)$")
-"""A line of a help text with an option or an example, and what it means."""
+"""A line of a help text with an option or an example, and its meaning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +86,7 @@ def main() -> None:
     files = [Path(name).resolve() for name in sys.argv[1:]] or list(pages())
     found = [finding for path in files for finding in findings(path)]
     if not sys.argv[1:]:
+        found += docstring_findings()
         found += [f"{row[0]!r}: {each}" for row in all_rows() for each in error_problems(*row)]
     sys.stdout.writelines(f"{finding}\n" for finding in found)
     if found:
@@ -95,17 +103,37 @@ def pages() -> Iterator[Path]:
 
 
 def findings(path: Path) -> Iterator[str]:
-    """Yield what a file has against the rules, as ``FILE:LINE: what``."""
+    """Yield a file's violations of the rules, as ``FILE:LINE: problem``."""
     text = path.read_text(encoding="utf-8")
     name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path.name
     for paragraph in paragraphs(text, helps=path.name == "cli.md"):
-        of_page = () if path.name in GENERATED else stand_ins(paragraph.text)
-        for problem in (*problems(paragraph.text), *of_page):
+        for problem in (*problems(paragraph.text), *stand_ins(paragraph.text)):
             yield f"{name}:{paragraph.line}: {problem}"
 
 
+def docstring_findings() -> Iterator[str]:
+    """Yield the first sentences of docstrings with a pronoun in a noun's place."""
+    listed = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, check=True)
+    for name in listed.stdout.decode().split():
+        tree = ast.parse((ROOT / name).read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Constant):
+                continue
+            if isinstance(text := node.value.value, str):
+                first = " ".join(text.strip().split("\n\n")[0].split())
+                for found in pronouns(first):
+                    yield f"{name}:{node.lineno}: {found!r}: begin with the noun: {first[:70]!r}"
+
+
+def pronouns(sentence: str) -> list[str]:
+    """Return the pronouns in nouns' places in the first sentence of a docstring."""
+    return PRONOUNS.findall(sentence) + [
+        found[0] for pattern in PAGE_PATTERNS for found in pattern.finditer(sentence)
+    ]
+
+
 def problems(text: str) -> Iterator[str]:
-    """Yield what a paragraph has against the rules."""
+    """Yield a paragraph's violations of the rules."""
     if found := re.search(r"\S  +[^\s\[]", text):  # "  [default: 1]" is click's
         yield f"two spaces: {text[max(0, found.start() - 20) : found.end() + 20]!r}"
     yield from words_of(text, PATTERNS)
@@ -131,9 +159,10 @@ def words_of(text: str, patterns: dict[re.Pattern[str], str]) -> Iterator[str]:
 
 
 def error_problems(sentence: str, hint: str) -> Iterator[str]:
-    """Yield what an error has against the rules: a clause, why behind a colon, and a hint."""
+    """Yield an error's violations of the rules: a clause, a reason behind a colon, and a hint."""
     for text in (sentence, hint):
         yield from problems(plain(text))
+        yield from stand_ins(plain(text))
     if re.search(r"(?<!\.\.)\.$", sentence) or re.search(r"(?<!\.\.)\.$", hint):
         yield f"an error ends without a full stop: {sentence!r} {hint!r}"
     if re.match(r"(?!CuPy|NumPy|Python|Prometheus|Field )[A-Z][a-z]", sentence):

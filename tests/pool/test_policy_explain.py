@@ -160,12 +160,12 @@ priority = 10
         (
             (("cy", 0, 60), ("ada", 1, 60)),
             1,
-            "as much is moved with it, and priorities are higher: 5 instead of 0",
+            "equal cost; priorities are higher: 5 instead of 0",
         ),
         (
             (("ada", 0, 60), ("bob", 1, 60)),
             1,
-            "as much is moved with it, and it would end a longer run: 2m instead of 1m",
+            "equal cost; it would end a longer run: 2m instead of 1m",
         ),
         (
             (("ada", 0, 60), ("ada", 1, 30), ("ada", 1, 30)),

@@ -19,7 +19,7 @@ SERVERS_MAX = 7
     type=click.IntRange(1, SERVERS_MAX),
     default=3,
     show_default=True,
-    help="How many servers, each a process of its own.",
+    help="Number of servers, each a separate process.",
 )
 @click.option(
     "--emulate",
@@ -70,7 +70,9 @@ def up(servers: int, emulate: Emulation, real: bool) -> None:
 
 
 @click.command()
-@click.option("--keep", is_flag=True, help='Keep what the servers hold, for the next "gpupool up".')
+@click.option(
+    "--keep", is_flag=True, help='Keep the state of the servers for the next "gpupool up".'
+)
 @verbose_option
 def down(keep: bool) -> None:
     """End the pool that "gpupool up" started, and remove it."""

@@ -58,7 +58,7 @@ def import_(
 ) -> None:
     """Convert records of a scheduler or a monitor to a trace.
 
-    FORMAT is one of slurm, nvidia-smi, prometheus. What is odd in the files is counted, and said.
+    FORMAT is one of slurm, nvidia-smi, prometheus. Malformed rows are counted and reported.
     """
     from gpupool.monitoring.analysis.trace_files import read_import, write_trace
 
@@ -154,7 +154,7 @@ def size_(
     r"""Find the fewest GPUs with which 95 % of all requests wait no longer than --wait.
 
     The jobs are replayed in virtual time, through the pool's own rules of placement and waiting.
-    With --gpus, only pools of those sizes are tried. What the modes mean:
+    With --gpus, only pools of those sizes are tried. The modes:
 
     \b
       recorded   a job holds its GPUs from its start to its end
@@ -244,7 +244,7 @@ def report_(
 ) -> None:
     """Show GPU use (working, held idle, free) by time and user, and the GPUs that would suffice.
 
-    The page of --html is one file that loads nothing, with what is shown here. Names of users are
+    The page of --html is one file that loads nothing, with the same tables. Names of users are
     in it as they are in the trace.
     """
     from pathlib import Path
@@ -286,7 +286,7 @@ def record_(for_s: float, out: str | None, names: bool) -> None:
 
     It reads by NVML how busy GPUs are, and which programs have how much memory on them. A recording
     goes on where it was when it is started again; what happened meanwhile is unknown. Users are
-    named by a hash, whose salt is in a file of its own beside the recording: keep that to yourself.
+    named by a hash, whose salt is in a separate file beside the recording: keep that secret.
     A GPU that is divided (MIG) is recorded as a whole, without how busy it was.
     """
     from gpupool.monitoring.analysis import portable_recorder

@@ -50,8 +50,8 @@ def command(
     """Show health findings of the pool: servers, GPUs, disks, links and clocks.
 
     Every server checks itself once a second; all are asked, and one that does not answer is named.
-    Exits with 0 when nothing fails, with 3 when something does, with 1 when no server answers.
-    What an operator has silenced is shown last, and counts for nothing.
+    Exits with 0 without failures, with 3 when a check fails, with 1 when no server answers.
+    Silenced findings are shown last, and do not count.
     """
     if context.invoked_subcommand is not None:
         return ExitCode.DONE
@@ -230,7 +230,7 @@ def silence(
     r"""Silence a finding or an alert that you know of, for some time. For operators.
 
     It is shown as silenced, counts for no exit code, and is sent to nobody. Findings for Prometheus
-    stay: it has silences of its own.
+    stay: silence those in its Alertmanager.
 
     \b
     Example:
@@ -317,8 +317,8 @@ def history(
 ) -> None:
     r"""List when checks found something, and when that ended; the newest first.
 
-    Every server keeps what its own checks have found, for two years if there is room. One that does
-    not answer is named, and so is one that does not know the whole time.
+    Every server keeps the findings of its checks for two years if there is room. The command names
+    servers that do not answer, and those without records of the whole time.
 
     \b
     Examples:

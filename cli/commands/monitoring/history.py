@@ -35,7 +35,7 @@ SPAN_S = 6 * 3600
 @click.argument("subject", metavar="SERVER|GPU|LEASE|USER|pool")
 @click.option(
     "--metric",
-    help="What to show: busy, memory, power, temperature, granted, bytes, waits, rtt and others; "
+    help="Metric: busy, memory, power, temperature, granted, bytes, waits, rtt and others; "
     "one that does not exist lists them (default: busy, of the pool granted).",
 )
 @span_options("6h")
@@ -66,8 +66,8 @@ def command(
     r"""Chart metrics that servers measured of GPUs, servers, leases, users and clients.
 
     A GPU is SERVER:NUMBER or the beginning of its id; "lease:", "user:", "client:", "gpu:" or
-    "server:" before a name says which is meant; a client is USER@HOST. Each server keeps its own
-    figures; one that does not answer is named. Users see their own leases, operators everybody's.
+    "server:" before a name tells the kind; a client is USER@HOST. Each server keeps its figures;
+    the command names servers that do not answer. Users see their leases, operators all.
 
     \b
     Examples:

@@ -42,23 +42,20 @@ WITHOUT_CAPACITY = {"lease": "--lease", "wasted": "--wasted", "database": "--fil
 @click.group(invoke_without_command=True)
 @span_options(DEFAULT_SINCE)
 @click.option(
-    "--by", type=click.Choice(KEYS), default="user", show_default=True, help="What to sum."
+    "--by", type=click.Choice(KEYS), default="user", show_default=True, help="Rows to sum by."
 )
-@click.option("--lease", type=Parsed("lease", parse_lease), help="All that is known of one lease.")
+@click.option("--lease", type=Parsed("lease", parse_lease), help="The whole record of one lease.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV, with units in its header.")
-@click.option(
-    "--wasted", is_flag=True, help="Show what was held while nothing ran, the most first."
-)
+@click.option("--wasted", is_flag=True, help="Show idle GPU-hours of leases, the most first.")
 @click.option(
     "--cost",
     is_flag=True,
-    help="Show what it cost, too, by the prices of the pool's policy; of --capacity also what was "
-    "free.",
+    help="Show costs, too, by the prices of the pool's policy; with --capacity also of free GPUs.",
 )
 @click.option(
     "--capacity",
     is_flag=True,
-    help="Show what became of all GPUs that there were, by model, or --by day.",
+    help="Show GPU capacity by model, or --by day.",
 )
 @click.option("--strict", is_flag=True, help="Exit with 3 when a server or a record is missing.")
 @click.option(
@@ -236,7 +233,7 @@ def forget(credentials: str | None, user: str, yes: bool) -> None:
 
     For operators. USER must have no lease and no waiting request. Servers that are away do it when
     they are back, within 90 days. Tokens, the policy and the audit keep the name; so do copies that
-    were made before. Who comes back under the name begins anew.
+    were made before. A user of that name begins anew.
     """
     from gpupool.remoting.protocol import messages as m
 

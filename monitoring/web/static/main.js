@@ -112,7 +112,7 @@ function form() {
       ${current.wrong ? html`<p class="wrong" role="alert">${current.wrong}</p>` : nothing}
       <button class="main">Log in</button>
     </form>
-    <p class="muted">A viewer's token looks, a user's ends own leases. An operator makes one with <code>gpupool token create</code>. Who has gpupool here needs none: <code>gpupool web --on SERVER</code>.</p>
+    <p class="muted">Viewer tokens are read-only; user tokens can end your own leases. An operator makes one with <code>gpupool token create</code>. With gpupool installed: <code>gpupool web --on SERVER</code>.</p>
   </main>`;
 }
 

@@ -26,7 +26,7 @@ PROPERTIES = {
     "shared-memory": "a /dev/shm of its lease's own",
     "system-calls": "a filter of system calls",
     "few-calls": "fewer system calls where all GPUs are emulated: no sockets of their own",
-    HELD: "connections that lead nowhere but to their other end",
+    HELD: "network connections limited to their peer",
     LEASE_ADDRESSES: "TCP with the servers of its lease alone, where NCCL needs it",
     "priority": "less of the processors than the server when both want them",
     "cgroup": "a control group of its lease's own",

@@ -88,7 +88,7 @@ function one(name, index) {
       ${some(of("temperature")) || some(of("power")) ? panel("Temperature and power", chart({ t: data.t, height: 210, sync: "gpu", series: [{ label: "Temperature, °C", values: of("temperature"), tone: 2 }, { label: "Power, W", values: of("power"), tone: 3 }], ...marked(hour) }), { width: "w6", aside: "the last hour" }) : nothing}
       ${panel("Held by", timeline(leases), { width: "w6", flush: true, aside: plural(leases.length, "lease", "leases") })}
       ${panel("Memory", html`${bar([...leases.map((lease, i) => [(100 * lease.here) / gpu.capacity, i % 2 ? "b" : "a"]), [(100 * gpu.foreign) / gpu.capacity, "c"]])}
-        ${pairs([...leases.map((lease) => [`${lease.id}, ${lease.user}`, size(lease.here)]), gpu.foreign ? ["Others than gpupool", size(gpu.foreign)] : null, ["Free", size(free)]].filter(Boolean))}`, { width: "w6", aside: "granted, by lease" })}
+        ${pairs([...leases.map((lease) => [`${lease.id}, ${lease.user}`, size(lease.here)]), gpu.foreign ? ["Outside gpupool", size(gpu.foreign)] : null, ["Free", size(free)]].filter(Boolean))}`, { width: "w6", aside: "granted, by lease" })}
       ${panel("Device", static_ ? pairs([
         ["UUID", html`<span class="mono">${static_.id}</span>`], ["PCI bus", html`<span class="mono">${static_.pci_bus_id || "–"}</span>`], ["Compute capability", static_.compute_capability], ["Memory", bytes(static_.memory_total)],
         measured && known(measured.sm_clock_hz) && ["SM clock", `${number(measured.sm_clock_hz / 1e6)} MHz`],

@@ -10,7 +10,7 @@ const SPANS = [["24h", "24 h", 1], ["7d", "7 days", 7], ["30d", "30 days", 30], 
 const KEYS = [["user", "User"], ["class", "Class"], ["department", "Department"], ["client", "Client"], ["lease", "Lease"], ["server", "Server"], ["model", "Model"], ["program", "Program"], ["day", "Day"]];
 const report = { query: "", data: null, capacity: null, error: "", busy: false };
 const DAY_MS = 86400000;
-const PARTS = [["granted", "Granted"], ["free", "Free"], ["drained", "Drained"], ["down", "Down"], ["fault", "At fault"], ["outside", "Others than gpupool"]];
+const PARTS = [["granted", "Granted"], ["free", "Free"], ["drained", "Drained"], ["down", "Down"], ["fault", "At fault"], ["outside", "Outside gpupool"]];
 
 function query() {
   const asked = params();
