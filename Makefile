@@ -243,7 +243,7 @@ $(VENV)/installed-browser: $(VENV)/installed-dev
 # What needs Chromium, and what needs Prometheus; axe-core judges each page.
 BROWSER_TESTS := tests/monitoring/web/test_browser.py tests/monitoring/web/test_server_page_browser.py \
   tests/monitoring/web/test_live_pool_browser.py
-PROMETHEUS_TESTS := tests/monitoring/http/test_observer_https.py tests/monitoring/health/test_alerts.py \
+PROMETHEUS_TESTS := tests/monitoring/http/test_exporter_https.py tests/monitoring/health/test_alerts.py \
   tests/monitoring/test_metrics.py
 
 browser-tests: $(VENV)/installed-browser page-types

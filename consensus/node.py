@@ -25,7 +25,7 @@ that any number of nodes can live in one process.
              -> SnapshotTransfer  -> Puller
              -> Puller            (a server without a vote)
              -> TableComparison   is this table that of the others?
-             -> Hearsay           whom do the others refuse?
+             -> Gossip           whom do the others refuse?
              -> Promises          who has forgotten, who is a clone, who is repaired
              -> RaftCore          elections, replication, commit, apply; calls back ``CoreHost``
              -> PeerFrames        (what waits to leave)
@@ -54,10 +54,10 @@ from typing import NamedTuple
 from gpupool.consensus.core.library import CANDIDATE, LEADER, NEVER
 from gpupool.consensus.core.raft_core import RaftCore
 from gpupool.consensus.followers import Puller, PullResponder
-from gpupool.consensus.hearsay import Hearsay
+from gpupool.consensus.gossip import Gossip
 from gpupool.consensus.node_context import NodeContext
 from gpupool.consensus.peer_frames import PeerFrames
-from gpupool.consensus.promises import Promises
+from gpupool.consensus.persisted_votes import PersistedVotes
 from gpupool.consensus.proposal_queue import ProposalQueue
 from gpupool.consensus.protocol import closed_cbor
 from gpupool.consensus.protocol.membership import Configuration
@@ -213,13 +213,13 @@ class RaftNode:
             frames=self._frames,
             now=now,
         )
-        self._promises = Promises(context, Start(boot, incarnation))
-        self._hearsay = Hearsay(context, self._promises)
+        self._persisted_votes = PersistedVotes(context, Start(boot, incarnation))
+        self._gossip = Gossip(context, self._persisted_votes)
         self._contacts = Contacts(context)
         self._puller = Puller(context)
         self._snapshots = SnapshotTransfer(context, machine, self._puller, run_work)
         self._responder = PullResponder(context, self._snapshots)
-        self._voter_changes = VoterChanges(context, self._responder, self._promises.unfit)
+        self._voter_changes = VoterChanges(context, self._responder, self._persisted_votes.unfit)
         self._comparison = TableComparison(context, machine)
         self._proposals = ProposalQueue(
             self.core,
@@ -244,10 +244,10 @@ class RaftNode:
             "snapshot_ack": self._snapshots.on_snapshot_ack,
             "forward": self._proposals.on_forward,
             "forward_response": self._proposals.on_forward_response,
-            "hello": self._promises.on_hello,
-            "refused": self._promises.on_refused,
-            "promised": self._promises.on_promised,
-            "refusal": self._hearsay.on_refusal,
+            "hello": self._persisted_votes.on_hello,
+            "refused": self._persisted_votes.on_refused,
+            "promised": self._persisted_votes.on_promised,
+            "refusal": self._gossip.on_refusal,
             "reach": self._voter_changes.reach.on_reach,
         }
 
@@ -258,8 +258,8 @@ class RaftNode:
         self._context.advance(now)
         self._frames.connect(peer)
         self._drop_transfers(peer)
-        self._promises.connected(peer)
-        self._hearsay.connected(peer)
+        self._persisted_votes.connected(peer)
+        self._gossip.connected(peer)
         self._contacts.heard(peer)
         with self.core.stepping(self._context.now):
             self.core.connected_to(peer)
@@ -269,7 +269,7 @@ class RaftNode:
         """End the connection with ``peer``."""
         self._context.advance(now)
         self._frames.disconnect(peer)
-        self._promises.disconnected(peer)
+        self._persisted_votes.disconnected(peer)
         self._drop_transfers(peer)
         with self.core.stepping(self._context.now):
             self.core.disconnected_from(peer)
@@ -297,7 +297,7 @@ class RaftNode:
             if message["type"] in _ABOUT_PROMISES:
                 self._handlers[message["type"]](peer, message)
                 return
-            if not self._promises.admits(peer, message):
+            if not self._persisted_votes.admits(peer, message):
                 return
             self._contacts.heard(peer)
             handler = self._handlers.get(message["type"])
@@ -307,7 +307,7 @@ class RaftNode:
                 if message["type"] == "next_node_idx" and message["success"]:
                     self._snapshots.not_needed_by(peer)
                 self.core.receive(peer, message)
-            self._promises.took(peer, message)
+            self._persisted_votes.took(peer, message)
 
     def propose(
         self, command: Plain, ttl_s: float, callback: Callable[[Outcome], None], now: float
@@ -378,7 +378,7 @@ class RaftNode:
             self._proposals.expire(self._context.now)
             core.tick()
             self._comparison.judge()
-            self._hearsay.tell()
+            self._gossip.tell()
             leads = core.state == LEADER
             if leads:
                 self._contacts.leads_in(core.term)
@@ -407,7 +407,7 @@ class RaftNode:
         """
         self.storage.sync()
         self.core.synced()
-        self._promises.synced()
+        self._persisted_votes.synced()
 
     def ready(self) -> Ready:
         """Make everything durable, as ``sync`` does, and return the frames and outcomes to send."""
@@ -453,10 +453,10 @@ class RaftNode:
         """
         everyone = self.core.votes or self._puller.is_lost
         peers = self._contacts.to_connect(everyone=everyone)
-        more, source = self._promises.to_tell(), self._puller.source
+        more, source = self._persisted_votes.to_tell(), self._puller.source
         if source and source not in peers:
             more.append(source)
-        anew = self._puller.anew | self._promises.anew
+        anew = self._puller.anew | self._persisted_votes.anew
         return tuple(sorted({*peers, *more} - anew)) if more or anew else peers
 
     def health(self, now: float) -> RaftHealth:
@@ -476,13 +476,13 @@ class RaftNode:
             elections=core.elections,
             diverged=self._comparison.differing,
             unfit=self._unfit(),
-            alarm=self._promises.alarm(),
-            refused_by=self._hearsay.heard(now),
+            alarm=self._persisted_votes.alarm(),
+            refused_by=self._gossip.heard(now),
         )
 
     def _unfit(self) -> dict[ServerId, str]:
         """Return the voters that cannot be counted on, and why."""
-        found, core = self._promises.unfit(), self.core
+        found, core = self._persisted_votes.unfit(), self.core
         if core.settled:
             far = core.commit_index - self.settings.learner_lag_max
             for voter in core.voters:

@@ -1,4 +1,4 @@
-"""Copies of a server's databases by SQLite's online backup, while its observer writes them."""
+"""Copies of a server's databases by SQLite's online backup, while its exporter writes them."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ from gpupool.monitoring.usage_store import FILE_NAME as USAGE
 from gpupool.pool.errors import StorageError, UsageError
 
 PAGES_AT_A_TIME = 1024
-"""So that the observer can write between two steps."""
+"""So that the exporter can write between two steps."""
 
 
 def copy_databases(folder: Path, to: Path) -> list[Path]:

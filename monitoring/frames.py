@@ -1,7 +1,7 @@
-"""The messages between a server and its observer, over their socket pair; pure code.
+"""The messages between a server and its exporter, over their socket pair; pure code.
 
 Those for HTTP are in ``http/http_frames``, and the sample of each second is in ``sample``. Both
-ends are always of the same build, so numbers and fields change freely; the observer's answers are
+ends are always of the same build, so numbers and fields change freely; the exporter's answers are
 decoded as strictly as a stranger's all the same, since it is the process that strangers will reach.
 """
 
@@ -11,19 +11,19 @@ from gpupool.pool.model.forgetting import Forgotten
 from gpupool.pool.record_query import RecordPage, RecordQuery
 from gpupool.remoting.protocol.message_family import FrameFamily, Message, message
 
-OBSERVER = FrameFamily("observer", size_max=8 << 20)
+EXPORTER = FrameFamily("observer", size_max=8 << 20)
 
 PAGE_SIZE_MAX = 4 << 20
 """Of a page in an answer; one that is larger is made shorter."""
 
 
-class ServerMessage(Message, family=OBSERVER):
+class ServerMessage(Message, family=EXPORTER):
     """A message from the server."""
 
     __slots__ = ()
 
 
-class ObserverMessage(Message, family=OBSERVER):
+class ExporterMessage(Message, family=EXPORTER):
     """A message from the exporter."""
 
     __slots__ = ()
@@ -50,7 +50,7 @@ class Asked(ServerMessage):
 
 
 @message(3)
-class Answered(ObserverMessage):
+class Answered(ExporterMessage):
     """The answer to the question of this number."""
 
     number: Number
@@ -66,7 +66,7 @@ class HistoryAsked(ServerMessage):
 
 
 @message(6)
-class HistoryAnswered(ObserverMessage):
+class HistoryAnswered(ExporterMessage):
     """The answer to the question of this number."""
 
     number: Number

@@ -170,8 +170,8 @@ DECLARED: tuple[Metric, ...] = (
         "counter",
         "",
         """
-        history_dropped_samples_total: Seconds that the observer never heard of.
-        observer_http_requests_total(route code): Requests that the observer answered.
+        history_dropped_samples_total: Seconds that the exporter never heard of.
+        observer_http_requests_total(route code): Requests that the exporter answered.
         """,
     ),
     *_of("histogram", "", "observer_http_request_duration_seconds(route): Time to answer them."),

@@ -1,6 +1,6 @@
 """Sums over leases by class, which go on when a lease ends: the source of a server's counters.
 
-They begin with the observer. A sample adds what happened since the one before it; the records of
+They begin with the exporter. A sample adds what happened since the one before it; the records of
 ended leases add reasons, waiting and durations. Pure code; ``ended`` alone may be called on another
 thread.
 """
@@ -79,7 +79,7 @@ class _Seen:
 
 
 class Totals:
-    """The sums of one server since its observer began."""
+    """The sums of one server since its exporter began."""
 
     HISTOGRAMS_OWN = frozenset({"lease_wait_seconds", "lease_duration_seconds"})
     """Those that are made of records here."""

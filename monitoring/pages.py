@@ -78,7 +78,7 @@ def with_recent(
     """Return an exporter's last page, completed by records that it has not imported yet.
 
     Args:
-        page: of the observer, or an empty one when it does not answer.
+        page: of the exporter, or an empty one when it does not answer.
         recent: the records in the table, by number.
         newest: the number of the last record of the table.
         query: what was asked for.

@@ -7,7 +7,7 @@ from gpupool.pool.model.codec import CodecError, decode, encode
 from gpupool.pool.model.state import LeaseRecord
 
 FILE_NAME = "leases.jsonl"
-"""Written by the server, read by its observer. Renamed files have ``.1`` to ``.7`` behind it."""
+"""Written by the server, read by its exporter. Renamed files have ``.1`` to ``.7`` behind it."""
 
 SCHEMA = 1
 

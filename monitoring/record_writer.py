@@ -1,4 +1,4 @@
-"""The work of the observer's threads: records into ``usage.db``, and questions answered from it."""
+"""The work of the exporter's threads: records into ``usage.db``, and questions answered from it."""
 
 import sqlite3
 from collections.abc import Callable, Sequence

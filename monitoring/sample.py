@@ -94,7 +94,7 @@ class PoolBooks:
 
 @message(4)
 class Sample(ServerMessage):
-    """Everything that one server tells its observer of one second."""
+    """Everything that one server tells its exporter of one second."""
 
     at: Time  # the pool's time
     name: Line  # of the server; its id is the telemetry's
@@ -108,7 +108,7 @@ class Sample(ServerMessage):
     leases: tuple[LeaseBooks, ...]
     raft: RaftView
     pool: PoolBooks | None  # while in touch with a majority
-    dropped: Int = 0  # samples that the observer never got, since the server started
+    dropped: Int = 0  # samples that the exporter never got, since the server started
 
 
 class Sampler:

@@ -1,6 +1,6 @@
 """A query for the measurements of servers, and a part of the answer.
 
-Servers ask their own observer with them, and clients ask servers; each has what it measured itself.
+Servers ask their own exporter with them, and clients ask servers; each has what it measured itself.
 A point has a sum and a count, never a mean, so that the points of several servers can be added.
 """
 

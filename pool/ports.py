@@ -90,7 +90,7 @@ class RaftHealth:
     """Servers that cannot be counted on as voters, and why."""
     alarm: str = ""  # what an operator must know beyond that
     refused_by: Mapping[ServerId, RefusedBy] = field(default_factory=dict[ServerId, RefusedBy])
-    """Servers that others refuse, by hearsay: it is shown, and nothing rests on it."""
+    """Servers that others refuse, by gossip: it is shown, and nothing rests on it."""
 
 
 class StateMachine(Protocol):

@@ -1,6 +1,6 @@
 """A question about the records of ended leases, and a page of the answer.
 
-Servers ask their own observer with them, and clients ask servers. Pages go by the numbers of the
+Servers ask their own exporter with them, and clients ask servers. Pages go by the numbers of the
 records, so that a client can go on with another server in the middle.
 """
 
@@ -127,14 +127,14 @@ class BandwidthPage:
 ServerTest = CheckQuery | BandwidthQuery
 """Tests that the server itself runs for its answer; the exporter has no part in them."""
 
-ObserverQuery = RecordQuery | HistoryQuery | ServerTest
-ObserverPage = RecordPage | HistoryPage | CheckPage | BandwidthPage
-AskRecords = Callable[[ObserverQuery], Awaitable[ObserverPage]]
-"""Asks the observer of a server; raises ``GpupoolError`` when that does not answer."""
+ExporterQuery = RecordQuery | HistoryQuery | ServerTest
+ExporterPage = RecordPage | HistoryPage | CheckPage | BandwidthPage
+AskRecords = Callable[[ExporterQuery], Awaitable[ExporterPage]]
+"""Asks the exporter of a server; raises ``GpupoolError`` when that does not answer."""
 
 
-async def records_of_nobody(query: ObserverQuery) -> ObserverPage:
-    """Answer for a server that has no observer."""
+async def records_of_nobody(query: ExporterQuery) -> ExporterPage:
+    """Answer for a server that has no exporter."""
     if isinstance(query, HistoryQuery):
         return HistoryPage(problem="it keeps no history")
     return RecordPage(problem="it keeps no accounts")

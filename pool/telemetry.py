@@ -139,7 +139,7 @@ class HostTelemetry:
     network_speed: Int | None = None  # Mbit/s
     disk_total: Int | None = None  # of the state directory's file system
     disk_free: Int | None = None
-    #: By process: server, observer, keeper, workers.
+    #: By process: server, exporter, privileged helper, workers.
     resident: dict[Name, Int] = field(default_factory=dict[str, int])
     cpu_s: dict[Name, Figure] = field(default_factory=dict[str, float])
     descriptors: Int | None = None  # of the server, with its limit

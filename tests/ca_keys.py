@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from gpupool.pool.errors import AuthenticationError
 from gpupool.remoting.privileges.former_ca import CERTIFICATE, KEY, SECRET
-from gpupool.remoting.privileges.ownership import KEEPER
+from gpupool.remoting.privileges.ownership import HELPER
 from gpupool.remoting.protocol.sealed_key import is_sealed, unseal
 from gpupool.remoting.transport.authority.ca_bundle import oldest_of
 from gpupool.remoting.transport.pki import Authority
@@ -42,7 +42,7 @@ def open_key(folder: Path, key_pem: bytes) -> bytes:
     """Return a CA's key in the clear, by the signer's secret in a state directory."""
     if not is_sealed(key_pem):
         return key_pem
-    for path in (folder / KEEPER / SECRET, folder / SECRET):
+    for path in (folder / HELPER / SECRET, folder / SECRET):
         if path.exists():
             try:
                 return unseal(key_pem, X25519PrivateKey.from_private_bytes(path.read_bytes())).pem()

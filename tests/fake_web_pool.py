@@ -261,7 +261,7 @@ class FakePool(PoolSource):
             network_speed=100_000,
             disk_total=1800 * GIB,
             disk_free=(150 + 20 * (n % 40)) * GIB,
-            resident={"server": 120 << 20, "observer": 60 << 20, "workers": 3 * GIB},
+            resident={"server": 120 << 20, "exporter": 60 << 20, "workers": 3 * GIB},
         )
         return Telemetry(
             server, at, tuple(gpus), tuple(sessions), 0.002, host=host, findings=findings

@@ -52,9 +52,9 @@ def wrong_with(servers: Servers, credentials: str) -> str:
     return f"programs have leases, or wait for one: {', '.join(users)}" if users else ""
 
 
-def observers_of(state_dir: Path) -> list[int]:
+def exporters_of(state_dir: Path) -> list[int]:
     """Return the processes of exporters that write into a server's state directory."""
-    module, folder = b"gpupool.monitoring.observer", os.fsencode(state_dir.resolve() / "monitoring")
+    module, folder = b"gpupool.monitoring.exporter", os.fsencode(state_dir.resolve() / "monitoring")
     found: list[int] = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:

@@ -107,8 +107,8 @@ def test_the_services_are_as_closed_as_the_page_says(name: str, most: int) -> No
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
-def test_the_keepers_service_lets_workers_do_what_their_own_filter_lets_them() -> None:
-    """Workers cannot do more than their keeper's service: not even confine themselves."""
+def test_the_helpers_service_lets_workers_do_what_their_own_filter_lets_them() -> None:
+    """Workers cannot do more than their helper's service: not even confine themselves."""
     listed = subprocess.run(
         ["systemd-analyze", "syscall-filter"], capture_output=True, text=True, check=True
     ).stdout

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpupool.monitoring.frames import OBSERVER
+from gpupool.monitoring.frames import EXPORTER
 from gpupool.monitoring.http.http_frames import TokenAsked
 from gpupool.pool.errors import LocalProtocolError, RemoteProtocolError
 from gpupool.pool.model.bounds import Bound, Count, Line, Name
@@ -146,7 +146,7 @@ def test_no_figure_is_infinite_or_no_number() -> None:
 
 
 def test_sums_are_told_as_the_most_that_is_read() -> None:
-    """Two workers' numbers made a sum that no client and no observer could read."""
+    """Two workers' numbers made a sum that no client and no exporter could read."""
     both = 2 * (2**64 - 1)
     session = SessionTelemetry(LeaseId(1), 2, both, both, both, memory_reserved=both)
     telemetry = Telemetry(ServerId("a"), Milliseconds(1), sessions=(session,))
@@ -156,9 +156,9 @@ def test_sums_are_told_as_the_most_that_is_read() -> None:
 
 def test_the_longest_token_reaches_the_server() -> None:
     asked = TokenAsked(1, 2, "x" * token_text.TEXT_LENGTH_MAX)
-    reader = OBSERVER.reader()
-    reader.feed(OBSERVER.encode(asked))
-    assert [OBSERVER.decode(TokenAsked, frame) for frame in reader.frames()] == [asked]
+    reader = EXPORTER.reader()
+    reader.feed(EXPORTER.encode(asked))
+    assert [EXPORTER.decode(TokenAsked, frame) for frame in reader.frames()] == [asked]
 
 
 def worker_frame(kind: type[Any], **fields: Any) -> framing.Frame:

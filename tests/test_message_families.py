@@ -23,8 +23,8 @@ from gpupool.remoting.protocol.message_family import Family, FrameFamily, Messag
 
 for declaring in (
     "monitoring.http.http_frames",
-    "monitoring.observer",
-    "remoting.protocol.keeper_messages",
+    "monitoring.exporter",
+    "remoting.protocol.helper_messages",
     "remoting.protocol.signer_messages",
     "remoting.protocol.worker_messages",
 ):

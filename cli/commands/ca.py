@@ -49,7 +49,7 @@ def status(credentials: str | None, as_json: bool) -> int:
     view, found = run_async(lambda: _ask(credentials))
     behind = found[0].servers if len(found) > 1 else ()
     code = ExitCode.UNHEALTHY if behind else ExitCode.DONE
-    keys = _keepers(view)
+    keys = _helpers(view)
     if as_json:
         print_json(authorities=found, keys=keys)
         return code
@@ -69,7 +69,7 @@ def _print_row(what: str, role: str, servers: "Sequence[str]") -> None:
     click.echo(f"{what:<{SHORT}}  {role:<13}  {', '.join(servers) or 'no server'}")
 
 
-def _keepers(view: "PoolView") -> list[str]:
+def _helpers(view: "PoolView") -> list[str]:
     """Return the servers with the keys of all CAs that are trusted."""
     return [visible(server.name) for server in view.servers if server.has_keys]
 

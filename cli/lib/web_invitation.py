@@ -46,7 +46,7 @@ async def invitation(credentials: str | None, server: str) -> str:
 
 
 async def patiently(ask: Callable[[], Awaitable[str]]) -> str:
-    """Return the answer, asking again while a server has just started: its observer comes later.
+    """Return the answer, asking again while a server has just started: its exporter comes later.
 
     Raises:
         UnreachableError, AuthenticationError: as ``ask``.

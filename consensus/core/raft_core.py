@@ -468,7 +468,7 @@ class Replication(Elections):
             self._step_down(message["term"])
         if message["term"] == self.term and leader not in (None, self.server_id):
             self._SyncObj__raftLeader = self._peer(leader)
-            # Hearsay is no fresher than what the voter itself has heard.
+            # Gossip is no fresher than what the voter itself has heard.
             now, age_s = self._active.now, message["majority_age_ms"] / 1000
             self.leader_heard_at = now - age_s
             self._leader_clock_offset_s = message["clock_ms"] / 1000 - now

@@ -120,7 +120,7 @@ _KINDS: dict[str, tuple[int, dict[str, tuple[type, ...]]]] = {
     "alive": (16, {"applied_index": (int,)}),
     # What the sender's table made of the entries of one run of the log; ``index`` is behind it.
     "table_hash": (17, {"index": (int,), "hash": (bytes,)}),
-    # The first message of each connection; see ``promises.py``. An older build drops it.
+    # The first message of each connection; see ``persisted_votes.py``. An older build drops it.
     "hello": (
         18,
         {
@@ -135,7 +135,7 @@ _KINDS: dict[str, tuple[int, dict[str, tuple[type, ...]]]] = {
     "refused": (19, {"boot": (int,), "reason": (str,)}),
     # What the receiver, which repairs its log, promised to the sender.
     "promised": (20, {"term": (int,), "index": (int,)}),
-    # The sender refuses another server; believed for ``for_ms``, 0 ends it. See ``hearsay.py``.
+    # The sender refuses another server; believed for ``for_ms``, 0 ends it. See ``gossip.py``.
     "refusal": (21, {"server": (str,), "reason": (str,), "for_ms": (int,)}),
     # The sender's whole table after entry ``index``; hashes of other shapes say nothing.
     "whole_hash": (22, {"index": (int,), "shape": (int,), "hash": (bytes,)}),

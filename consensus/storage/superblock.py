@@ -10,7 +10,7 @@ and never too much: everything was synced that it calls synced. The other server
 one still has what a power loss takes from it (``peer_memory.py``).
 
 When something is missing, the file ``repair`` says how far this server may have made promises. It
-is removed when the server has its log back from the others (``promises.py``).
+is removed when the server has its log back from the others (``persisted_votes.py``).
 """
 
 import struct

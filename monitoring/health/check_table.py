@@ -128,8 +128,8 @@ CHECKS = (
     ),
     Check(
         "history",
-        "observer, samples, database",
-        "the observer ended more than 3 times in an hour; samples were dropped; no room is left;"
+        "exporter, samples, database",
+        "the exporter ended more than 3 times in an hour; samples were dropped; no room is left;"
         " the clock was set back",
         "its database cannot be used",
     ),

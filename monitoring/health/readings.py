@@ -20,8 +20,8 @@ LAGS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class ObserverReadings:
-    """How a server's observer does."""
+class ExporterReadings:
+    """How a server's exporter does."""
 
     restarts: int = 0
     dropped: int = 0  # samples
@@ -41,7 +41,7 @@ class Readings:
     certificates: Mapping[str, float] = field(default_factory=dict[str, float])
     """Seconds that are left, by name: server, web, ca."""
     has_signer: bool = True  # a process that signs certificates
-    observer: ObserverReadings | None = None
+    exporter: ExporterReadings | None = None
     gpus_before: int | None = None
     """GPUs at the last start of this server; None: there was none."""
     errors_a_second: Mapping[GpuId, float] = field(default_factory=dict[GpuId, float])
@@ -84,7 +84,7 @@ class Counted:
 
     now_s: float
     elections: int
-    observer: ObserverReadings
+    exporter: ExporterReadings
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +147,8 @@ class Past:
         while self._moments[0].now_s < now - REMEMBERED_S - REMEMBERED_EVERY_S:
             self._moments.popleft()
         if not self._counts or now >= self._counts[-1].now_s + COUNTED_EVERY_S - 0.5:
-            observer = readings.observer or ObserverReadings()
-            self._counts.append(Counted(now, readings.health.elections, observer))
+            exporter = readings.exporter or ExporterReadings()
+            self._counts.append(Counted(now, readings.health.elections, exporter))
         while self._counts[0].now_s < now - COUNTED_S - COUNTED_EVERY_S:
             self._counts.popleft()
 

@@ -299,19 +299,19 @@ def certificates(readings: Readings, past: Past) -> Iterator[Result]:
 
 def history(readings: Readings, past: Past) -> Iterator[Result]:
     """Report an exporter that does not keep its history."""
-    observer = readings.observer
-    if observer is None:
+    exporter = readings.exporter
+    if exporter is None:
         return
-    if observer.problem:
-        status = WARN if observer.problem in PASSING else FAIL
-        yield Result("history", "database", status, observer.problem, "see the log of this server")
+    if exporter.problem:
+        status = WARN if exporter.problem in PASSING else FAIL
+        yield Result("history", "database", status, exporter.problem, "see the log of this server")
     hour = past.counted(3660.0, readings.now_s)
     if hour is not None:
-        restarts = observer.restarts - hour.observer.restarts
+        restarts = exporter.restarts - hour.exporter.restarts
         if restarts > RESTARTS_AN_HOUR:
-            text = f"the observer has ended {restarts} times in an hour"
+            text = f"the exporter has ended {restarts} times in an hour"
             yield Result("history", "observer", WARN, text, "see the log of this server")
     recent = past.counted(600.0, readings.now_s)
-    if recent is not None and (dropped := observer.dropped - recent.observer.dropped) > 0:
+    if recent is not None and (dropped := exporter.dropped - recent.exporter.dropped) > 0:
         text = f"{dropped} samples of the last 10 minutes were dropped"
         yield Result("history", "samples", WARN, text, "see the log of this server")

@@ -4,7 +4,7 @@ An episode is the time for which one check of one subject had one result that is
 when the finding says so, and ends with the first sample without it. As long as a finding flaps, it
 is one episode.
 
-What went on when an observer ended goes on if the finding is as old. Else it has ended, as far as
+What went on when an exporter ended goes on if the finding is as old. Else it has ended, as far as
 anybody knows, when it was seen last: what was meanwhile is unknown.
 """
 

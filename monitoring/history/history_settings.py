@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from gpupool.pool.model.units import DAY_S
 
-NOT_BEGUN = "its observer has not begun yet"
+NOT_BEGUN = "its exporter has not begun yet"
 FULL = "the history is not kept: its disk is nearly full"
 CAPPED = "the history is not kept: its files are as large as they may be"
 SET_BACK = "the history is not kept: the clock was set back, and has to catch up first"

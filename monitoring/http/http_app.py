@@ -169,7 +169,7 @@ class Requests:
 def build_app(
     sources: Sources, requests: Requests, routes: Sequence[BaseRoute] = ()
 ) -> Application:
-    """Return the application of one observer.
+    """Return the application of one exporter.
 
     Args:
         sources: what it reads.

@@ -1,7 +1,7 @@
-"""The observer's side of HTTPS: takes connections from its server, and answers them after TLS.
+"""The exporter's side of HTTPS: takes connections from its server, and answers them after TLS.
 
-The certificate and its key come from the server in a frame, and are in no file of the observer's
-folder. What is imported for HTTP is imported when the first client has come, so an observer that
+The certificate and its key come from the server in a frame, and are in no file of the exporter's
+folder. What is imported for HTTP is imported when the first client has come, so an exporter that
 nobody asks has none of it in memory.
 """
 
@@ -48,7 +48,7 @@ STALE_S = 5.0
 
 
 class HttpDoor:
-    """Answers HTTPS for one observer: ``http_app.Sources``."""
+    """Answers HTTPS for one exporter: ``http_app.Sources``."""
 
     def __init__(
         self,
@@ -280,7 +280,7 @@ def _address(connection: socket.socket) -> str:
 
 
 def _sizes(folder: Path) -> dict[str, int]:
-    """Return the sizes of the observer's databases, each with its journal."""
+    """Return the sizes of the exporter's databases, each with its journal."""
     sizes: dict[str, int] = {}
     for path in folder.glob("*.db*"):
         name = path.name.partition("-")[0]

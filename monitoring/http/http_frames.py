@@ -1,13 +1,13 @@
 """HTTP messages between a server and its exporter; ``frames`` carries them.
 
 Connections themselves go over a socket pair of their own, one packet each: the server's has the
-connection's number and its descriptor, the observer's the number of one that has ended.
+connection's number and its descriptor, the exporter's the number of one that has ended.
 """
 
 import struct
 from dataclasses import dataclass, field
 
-from gpupool.monitoring.frames import ObserverMessage, ServerMessage
+from gpupool.monitoring.frames import ExporterMessage, ServerMessage
 from gpupool.pool.model.bounds import Blob, Line, Name, Number, PathText, Time
 from gpupool.pool.model.ids import Milliseconds
 from gpupool.remoting.protocol.message_family import message
@@ -51,7 +51,7 @@ class Targets(ServerMessage):
 
 
 @message(34)
-class TokenAsked(ObserverMessage):
+class TokenAsked(ExporterMessage):
     """Is this token good? It came over the connection of that number."""
 
     number: Number
@@ -78,7 +78,7 @@ class TokenAnswered(ServerMessage):
 
 @message(36)
 class TokensSeen(ServerMessage):
-    """While the observer has connections: the pool's tokens are those of this number.
+    """While the exporter has connections: the pool's tokens are those of this number.
 
     The number grows whenever any token changes. As long as it stays, and the server goes on saying
     so, what it said of a token is still true, and nobody has to wait until it is asked.

@@ -1,8 +1,8 @@
-"""The server's side of its observer's HTTP: hands connections over, and judges their tokens.
+"""The server's side of its exporter's HTTP: hands connections over, and judges their tokens.
 
 A connection keeps its place among the strangers (``remoting/server/listener/preauth_limits.py``)
 until the server itself has found a token good that came over it. The server keeps a descriptor of
-each one, so that it can end a connection whatever the observer does.
+each one, so that it can end a connection whatever the exporter does.
 """
 
 import itertools
@@ -72,7 +72,7 @@ class WebLink:
         """Hand a connection over, and wait for its end.
 
         Raises:
-            RemoteProtocolError: when no observer takes it.
+            RemoteProtocolError: when no exporter takes it.
         """
         if self._door is None or self._setup is None:
             raise RemoteProtocolError("nobody serves HTTP here now")
@@ -90,10 +90,10 @@ class WebLink:
             with suppress(OSError):
                 stream.socket.shutdown(socket.SHUT_RDWR)
 
-    # --- for the link to the observer ------------------------------------------------------------
+    # --- for the link to the exporter ------------------------------------------------------------
 
     def pair(self) -> tuple[socket.socket, socket.socket]:
-        """Return both ends of a pair for connections: the server's and the observer's."""
+        """Return both ends of a pair for connections: the server's and the exporter's."""
         pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         pair[0].setblocking(False)
         return pair
@@ -116,7 +116,7 @@ class WebLink:
                 connection.ended.set()
 
     def asked(self, asked: TokenAsked) -> None:
-        """Answer the observer, and note that a connection has proven itself."""
+        """Answer the exporter, and note that a connection has proven itself."""
         tokens = self._tokens_now()
         try:
             token = self.check_token(asked.text)
@@ -166,7 +166,7 @@ class WebLink:
             try:
                 data, _ = await receive_packet(door, PACKET.size + 1, 0)
             except OSError:
-                return  # the observer has ended, and the other socket says so as well
+                return  # the exporter has ended, and the other socket says so as well
             if len(data) == PACKET.size and (found := self._open.get(*PACKET.unpack(data))):
                 found.ended.set()
 
@@ -179,7 +179,7 @@ class WebLink:
         return self._tokens_number
 
     async def _tell_tokens(self) -> None:
-        """Tell the observer, while it has connections, whether tokens are as they were."""
+        """Tell the exporter, while it has connections, whether tokens are as they were."""
         while True:
             if self._open:
                 at = Milliseconds(self.now_ms())
@@ -200,7 +200,7 @@ class WebLink:
 
 
 class _Connection:
-    """One that the observer has."""
+    """One that the exporter has."""
 
     def __init__(self, prove: Callable[[], None]) -> None:
         self._prove = prove

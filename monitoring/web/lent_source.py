@@ -1,6 +1,6 @@
 """A pool as one token's holder sees it, for the page of a server: connected while somebody looks.
 
-The observer has no rights of its own. It connects as the person does, with the person's token, so
+The exporter has no rights of its own. It connects as the person does, with the person's token, so
 the servers decide what is told and done, and the audit names the person. The connections end a
 minute after the last look, so a page that nobody has open costs the pool nothing.
 """
@@ -28,7 +28,7 @@ class LentSource(PoolSource):
     """A pool by the viewer's token."""
 
     def __init__(self, user: str, kind: str, connect: Connect, start: Start) -> None:
-        """Make it; ``start`` runs a task beside, for as long as the observer does."""
+        """Make it; ``start`` runs a task beside, for as long as the exporter does."""
         super().__init__()
         self._user, self._kind = user, kind
         self._connect = connect

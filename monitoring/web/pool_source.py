@@ -1,6 +1,6 @@
 """The data of the web page: a pool through the control protocol, with the rights of one user.
 
-A server's observer connects as the person who looks (``lent_source``). Tests and measurements serve
+A server's exporter connects as the person who looks (``lent_source``). Tests and measurements serve
 pools that do not exist, by a class of their own.
 """
 

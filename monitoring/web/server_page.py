@@ -1,4 +1,4 @@
-"""The page as a server's observer serves it: the application, its gate, and clients for people."""
+"""The page as a server's exporter serves it: the application, its gate, and clients for people."""
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -26,7 +26,7 @@ def server_page(
     Args:
         targets: the servers of the pool, as the server has told last.
         judge: returns the server's word on a token.
-        start: runs a task for as long as the observer does.
+        start: runs a task for as long as the exporter does.
         readonly: whether the page gives no orders.
     """
 

@@ -1,4 +1,4 @@
-"""Serves the page on a socket of the loopback, as a server's observer does to the network."""
+"""Serves the page on a socket of the loopback, as a server's exporter does to the network."""
 
 import logging
 import socket

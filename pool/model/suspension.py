@@ -34,7 +34,8 @@ DRIVER_TOO_OLD = (
 )
 MIG_INSTANCE = "a MIG instance cannot be suspended"
 USES_NCCL = "one of its processes uses NCCL, whose connections to others cannot be suspended"
-"""Reasons that the table, a server's host and its keeper may find, each in its own way."""
+"""Reasons that the table, a server's host and its privileged helper may find, each in its own
+way."""
 
 Span = tuple[KeptTime, KeptTime]
 """From when to before when, in the table's time."""

@@ -23,7 +23,7 @@ DEADLINE_S = 2.0
 TRIES = 2
 PATIENCE_S = 0.3
 PART_TIMEOUT_S = 7.0
-"""The observer ends a question that takes five seconds."""
+"""The exporter ends a question that takes five seconds."""
 
 PARTS_MAX = 64
 """An answer of any range has fewer."""

@@ -68,7 +68,7 @@ def nobody(connections: Connections, silent: Mapping[ServerId, str]) -> GpupoolE
     """Return why no server answers: those that are connected have not, or none is."""
     if not connections.by_server or not silent:
         return connections.failure()
-    hint = '"gpupool health" tells of its observer, which keeps this'
+    hint = '"gpupool health" tells of its exporter, which keeps this'
     return UnreachableError("no server answers this", why=next(iter(silent.values())), hint=hint)
 
 
@@ -78,7 +78,7 @@ async def _what_it_has(connections: Connections, server: ServerId) -> RecordPage
         try:
             remaining_s = max(0.01, deadline - trio.current_time())
             connection = await connections.reach(server, remaining_s, patience_s=PATIENCE_S)
-            # A server waits for its observer before it says that there is no answer of it.
+            # A server waits for its exporter before it says that there is no answer of it.
             timeout_s = max(0.01, deadline - trio.current_time())
             return await _page(connection, RecordQuery(count=0), timeout_s)
         except GpupoolError:

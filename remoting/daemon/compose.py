@@ -24,8 +24,8 @@ from gpupool import __version__
 from gpupool.consensus.driver import RaftDriver
 from gpupool.consensus.garbage import Exemption
 from gpupool.consensus.storage.store import Storage, open_storage
+from gpupool.monitoring.exporter_link import ExporterLink
 from gpupool.monitoring.health.alert_settings import find_settings
-from gpupool.monitoring.observer_link import ObserverLink
 from gpupool.pool.errors import GpupoolError, StorageError
 from gpupool.pool.invariants import InvariantSampler
 from gpupool.pool.measures import Measures
@@ -75,7 +75,7 @@ from gpupool.remoting.host.isolation.confinement import nccl_networks, nccl_port
 from gpupool.remoting.host.measuring.network_speed import has_rdma
 from gpupool.remoting.host.remove_tree import remove_tree
 from gpupool.remoting.host.supervisor import HostSupervisor
-from gpupool.remoting.host.worker_keeper import KeeperSettings
+from gpupool.remoting.host.worker_helper import HelperSettings
 from gpupool.remoting.local.logs import name_servers
 from gpupool.remoting.protocol.addresses import parse_listen
 from gpupool.remoting.server.committer import Committer
@@ -137,7 +137,7 @@ async def serve(separated: Separated, log: logging.Logger) -> None:
     Raises:
         GpupoolError: when it cannot start, or must not go on.
     """
-    options, keeper = separated.options, separated.keeper
+    options, helper = separated.options, separated.helper
     # Options that cannot work are refused before anything is created, here or in the pool.
     if may_be_new(options.state_dir):
         await check_options(options)
@@ -154,7 +154,7 @@ async def serve(separated: Separated, log: logging.Logger) -> None:
             await enter_pool(state, options, address, separated.signer(), log)
             state.remember_listen(str(listen))
             server = _Server(state, separated, address, log)
-            async with keeper.running() if keeper else nullcontext():
+            async with helper.running() if helper else nullcontext():
                 await server.run(listeners, founded=founded)
         finally:
             state.close()
@@ -180,16 +180,16 @@ class _Server:
         self._members = [each.server for each in state.identity.members]
         self.audit = AuditLog(state.path, log)
         self.web = WebParts(separated.options.web, lambda: self.machine.state)
-        self.observer = ObserverLink(
+        self.exporter = ExporterLink(
             monitoring_folder(state.path),
             lambda: self.machine.state,
             logging.getLogger("gpupool.observer"),
             self._options.history,
             web=self.web.link,
         )
-        self.leases = LeaseLog(state.path, log, self.observer)
+        self.leases = LeaseLog(state.path, log, self.exporter)
         drain_for, has_signer = self._options.drain_for, self._separated.has_signer
-        self.health = HealthRounds(drain_for, state, log, self.web, self.observer, has_signer)
+        self.health = HealthRounds(drain_for, state, log, self.web, self.exporter, has_signer)
         lines = LeaseLines(log, lambda: self.machine.state)
         self.machine = PoolMachine(
             PoolState(),
@@ -214,8 +214,10 @@ class _Server:
 
     async def run(self, listeners: list[trio.SocketListener], *, founded: bool) -> None:
         """Run until told to stop; everything is down when this returns."""
-        if self._separated.keeper is not None:
-            self._log.info("this server runs as user %d, and its keeper as root", os.geteuid())
+        if self._separated.helper is not None:
+            self._log.info(
+                "this server runs as user %d, and its privileged helper as root", os.geteuid()
+            )
         self._incarnation = self._state.next_incarnation()
         inventory = await find_gpus(self._options, self._identity, self._log)
         contexts = TlsContexts(*self._state.tls_identities())
@@ -269,7 +271,7 @@ class _Server:
                 begin, say = nursery.start_soon, self._log.warning
                 begin(keep_watching, say, "the audit", self.audit.run)
                 begin(keep_watching, say, "the file of leases", self.leases.run)
-                begin(keep_watching, say, "what starts the observer", self.observer.run)
+                begin(keep_watching, say, "what starts the exporter", self.exporter.run)
                 begin(keep_watching, say, "what measures", partial(self._measure, links, host))
                 await nursery.start(links.run, replicated_log)
                 await nursery.start(replicated_log.run)
@@ -279,7 +281,7 @@ class _Server:
                 await nursery.start(server.serve, listeners)
                 controller, health = server.controller, replicated_log.health
                 now_ms = self._table_clock.now_ms
-                samples = partial(self.observer.send_samples, controller.telemetry, health, now_ms)
+                samples = partial(self.exporter.send_samples, controller.telemetry, health, now_ms)
                 web = partial(self.web.run, server, links)
                 checks = partial(self.health.run, controller, host, links)
                 begin(keep_watching, say, "what takes samples", samples)
@@ -378,7 +380,7 @@ class _Server:
                 self.measures,
                 folder=self._state.path,
                 address=self._address,
-                processes=lambda: processes_of(host, self._separated.keeper, self.observer.process),
+                processes=lambda: processes_of(host, self._separated.helper, self.exporter.process),
                 peers=lambda: self.machine.state.servers,
                 links=links,
                 table_clock=self._table_clock,
@@ -423,7 +425,7 @@ class _Server:
     def _host(self, inventory: Inventory, runtime_dir: Path) -> HostSupervisor:
         return HostSupervisor(
             inventory,
-            KeeperSettings(
+            HelperSettings(
                 runtime_dir,
                 self._state.path,
                 confine=wanted(os.environ),
@@ -433,7 +435,7 @@ class _Server:
             data_encryption=lambda lease: encryption_of(self.machine.state, lease),
             limits=self._options.host_limits(),
             networks=nccl_networks(os.environ),
-            keeper=self._separated.keeper,
+            helper=self._separated.helper,
             measures=self.measures,
             log=logging.getLogger("gpupool.host").info,
         )

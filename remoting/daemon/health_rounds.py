@@ -17,19 +17,19 @@ from pathlib import Path
 
 import trio
 
-from gpupool.monitoring.health.alert_settings import find_settings
-from gpupool.monitoring.health.device_memory import FILE, DeviceMemory, SelfTest
-from gpupool.monitoring.health.health_monitor import HealthMonitor
-from gpupool.monitoring.health.readings import ObserverReadings, Readings
-from gpupool.monitoring.health.server_tests import ServerTests
-from gpupool.monitoring.history.history_settings import NOT_BEGUN
-from gpupool.monitoring.observer_link import (
+from gpupool.monitoring.exporter_link import (
     AWAY,
     NO_HISTORY,
-    ObserverLink,
+    ExporterLink,
     end_beside,
     start_beside,
 )
+from gpupool.monitoring.health.alert_settings import find_settings
+from gpupool.monitoring.health.device_memory import FILE, DeviceMemory, SelfTest
+from gpupool.monitoring.health.health_monitor import HealthMonitor
+from gpupool.monitoring.health.readings import ExporterReadings, Readings
+from gpupool.monitoring.health.server_tests import ServerTests
+from gpupool.monitoring.history.history_settings import NOT_BEGUN
 from gpupool.pool.alert_gate import sends_alerts
 from gpupool.pool.errors import GpupoolError, NotNowError
 from gpupool.pool.history_query import HistoryPage, HistoryQuery, Storage
@@ -39,8 +39,8 @@ from gpupool.pool.record_query import (
     BandwidthPage,
     BandwidthQuery,
     CheckPage,
-    ObserverPage,
-    ObserverQuery,
+    ExporterPage,
+    ExporterQuery,
     RecordPage,
     RecordQuery,
     ServerTest,
@@ -111,7 +111,7 @@ class AlertLink:
 ROUND_S = 1.0
 CERTIFICATES_EVERY_S = 3600.0
 TOLD_EVERY_S = 600.0
-OBSERVER_EVERY_S = 60.0
+EXPORTER_EVERY_S = 60.0
 DEVICES_EVERY_S = 3600.0
 """Seconds between writes of the remembered GPUs; the first write comes when they are known."""
 ABSENCES = (AWAY, NO_HISTORY, NOT_BEGUN)
@@ -127,7 +127,7 @@ class HealthRounds:
         files: StateDir,
         log: logging.Logger,
         web: WebParts,
-        observer: ObserverLink,
+        exporter: ExporterLink,
         has_signer: Callable[[], bool],
     ) -> None:
         """Make the rounds.
@@ -136,20 +136,20 @@ class HealthRounds:
             drain_for: the signs for which a GPU of this server is drained.
             files: with this server's certificates.
             log: gets each check that fails by a bug, now and then.
-            web: knows the certificate of the observer.
-            observer: keeps the history.
+            web: knows the certificate of the exporter.
+            exporter: keeps the history.
             has_signer: whether the process that signs certificates is there.
         """
         self._has_signer = has_signer
         self._web = web
-        self._observer_link = observer
+        self._exporter_link = exporter
         self._tests: ServerTests | None = None
         self._links: PeerTransport | None = None
         self.devices = DeviceMemory()
         self._gpus_before: int | None = None
         self._gpus = 0
         self._tested: Mapping[GpuId, SelfTest] = {}
-        self._observer = ObserverReadings()
+        self._exporter = ExporterReadings()
         self._monitor = HealthMonitor(drain_for, self._failed)
         self._files = files
         self._log = log
@@ -191,10 +191,10 @@ class HealthRounds:
                 self._log.exception("the GPUs could not be tested")
             await trio.sleep(DEVICES_EVERY_S)
 
-    async def answer(self, query: ObserverQuery) -> ObserverPage:
+    async def answer(self, query: ExporterQuery) -> ExporterPage:
         """Answer a client's query about this server's data beside its table."""
         if not isinstance(query, ServerTest):
-            page = await self._observer_link.answer(query)
+            page = await self._exporter_link.answer(query)
             return self._with_ends(page) if _asks_storage(query) else page
         if self._tests is None or self._links is None:
             raise NotNowError("this server has only just started")
@@ -207,9 +207,9 @@ class HealthRounds:
         read_at = kept_at = asked_at = float("-inf")
         while True:
             began = trio.current_time()
-            if began >= asked_at + OBSERVER_EVERY_S:
+            if began >= asked_at + EXPORTER_EVERY_S:
                 asked_at = began
-                nursery.start_soon(self._ask_observer, self._observer_link)
+                nursery.start_soon(self._ask_exporter, self._exporter_link)
             if (began >= kept_at + DEVICES_EVERY_S and self._gpus) or self.tests_differ():
                 kept_at = began
                 text = self.devices.text(self._gpus)
@@ -224,7 +224,7 @@ class HealthRounds:
             await trio.sleep_until(began + ROUND_S)
 
     def _round(self, controller: Controller) -> None:
-        observer, context = self._observer_link, controller.context
+        exporter, context = self._exporter_link, controller.context
         state, now_ms, telemetry = context.state, context.now_ms(), controller.telemetry()
         self._gpus = len(telemetry.gpus)
         self.devices.note_errors(telemetry.gpus, now_ms)
@@ -237,7 +237,7 @@ class HealthRounds:
             health=context.consensus.health(),
             certificates={name: (end - now_ms) / 1000 for name, end in self._ends().items()},
             has_signer=self._has_signer(),
-            observer=replace(self._observer, restarts=observer.restarts, dropped=observer.dropped),
+            exporter=replace(self._exporter, restarts=exporter.restarts, dropped=exporter.dropped),
             gpus_before=self._gpus_before,
             errors_a_second=self.devices.errors_a_second(now_ms),
             tests=self.devices.tests(),
@@ -256,21 +256,21 @@ class HealthRounds:
         """Return when the certificates of this server end, by the clock of the pool."""
         return self._ends_ms | ({"web": self._web.ends_ms} if self._web.ends_ms else {})
 
-    def _with_ends(self, page: ObserverPage) -> ObserverPage:
+    def _with_ends(self, page: ExporterPage) -> ExporterPage:
         """Return the exporter's page with the certificates' ends, which the exporter lacks."""
         if not isinstance(page, HistoryPage):
             return page
         ends = {name: Milliseconds(end) for name, end in self._ends().items()}
         return replace(page, storage=replace(page.storage or Storage(), ends=ends))
 
-    async def _ask_observer(self, observer: ObserverLink) -> None:
+    async def _ask_exporter(self, exporter: ExporterLink) -> None:
         """Ask the exporter whether it stores its data; its silence is counted elsewhere."""
         nothing = HistoryQuery("pool", "granted", since=Milliseconds(0), until=Milliseconds(1))
-        pages = [await observer.answer(each) for each in (RecordQuery(count=0), nothing)]
+        pages = [await exporter.answer(each) for each in (RecordQuery(count=0), nothing)]
         problems = [page.problem for page in pages if isinstance(page, RecordPage | HistoryPage)]
         said = [each for each in problems if each not in ("", *ABSENCES)]
         text = said[0] if said else ""
-        self._observer = ObserverReadings(problem=text)
+        self._exporter = ExporterReadings(problem=text)
 
     def tests_differ(self) -> bool:
         """Return whether a test has ended since the last call."""
@@ -308,7 +308,7 @@ class HealthRounds:
             self._log.error("a check fails, which is a bug of gpupool: %s", text)
 
 
-def _asks_storage(query: ObserverQuery) -> bool:
+def _asks_storage(query: ExporterQuery) -> bool:
     return isinstance(query, HistoryQuery) and query.of == "storage"
 
 

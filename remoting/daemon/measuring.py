@@ -25,7 +25,7 @@ from gpupool.pool.telemetry import ConsensusTelemetry, HostTelemetry
 from gpupool.remoting.host.measuring.host_readings import HostReader
 from gpupool.remoting.host.measuring.network_speed import interface_of
 from gpupool.remoting.host.supervisor import HostSupervisor
-from gpupool.remoting.privileges.remote_keeper import RemoteKeeper
+from gpupool.remoting.privileges.remote_helper import RemoteHelper
 from gpupool.remoting.protocol.addresses import parse_address
 from gpupool.remoting.transport.peer_link import LinkPath, PeerLink
 
@@ -127,13 +127,13 @@ def link_figures(
 
 
 def processes_of(
-    host: HostSupervisor, keeper: RemoteKeeper | None, observer: trio.Process | None
+    host: HostSupervisor, helper: RemoteHelper | None, exporter: trio.Process | None
 ) -> dict[str, list[int]]:
     """Return the ids of a server's processes by name; called by the server's own."""
     return {
         "server": [os.getpid()],
-        "observer": [observer.pid] if observer is not None else [],
-        "keeper": [keeper.pid] if keeper is not None and keeper.pid > 0 else [],
+        "observer": [exporter.pid] if exporter is not None else [],
+        "keeper": [helper.pid] if helper is not None and helper.pid > 0 else [],
         "workers": [each.process.pid for each in host.worker_pool.workers.values()],
     }
 

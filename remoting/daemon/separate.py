@@ -1,9 +1,9 @@
 """Privilege separation of ``gpupool join``: a server that root starts is root no more.
 
-Before any socket is opened, a second process is forked off: the keeper, which keeps root's
-privileges for what workers need of them (``remoting.privileges.keeper_process``). This process
-becomes an unprivileged user, to whom the state directory is given, and is the server. Started by
-an ordinary user it is what it was, and needs no keeper.
+Before any socket is opened, a second process is forked off: the privileged helper, which keeps
+root's privileges for what workers need of them (``remoting.privileges.helper_process``). This
+process becomes an unprivileged user, to whom the state directory is given, and is the server.
+Started by an ordinary user it is what it was, and needs no privileged helper.
 
 The signer, the process that alone can open the CA's key, starts before the server listens.
 """
@@ -36,11 +36,11 @@ from gpupool.remoting.devices.nvml import PynvmlNvml
 from gpupool.remoting.host import spawn
 from gpupool.remoting.host.isolation.confinement import nccl_ports, wanted
 from gpupool.remoting.host.isolation.users import UID_BASE, UID_COUNT
-from gpupool.remoting.host.worker_keeper import KeeperSettings
+from gpupool.remoting.host.worker_helper import HelperSettings
 from gpupool.remoting.local.files import user_name
 from gpupool.remoting.privileges import (
     former_ca,
-    keeper_process,
+    helper_process,
     ownership,
     signer_process,
     unprivileged,
@@ -48,7 +48,7 @@ from gpupool.remoting.privileges import (
 from gpupool.remoting.privileges.forked import ForkedProcess, fork
 from gpupool.remoting.privileges.former_ca import FormerCa
 from gpupool.remoting.privileges.kept_signer import ask_for_signer
-from gpupool.remoting.privileges.remote_keeper import RemoteKeeper
+from gpupool.remoting.privileges.remote_helper import RemoteHelper
 from gpupool.remoting.privileges.remote_vault import RemoteVault
 from gpupool.remoting.privileges.signer_process import RECORD, SECRET, SignerFolders
 from gpupool.remoting.privileges.unprivileged import User
@@ -99,7 +99,7 @@ def _close_others(needed: set[int]) -> None:
 
 
 VARIABLE = "GPUPOOL_KEEPER"
-"""Path of a keeper's socket, for a server that has no privileges at any time."""
+"""Path of a privileged helper's socket, for a server that has no privileges at any time."""
 
 USER_NAME = "gpupool"
 UID = UID_BASE - 1
@@ -112,7 +112,7 @@ class Separated:
 
     #: The state directory has no links in it: those may lie where only root reaches them.
     options: JoinOptions
-    keeper: RemoteKeeper | None = None
+    helper: RemoteHelper | None = None
     login_writer: LoginWriter | None = None  # for the creator of a pool
     vault: RemoteVault | None = None  # has the CA's key
     unused: Path | None = None  # a state directory that goes if no server has come to live there
@@ -134,7 +134,7 @@ class Separated:
 
     def end(self) -> None:
         """Let these processes end, and wait until they have."""
-        for process in (self.login_writer, self.keeper, self.vault):
+        for process in (self.login_writer, self.helper, self.vault):
             if process is not None:
                 process.end()
         if self.unused is not None:
@@ -144,8 +144,8 @@ class Separated:
 def separate(options: JoinOptions, log: logging.Logger) -> Separated:
     """Give up root's privileges, if this process has them; return the privileged processes.
 
-    Must be called while the process has one thread. Without a keeper, which is logged, the server
-    starts its workers itself, with the privileges that it has.
+    Must be called while the process has one thread. Without a privileged helper, which is logged,
+    the server starts its workers itself, with the privileges that it has.
 
     Raises:
         GpupoolError: when there is no server; then no new state directory is left.
@@ -155,7 +155,9 @@ def separate(options: JoinOptions, log: logging.Logger) -> Separated:
     refuse_other_folder(options.state_dir)
     is_new = not options.state_dir.exists()
     await_room(lambda: has_room(options.state_dir), log.error)
-    sandbox.set_oom_score(sandbox.OOM_SCORE_OF_SERVERS)  # and of its keeper and its signer
+    sandbox.set_oom_score(
+        sandbox.OOM_SCORE_OF_SERVERS
+    )  # and of its privileged helper and its signer
     try:
         if given := os.environ.get(VARIABLE):
             return _with_signer(options, _connect(given), log)
@@ -173,14 +175,14 @@ def separate(options: JoinOptions, log: logging.Logger) -> Separated:
 
 
 def _connect(path: str) -> socket.socket:
-    """Connect to the keeper that the service manager starts."""
+    """Connect to the privileged helper that the service manager starts."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         sock.connect(path)
     except OSError as error:
         sock.close()
         raise GpupoolError(
-            "this server has no keeper",
+            "this server has no privileged helper",
             why=f"{path}: {error.strerror}",
             hint=f"start gpupool-keeper.socket, or leave out {VARIABLE}",
         ) from error
@@ -189,28 +191,28 @@ def _connect(path: str) -> socket.socket:
 
 
 def _with_signer(
-    options: JoinOptions, keeper: socket.socket | None, log: logging.Logger
+    options: JoinOptions, helper: socket.socket | None, log: logging.Logger
 ) -> Separated:
-    """Start a signer: the keeper does, else it has the user of this server."""
+    """Start a signer: the privileged helper does, else it has the user of this server."""
     unused = None if options.state_dir.exists() else options.state_dir
     state = open_state_dir(options.state_dir)
     folder = os.open(state.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with former_ca.opened(options.ca) as former:
-            vault = _signer(folder, former, keeper, log)
+            vault = _signer(folder, former, helper, log)
     finally:
         os.close(folder)
         state.close()
-    kept = None if keeper is None else RemoteKeeper(keeper)
+    kept = None if helper is None else RemoteHelper(helper)
     return Separated(options, kept, vault=vault, unused=unused)
 
 
 def _signer(
-    state: int, former: FormerCa | None, keeper: socket.socket | None, log: logging.Logger
+    state: int, former: FormerCa | None, helper: socket.socket | None, log: logging.Logger
 ) -> RemoteVault:
-    if keeper is not None:
+    if helper is not None:
         try:
-            return ask_for_signer(keeper, state, former)
+            return ask_for_signer(helper, state, former)
         except GpupoolError as error:
             log.warning("the signer of the CA's key has this server's user: %s", error)
     own = os.dup(state)
@@ -240,13 +242,13 @@ def _separate(options: JoinOptions, log: logging.Logger) -> Separated:
             folders = SignerFolders(part, state, former)
             signer = fork_signer(folders, log, has_own_user=True)
         others = [signer] if login_writer is None else [signer, login_writer]
-        keeper = _fork_keeper(part, _runtime_dirs(user), unused, others, log)
+        helper = _fork_helper(part, _runtime_dirs(user), unused, others, log)
     except OSError as error:
         raise _CannotError(f"{error.filename or 'its files'}: {error.strerror or error}") from error
     finally:
         os.close(state)
     if not unprivileged.bring_within_reach(readable, [place, _runtime_dir()]):
-        Separated(options, keeper, login_writer, signer).end()
+        Separated(options, helper, login_writer, signer).end()
         closed = [str(path) for path in (*readable, place) if spawn.closed_above(path)]
         raise _CannotError(f"no other user reaches {closed[0]}, and it cannot be mounted")
     os.environ.setdefault("LOGNAME", user_name())  # whose pool it is, if it makes one
@@ -259,7 +261,7 @@ def _separate(options: JoinOptions, log: logging.Logger) -> Separated:
         writable.append(options.suspend_spill)
     if not unprivileged.restrict_files(readable, writable):
         log.info("this server is not confined to its files: the kernel has no Landlock")
-    return Separated(replace(options, state_dir=place), keeper, login_writer, signer)
+    return Separated(replace(options, state_dir=place), helper, login_writer, signer)
 
 
 def _installation() -> list[Path]:
@@ -311,7 +313,7 @@ def _wake_gpus(options: JoinOptions) -> None:
 
 
 def _prepare(state: int, user: User, log: logging.Logger) -> int:
-    """Give the state directory to ``user``; return a descriptor of the keeper's part of it."""
+    """Give the state directory to ``user``; return a descriptor of the helper's part of it."""
     lock = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=state)
     try:
         # A server that runs with it has the lock; then this one will not start.
@@ -328,7 +330,7 @@ def _prepare(state: int, user: User, log: logging.Logger) -> int:
 
 
 def _runtime_dirs(user: User) -> Path | None:
-    """Return where the keeper makes workers' directories; make the server a folder in there."""
+    """Return the helper's folder for workers' directories; make the server's folder in it."""
     given = os.environ.get("RUNTIME_DIRECTORY", "").split(":")[0]
     if not given:
         return None  # a folder where everybody may write
@@ -344,14 +346,14 @@ def _runtime_dir() -> Path:
     return Path(os.environ.get("RUNTIME_DIRECTORY", "") or tempfile.gettempdir())
 
 
-def _fork_keeper(
+def _fork_helper(
     part: int,
     base: Path | None,
     unused: Path | None,
     others: Sequence[ForkedProcess],
     log: logging.Logger,
-) -> RemoteKeeper:
-    """Start the keeper's process.
+) -> RemoteHelper:
+    """Start the privileged helper's process.
 
     Args:
         part: descriptor of its part of the state directory.
@@ -360,7 +362,7 @@ def _fork_keeper(
         others: the other processes of this server.
         log: takes what it says.
     """
-    settings = KeeperSettings(
+    settings = HelperSettings(
         base=None,
         state_dir=Path(f"/proc/self/fd/{part}"),
         confine=wanted(os.environ),
@@ -375,16 +377,16 @@ def _fork_keeper(
         for other in others:
             other.hang_up()
         try:
-            keeper_process.serve(sock, settings, logging.getLogger("gpupool.host").info)
+            helper_process.serve(sock, settings, logging.getLogger("gpupool.host").info)
             if unused is not None:
                 ownership.remove_unused(unused, LOCK)
         except GpupoolError as error:
-            log.error("the keeper has ended: %s", error)
+            log.error("the privileged helper has ended: %s", error)
             raise
 
-    keeper = RemoteKeeper(*fork(socket.SOCK_SEQPACKET, serve))
+    helper = RemoteHelper(*fork(socket.SOCK_SEQPACKET, serve))
     os.close(part)
-    return keeper
+    return helper
 
 
 def _wants_low_port(options: JoinOptions) -> bool:

@@ -22,7 +22,7 @@ from gpupool.pool.model.ids import Incarnation, ServerId
 from gpupool.pool.model.state import Server
 from gpupool.remoting.daemon.server_identity import Member, ServerIdentity, identity_of
 from gpupool.remoting.local.files import replace_file
-from gpupool.remoting.privileges.ownership import KEEPER
+from gpupool.remoting.privileges.ownership import HELPER
 from gpupool.remoting.privileges.signer_process import RECORD, SECRET
 from gpupool.remoting.transport.authority.ca_bundle import certificates_of, issuer_of, keys_of
 from gpupool.remoting.transport.pki import Authority, Identity
@@ -263,14 +263,14 @@ class StateDir:
 
 _BEFORE_IDENTITY = frozenset(
     (
-        *(LOCK, KEEPER, SECRET, RECORD, ALERTS, f".{IDENTITY}.new"),
+        *(LOCK, HELPER, SECRET, RECORD, ALERTS, f".{IDENTITY}.new"),
         *("lost+found", ".snapshot"),  # of file systems
         *(".cache", ".config", ".local", ".nv"),  # the packages' user has it for a home
     )
 )
 """Names permitted in a state directory before a server lives there."""
 
-_LEFT_OVER = (f"{KEEPER}-", f".{SECRET}-", f".{RECORD}-")
+_LEFT_OVER = (f"{HELPER}-", f".{SECRET}-", f".{RECORD}-")
 """Prefixes of files that a first start puts aside, and leaves if it is killed."""
 
 
@@ -284,14 +284,14 @@ def refuse_other_folder(path: Path) -> None:
     """
     try:
         names = set(os.listdir(path))
-        keeper = os.lstat(path / KEEPER) if KEEPER in names else None
+        helper = os.lstat(path / HELPER) if HELPER in names else None
     except OSError:
         return  # that is said when it is opened
     if {IDENTITY, CONSENSUS} & names:
         return
     others = {each for each in names - _BEFORE_IDENTITY if not each.startswith(_LEFT_OVER)}
-    if keeper is not None and (keeper.st_uid not in (0, os.geteuid()) or keeper.st_mode & 0o077):
-        others.add(KEEPER)
+    if helper is not None and (helper.st_uid not in (0, os.geteuid()) or helper.st_mode & 0o077):
+        others.add(HELPER)
     if others:
         listed = ", ".join(sorted(others)[:4]) + (", and more" if len(others) > 4 else "")
         raise StorageError(

@@ -1,4 +1,4 @@
-"""A server's HTTPS, wired together: its observer's door, its certificate, the checks of tokens."""
+"""A server's HTTPS, wired together: its exporter's door, its certificate, the checks of tokens."""
 
 import logging
 from collections.abc import Callable
@@ -17,7 +17,7 @@ class WebParts:
     """The parts of a server that concern HTTPS; ``link`` is None where it is turned off."""
 
     ends_ms = 0
-    """When the observer's certificate ends; 0: it has none yet."""
+    """When the exporter's certificate ends; 0: it has none yet."""
 
     def __init__(self, options: WebOptions | None, state: Callable[[], PoolState]) -> None:
         self._options = options
@@ -25,7 +25,7 @@ class WebParts:
         self.link = WebLink(state, sd_labels=options.sd_labels) if options is not None else None
 
     async def run(self, server: ControlServer, links: PeerTransport) -> None:
-        """Get certificates, sign those of others' observers, and serve; until cancelled."""
+        """Get certificates, sign those of others' exporters, and serve; until cancelled."""
         options, link, context = self._options, self.link, server.controller.context
         certificates = WebCertificates(
             context.me.id,
@@ -37,7 +37,7 @@ class WebParts:
             site=options.site if options is not None else None,
         )
         if options is None or link is None:
-            return  # the others' observers are signed for all the same
+            return  # the others' exporters are signed for all the same
         link.check_token = server.controller.check_token
         link.now_ms = context.now_ms
         link.ca_pem = lambda: b"".join(server.authorities.key.trusted)

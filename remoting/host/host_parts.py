@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from gpupool.pool.measures import Measures
 from gpupool.remoting.host.budget import Budget
 from gpupool.remoting.host.inventory import Inventory, Log
-from gpupool.remoting.host.keepers import Keeper
 from gpupool.remoting.host.limits import HostLimits
+from gpupool.remoting.host.privileged_helper import PrivilegedHelper
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,7 @@ class HostParts:
 
     inventory: Inventory  # the GPUs of this server
     budget: Budget  # the reservations and charges of leases and workers
-    keeper: Keeper  # starts, confines, kills and buries workers
+    helper: PrivilegedHelper  # starts, confines, kills and buries workers
     limits: HostLimits
     measures: Measures
     log: Log  # takes one line

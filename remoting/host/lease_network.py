@@ -17,12 +17,12 @@ from gpupool.pool.model.ids import ServerId
 from gpupool.remoting.host.isolation import held_sockets
 from gpupool.remoting.host.isolation.confinement import HELD, LEASE_ADDRESSES
 from gpupool.remoting.host.isolation.held_sockets import Network
-from gpupool.remoting.host.keepers import Keeper
+from gpupool.remoting.host.privileged_helper import PrivilegedHelper
 from gpupool.remoting.host.spawn import WorkerFailedError
 from gpupool.remoting.host.worker_handle import WorkerHandle
 from gpupool.remoting.protocol import worker_messages
 from gpupool.remoting.protocol.addresses import parse_address
-from gpupool.remoting.protocol.keeper_messages import LoadFilter
+from gpupool.remoting.protocol.helper_messages import LoadFilter
 from gpupool.remoting.transport.descriptor_passing import receive_packet
 
 PEER_TIMEOUT_S = 4.0
@@ -34,7 +34,7 @@ class LeaseNetwork:
 
     def __init__(
         self,
-        keeper: Keeper,
+        helper: PrivilegedHelper,
         wanted: Collection[str],
         address_of: Callable[[ServerId], str | None],
         networks: Sequence[Network],
@@ -43,7 +43,7 @@ class LeaseNetwork:
         """Prepare; ``run`` starts it.
 
         Args:
-            keeper: loads filters of packets.
+            helper: loads filters of packets.
             wanted: of ``confinement.PROPERTIES``.
             address_of: where another server of the pool listens; None when it is not known.
             networks: those with which NCCL may speak beside the servers' addresses.
@@ -51,7 +51,7 @@ class LeaseNetwork:
         """
         self._address_of, self._networks, self._log = address_of, networks, log
         self._nursery: trio.Nursery | None = None
-        self._keeper, self._wanted = keeper, wanted
+        self._helper, self._wanted = helper, wanted
         self._program = held_sockets.CLASSIC
         self.holds: tuple[str, ...] = ()
 
@@ -72,7 +72,7 @@ class LeaseNetwork:
 
     async def _prepare(self) -> None:
         with contextlib.suppress(GpupoolError, OSError):
-            self._program = (await self._keeper.ask_for(LoadFilter(None)))[1]
+            self._program = (await self._helper.ask_for(LoadFilter(None)))[1]
         if held_sockets.can_hold(self._program):
             self.holds = (HELD,)
 
@@ -124,7 +124,7 @@ class LeaseNetwork:
     async def _load(self, allowed: Sequence[Network]) -> int:
         try:
             wanted = LoadFilter(tuple(str(each) for each in allowed))
-            return (await self._keeper.ask_for(wanted))[1]
+            return (await self._helper.ask_for(wanted))[1]
         except OSError as error:
             raise WorkerFailedError("no session can be opened", why=str(error)) from error
 

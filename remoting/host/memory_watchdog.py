@@ -2,7 +2,7 @@
 
 NVML reports the GPU memory of each process. Memory beyond a worker's reservations is charged to its
 lease as overhead, such as CUDA contexts. The kernel reports the host memory of each worker, and
-their keeper the files that they have left.
+their privileged helper the files that they have left.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -19,7 +19,7 @@ from gpupool.remoting.host.inventory import OwnUse
 from gpupool.remoting.host.measuring.worker_files import UNSEEN_SIZE, lacking
 from gpupool.remoting.host.spawn import WorkerFailedError
 from gpupool.remoting.host.worker_handle import WorkerHandle, WorkerState
-from gpupool.remoting.protocol import keeper_messages, worker_messages
+from gpupool.remoting.protocol import helper_messages, worker_messages
 
 
 class MemoryWatchdog:
@@ -37,7 +37,7 @@ class MemoryWatchdog:
         """Prepare; nothing is sampled yet.
 
         Args:
-            host: its GPUs, budget, keeper and limits.
+            host: its GPUs, budget, privileged helper and limits.
             workers: all live workers by number, as the worker pool keeps them.
             note_use: called for each worker that was seen computing.
             suspended: says which leases have nothing on the GPUs, though it is in the books.
@@ -66,7 +66,7 @@ class MemoryWatchdog:
             await trio.sleep(self._limits.sample_interval_s)
             if any(worker.session.lease is not None for worker in self._workers.values()):
                 with suppress(GpupoolError):  # It could not be measured this time.
-                    files = await self._host.keeper.ask(keeper_messages.MeasureFiles())
+                    files = await self._host.helper.ask(helper_messages.MeasureFiles())
                     self._others = files.memory
                     self._watch_files(files)
 
@@ -169,7 +169,7 @@ class MemoryWatchdog:
                     f"its lease used {much} of this server's memory, and may have {may // MIB} MiB"
                 )
 
-    def _watch_files(self, files: keeper_messages.Files) -> None:
+    def _watch_files(self, files: helper_messages.Files) -> None:
         """Kill the workers of a lease with too many bytes of files on this server's disk.
 
         Where the disk is nearly full, the worker with the most files goes, whosever it is; unless

@@ -309,7 +309,7 @@ def image_directory(directory: Path) -> Path:
 
 def start_process(
     control: int,
-    keeper: int,
+    helper: int,
     errors: int,
     directory: Path,
     blas_threads: int = BLAS_THREAD_COUNT_MAX,
@@ -321,7 +321,7 @@ def start_process(
 
     Args:
         control: descriptor of its socket to the server; the caller closes its copy.
-        keeper: descriptor of its socket to its keeper, likewise.
+        helper: descriptor of its socket to its privileged helper, likewise.
         errors: descriptor of a pipe that takes the worker's stderr.
         directory: the worker's private directory.
         blas_threads: of NumPy, at most.
@@ -329,14 +329,14 @@ def start_process(
     return subprocess.Popen(
         [
             *(sys.executable, "-P", "-m", "gpupool.remoting.worker.worker_main"),
-            *(str(control), str(keeper), str(os.getpid())),
+            *(str(control), str(helper), str(os.getpid())),
         ],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=errors,
         cwd="/",
         env=clean_environment(os.environ, directory, blas_threads),
-        pass_fds=(control, keeper),
+        pass_fds=(control, helper),
         close_fds=True,
         start_new_session=True,
     )

@@ -49,7 +49,6 @@ from gpupool.remoting.host.host_parts import HostParts
 from gpupool.remoting.host.inventory import Inventory, Log
 from gpupool.remoting.host.isolation.confinement import Confinement
 from gpupool.remoting.host.isolation.held_sockets import Network
-from gpupool.remoting.host.keepers import Keeper, OwnKeeper
 from gpupool.remoting.host.lease_network import LeaseNetwork
 from gpupool.remoting.host.limits import HostLimits
 from gpupool.remoting.host.measuring.session_meter import (
@@ -62,6 +61,7 @@ from gpupool.remoting.host.measuring.session_meter import (
     shares_by_lease,
 )
 from gpupool.remoting.host.memory_watchdog import MemoryWatchdog
+from gpupool.remoting.host.privileged_helper import OwnHelper, PrivilegedHelper
 from gpupool.remoting.host.session_opener import SessionOpener
 from gpupool.remoting.host.sharing.arbiter import Arbiter
 from gpupool.remoting.host.spawn import WorkerFailedError
@@ -69,7 +69,7 @@ from gpupool.remoting.host.suspension.room import Room
 from gpupool.remoting.host.suspension.suspensions import Means, Suspensions
 from gpupool.remoting.host.unix_listener import SOCKET_NAME, bind_unix_listener, serve_unix_listener
 from gpupool.remoting.host.worker_handle import GpuTest, WorkerHandle, WorkerState
-from gpupool.remoting.host.worker_keeper import KeeperSettings, WorkerKeeper
+from gpupool.remoting.host.worker_helper import HelperSettings, WorkerHelper
 from gpupool.remoting.host.worker_pool import WorkerPool, WorkerPoolSettings
 from gpupool.remoting.protocol import mps_folders, worker_messages
 from gpupool.remoting.protocol.sessions import NO_MOVES, Departure, SessionInfo
@@ -84,12 +84,12 @@ class HostSupervisor:
     def __init__(
         self,
         inventory: Inventory,
-        workers: KeeperSettings,
+        workers: HelperSettings,
         *,
         warm_workers: int = 1,
         data_encryption: Callable[[LeaseId], str] = lambda _lease: DataEncryption.TLS,
         limits: HostLimits | None = None,
-        keeper: Keeper | None = None,
+        helper: PrivilegedHelper | None = None,
         measures: Measures | None = None,
         address_of: Callable[[ServerId], str | None] = lambda _server: None,
         networks: Sequence[Network] = (),
@@ -104,7 +104,7 @@ class HostSupervisor:
             warm_workers: warm workers that wait for sessions.
             data_encryption: called for each connection: the ``DataEncryption`` of its lease.
             limits: bounds and intervals.
-            keeper: starts the workers, by settings of its own; None: this process does.
+            helper: starts the workers, by settings of its own; None: this process does.
             measures: takes what is counted here; None: nobody asks.
             address_of: where another server of the pool listens; None when it is not known.
             networks: those of which NCCL's sockets may be, beside the servers' addresses.
@@ -118,14 +118,14 @@ class HostSupervisor:
         self._used_at: dict[LeaseId, float] = {}  # trio's time of the last use
         self._totals: dict[LeaseId, Totals] = {}  # of workers that have ended
         self._nursery: trio.Nursery | None = None
-        root = keeper is not None or os.geteuid() == 0
+        root = helper is not None or os.geteuid() == 0
         nodes = inventory.device_nodes()
         self._confinement = Confinement(workers.confine, nodes, root, workers.ports)
-        self.keeper = keeper or OwnKeeper(WorkerKeeper(workers, log))
+        self.helper = helper or OwnHelper(WorkerHelper(workers, log))
         self._parts = HostParts(
-            inventory, self.budget, self.keeper, self._limits, self._measures, log
+            inventory, self.budget, self.helper, self._limits, self._measures, log
         )
-        self._lease_network = LeaseNetwork(self.keeper, workers.confine, address_of, networks, log)
+        self._lease_network = LeaseNetwork(self.helper, workers.confine, address_of, networks, log)
         self.worker_pool = self._make_pool(warm_workers, frozenset(workers.doors))
         self._suspensions = self._make_suspensions()
         self.weigh = self._arbiter.weigh
@@ -161,7 +161,7 @@ class HostSupervisor:
         machine, part = host_memory.machine_memory(), self._limits.suspend_memory
         means = Means(
             workers=self.worker_pool.workers,
-            keeper=self.keeper,
+            helper=self.helper,
             budget=self.budget,
             allowance=lambda lease: self.watchdog.lasting_limit(lease),
             sample=lambda: self.inventory.sample(self.watchdog.own_use),

@@ -19,7 +19,7 @@ from gpupool.remoting.host.budget import Budget, BudgetError
 from gpupool.remoting.host.measuring.execution import Execution
 from gpupool.remoting.host.shared_handles import TOKEN_SIZE, Sharing
 from gpupool.remoting.host.spawn import WorkerFailedError
-from gpupool.remoting.protocol import keeper_messages, worker_messages
+from gpupool.remoting.protocol import helper_messages, worker_messages
 from gpupool.remoting.protocol.handshake import SESSION_SIZE
 from gpupool.remoting.transport.descriptor_passing import DESCRIPTOR_COUNT_MAX, receive_packet
 
@@ -94,7 +94,7 @@ class WorkerProcess:
     pid: int
     pidfd: int  # opened before anything could reap it; readable once it has ended
     kill: Callable[[], None]  # a process that was reaped is left alone
-    reap: Callable[[], Awaitable[keeper_messages.Reaped]]
+    reap: Callable[[], Awaitable[helper_messages.Reaped]]
     returncode: int | None = None
     exited: trio.Event = field(default_factory=trio.Event)  # it is reaped
     spawned_at: float = 0.0  # trio's time
@@ -155,12 +155,14 @@ class WorkerHandle:
     state: WorkerState = WorkerState.STARTING
     claimed: bool = False  # for a session, though it may not be assigned yet
     said_ready: trio.Event = field(default_factory=trio.Event)
-    ready: trio.Event = field(default_factory=trio.Event)  # and its keeper has confirmed it
+    ready: trio.Event = field(
+        default_factory=trio.Event
+    )  # and its privileged helper has confirmed it
     assigned: trio.Event = field(default_factory=trio.Event)
     connected: trio.Event = field(default_factory=trio.Event)
     ended: trio.Event = field(default_factory=trio.Event)  # nothing of it is left
     said: worker_messages.Ready = worker_messages.Ready(b"", (), "")  # once ``said_ready``
-    confinement: tuple[str, ...] = ()  # by its keeper's word
+    confinement: tuple[str, ...] = ()  # by its privileged helper's word
     session: WorkerSession = field(default_factory=WorkerSession)
     test: GpuTest | None = None
     ending: WorkerEnding = field(default_factory=WorkerEnding)
@@ -236,7 +238,7 @@ async def wait_exit(worker: WorkerHandle) -> None:
     await trio.lowlevel.wait_readable(worker.process.pidfd)
     try:
         worker.process.returncode = (await worker.process.reap()).returncode
-    except GpupoolError:  # The keeper has closed, and killed what was left.
+    except GpupoolError:  # The privileged helper has closed, and killed what was left.
         worker.process.returncode = -signal.SIGKILL
     worker.process.exited.set()
 

@@ -25,10 +25,10 @@ any       the process ends                   ENDED     see below
 A claim that is cancelled before the assignment gives the worker back, because it knows of no lease.
 The worker ends where there are enough spares, because clients that hang up would leave one each.
 
-An end in order: the process is reaped, its last messages are read for ``LAST_WORDS_TIMEOUT_S``,
-its keeper removes processes and files that it left, gives its uid back and takes it out of the
-record for ``orphan_reaper``, it leaves ``workers``, ``reap`` is called, and then ``ended`` is set.
-So nothing of a worker exists any more when somebody who waited for ``ended`` goes on.
+An end in order: the process is reaped, its last messages are read for ``LAST_WORDS_TIMEOUT_S``, its
+privileged helper removes processes and files that it left, gives its uid back and takes it out of
+the record for ``orphan_reaper``, it leaves ``workers``, ``reap`` is called, and then ``ended`` is
+set. So nothing of a worker exists any more when somebody who waited for ``ended`` goes on.
 """
 
 import contextlib
@@ -58,8 +58,8 @@ from gpupool.remoting.host.worker_handle import (
     serve_budget,
     wait_exit,
 )
-from gpupool.remoting.host.worker_keeper import CUDA_DOOR, DOORS
-from gpupool.remoting.protocol import keeper_messages, worker_messages
+from gpupool.remoting.host.worker_helper import CUDA_DOOR, DOORS
+from gpupool.remoting.protocol import helper_messages, worker_messages
 
 START_TIMEOUT_S = 60.0
 """Importing CuPy from a cold disk takes tens of seconds."""
@@ -109,7 +109,7 @@ class WorkerPool:
 
         Args:
             settings: how many workers there are, and for what.
-            host: its keeper of workers, its budget, its measures and its log.
+            host: its privileged helper of workers, its budget, its measures and its log.
             handle: takes every message of a worker that is no affair of the worker pool's.
             reap: called once for each worker, when its process is gone.
             allowance: says how much of this machine's memory a lease may have, in bytes.
@@ -117,7 +117,7 @@ class WorkerPool:
         self.doors = settings.doors
         self.workers: dict[int, WorkerHandle] = {}
         self._settings = settings
-        self._keeper, self._budget = host.keeper, host.budget
+        self._helper, self._budget = host.helper, host.budget
         self._measures, self._log = host.measures, host.log
         self._handle = handle
         self._reap = reap
@@ -137,7 +137,7 @@ class WorkerPool:
         """Keep spare workers warm until cancelled; then kill every worker and wait for it."""
         nodes = self._settings.confinement.nodes
         known = None if nodes is None else dict(nodes)
-        opened = await self._keeper.ask(keeper_messages.Open(self._settings.cuda, known))
+        opened = await self._helper.ask(helper_messages.Open(self._settings.cuda, known))
         self._own_uid, self._exposed = opened.own_uid, opened.expose
         if opened.killed:
             self._log(f"killed {opened.killed} workers that a former process had left")
@@ -148,7 +148,7 @@ class WorkerPool:
                 await self._keep(nursery, task_status)
         finally:
             with trio.CancelScope(shield=True):
-                await self._keeper.ask(keeper_messages.Close())
+                await self._helper.ask(helper_messages.Close())
 
     async def _keep(self, nursery: trio.Nursery, task_status: trio.TaskStatus[None]) -> None:
         self._nursery = nursery
@@ -226,8 +226,8 @@ class WorkerPool:
         if worker.process.exited.is_set():
             raise WorkerFailedError("no session can be opened", why=worker.exit_reason())
         try:
-            given = await self._keeper.ask(
-                keeper_messages.AssignWorker(
+            given = await self._helper.ask(
+                helper_messages.AssignWorker(
                     worker.number,
                     worker.session.lease,
                     worker.session.devices,
@@ -340,8 +340,8 @@ class WorkerPool:
             errors, their_errors = os.pipe()
             undo.callback(os.close, errors)
             try:
-                asked = keeper_messages.StartWorker(number, tuple(sorted(kind)))
-                started, pidfd = await self._keeper.ask_for(asked, theirs.fileno(), their_errors)
+                asked = helper_messages.StartWorker(number, tuple(sorted(kind)))
+                started, pidfd = await self._helper.ask_for(asked, theirs.fileno(), their_errors)
             finally:
                 theirs.close()
                 os.close(their_errors)
@@ -351,8 +351,8 @@ class WorkerPool:
             process=WorkerProcess(
                 started.pid,
                 pidfd,
-                kill=partial(self._keeper.kill, number),
-                reap=partial(self._keeper.ask, keeper_messages.ReapWorker(number)),
+                kill=partial(self._helper.kill, number),
+                reap=partial(self._helper.ask, helper_messages.ReapWorker(number)),
             ),
             control=control,
             errors=errors,
@@ -368,7 +368,7 @@ class WorkerPool:
                 readers.start_soon(read_messages, worker, partial(self._message, worker))
                 readers.start_soon(self._answer_budget, worker)
                 try:
-                    await self._keeper.ask(keeper_messages.ConfineWorker(worker.number))
+                    await self._helper.ask(helper_messages.ConfineWorker(worker.number))
                 except GpupoolError as error:
                     worker.kill(str(error))
                 await self._wait_end(worker)
@@ -382,7 +382,7 @@ class WorkerPool:
         """Let a worker serve sessions, once the privileged helper reports its confinement."""
         await worker.said_ready.wait()
         try:
-            found = await self._keeper.ask(keeper_messages.AskConfinement(worker.number))
+            found = await self._helper.ask(helper_messages.AskConfinement(worker.number))
             worker.confinement = (*found.holds, *self.also_holds)
         except GpupoolError as error:
             worker.kill(str(error))
@@ -422,7 +422,7 @@ class WorkerPool:
     async def _clean_up(self, worker: WorkerHandle) -> None:
         self._sharing.end_worker(worker.number)
         try:
-            buried = await self._keeper.ask(keeper_messages.BuryWorker(worker.number))
+            buried = await self._helper.ask(helper_messages.BuryWorker(worker.number))
             worker.ending.out_of_memory = buried.out_of_memory
         except GpupoolError as error:
             self._log(f"{worker.label}: its remains cannot be removed: {error}")

@@ -1,1 +1,1 @@
-"""Privilege separation of a server that was started as root: the keeper's process, and the rest."""
+"""Privilege separation of a server that root started: the privileged helper and its server."""

@@ -67,7 +67,7 @@ def _open(folder: Path) -> FormerCa:
     try:
         for name in (CERTIFICATE, KEY):
             found.append(os.open(folder / name, _OPEN))  # noqa: PERF401 - those before are closed
-        for path in (folder / ownership.KEEPER / SECRET, folder / SECRET):
+        for path in (folder / ownership.HELPER / SECRET, folder / SECRET):
             with contextlib.suppress(FileNotFoundError):
                 found.append(os.open(path, _OPEN))
     except OSError as error:

@@ -1,7 +1,8 @@
-"""A keeper that the service manager starts when a server connects: its socket is descriptor 3.
+"""A privileged helper that systemd starts when a server connects; descriptor 3 is its socket.
 
-``packaging/gpupool-keeper@.service`` runs it with ``python -m``, as root and without a network.
-The server is then a unit of its own, which has no privileges at any time.
+``packaging/gpupool-keeper@.service`` runs it by this name, which installed units have, with
+``python -m``, as root and without a network. The server is then a unit of its own, which has no
+privileges at any time.
 """
 
 import logging
@@ -12,8 +13,8 @@ import tempfile
 from pathlib import Path
 
 from gpupool.remoting.host.isolation.confinement import nccl_ports, wanted
-from gpupool.remoting.host.worker_keeper import KeeperSettings
-from gpupool.remoting.privileges import keeper_process, kept_signer
+from gpupool.remoting.host.worker_helper import HelperSettings
+from gpupool.remoting.privileges import helper_process, kept_signer
 
 DESCRIPTOR = 3
 """The first that a service manager passes (sd_listen_fds(3))."""
@@ -30,7 +31,7 @@ def main() -> None:
     if "RUNTIME_DIRECTORY" in given:
         tempfile.tempdir = given["RUNTIME_DIRECTORY"]
     state_dir = Path(given["STATE_DIRECTORY"]) if "STATE_DIRECTORY" in given else None
-    settings = KeeperSettings(
+    settings = HelperSettings(
         base=None,
         state_dir=state_dir,
         confine=wanted(os.environ),
@@ -40,7 +41,7 @@ def main() -> None:
     log = logging.getLogger("gpupool.host")
     with socket.socket(fileno=DESCRIPTOR) as server:
         kept_signer.start_if_wanted(server, state_dir, log.info)
-        keeper_process.serve(server, settings, log.info)
+        helper_process.serve(server, settings, log.info)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""A signer that the service manager's keeper starts, out of reach of the server's user.
+"""A signer that the service manager's privileged helper starts, out of reach of the server's user.
 
-Before its first call to the keeper the server sends a packet with a descriptor of its state
-directory, and those of a former pool's CA if there is one. The keeper answers with the socket of a
-signer that it has forked off, whose secret and record lie in the keeper's own directory.
+Before its first call to the privileged helper the server sends a packet with a descriptor of its
+state directory, and those of a former pool's CA if there is one. The privileged helper answers with
+the socket of a signer that it has forked off, whose secret and record lie in the privileged
+helper's own directory.
 """
 
 import os
@@ -21,30 +22,30 @@ from gpupool.remoting.privileges.signer_process import SignerFolders
 from gpupool.remoting.transport.descriptor_passing import receive_with_descriptors
 
 WANTED = b"a signer"
-"""No call of ``keeper_messages`` begins so."""
+"""No call of ``helper_messages`` begins so."""
 
 ANSWER_TIMEOUT_S = 20.0
 _CREDENTIALS = struct.Struct("3i")  # struct ucred of unix(7)
 
 
 def ask_for_signer(
-    keeper: socket.socket, state: int, former: FormerCa | None = None
+    helper: socket.socket, state: int, former: FormerCa | None = None
 ) -> RemoteVault:
-    """Have a keeper start a signer for the server with this state directory.
+    """Have a privileged helper start a signer for the server with this state directory.
 
     Raises:
         GpupoolError: when it does not.
     """
-    keeper.settimeout(ANSWER_TIMEOUT_S)
+    helper.settimeout(ANSWER_TIMEOUT_S)
     try:
-        socket.send_fds(keeper, [WANTED], [state, *(former.descriptors if former else ())])
-        packet, descriptors = receive_with_descriptors(keeper, len(WANTED) + 1, 1)
+        socket.send_fds(helper, [WANTED], [state, *(former.descriptors if former else ())])
+        packet, descriptors = receive_with_descriptors(helper, len(WANTED) + 1, 1)
     except OSError as error:
-        raise GpupoolError("the keeper starts no signer", why=str(error)) from error
+        raise GpupoolError("the privileged helper starts no signer", why=str(error)) from error
     if packet != WANTED or len(descriptors) != 1:
         for each in descriptors:
             os.close(each)
-        raise GpupoolError("the keeper starts no signer", why="its log says why")
+        raise GpupoolError("the privileged helper starts no signer", why="its log says why")
     return RemoteVault(socket.socket(fileno=descriptors[0]), -1, has_own_user=True)
 
 
@@ -53,7 +54,7 @@ def start_if_wanted(server: socket.socket, own: Path | None, say: Callable[[str]
 
     Args:
         server: its packet socket.
-        own: the keeper's directory, for the signer's secret and record.
+        own: the privileged helper's directory, for the signer's secret and record.
         say: takes a line.
     """
     if server.recv(len(WANTED) + 1, socket.MSG_PEEK) != WANTED:
@@ -76,7 +77,7 @@ def start_if_wanted(server: socket.socket, own: Path | None, say: Callable[[str]
 def _refusal(server: socket.socket, own: Path | None, descriptors: list[int]) -> str:
     """Return why no signer may have this directory: its files are read and written as root."""
     if own is None:
-        return "the keeper has no directory for its secret"
+        return "the privileged helper has no directory for its secret"
     if len(descriptors) == 2 or not 1 <= len(descriptors) <= 1 + FILE_COUNT_MAX:
         return "no state directory came"
     raw = server.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
@@ -92,7 +93,7 @@ def _fork(server: socket.socket, own: Path, given: list[int], say: Callable[[str
 
     Args:
         server: its packet socket.
-        own: the keeper's directory.
+        own: the privileged helper's directory.
         given: descriptors of the server's state directory, and of the files of a former CA.
         say: takes a line.
     """

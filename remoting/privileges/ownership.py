@@ -14,8 +14,8 @@ from pathlib import Path
 from gpupool.remoting.host import kernel_cache, orphan_reaper
 from gpupool.remoting.host.remove_tree import remove_tree
 
-KEEPER = "keeper"
-"""The keeper's own part of a state directory: root's, and closed to the server."""
+HELPER = "keeper"
+"""The privileged helper's own part of a state directory: root's, and closed to the server."""
 
 _MOVED = (
     kernel_cache.DIRECTORY_NAME,
@@ -29,7 +29,7 @@ DEPTH_MAX = 8
 
 
 def own_part(state: int) -> int:
-    """Return a descriptor of the keeper's part of a state directory, made if it is not there.
+    """Return a descriptor of the helper's part of a state directory, made if it is missing.
 
     Args:
         state: descriptor of the state directory.
@@ -38,17 +38,17 @@ def own_part(state: int) -> int:
         OSError: when it cannot be made.
     """
     with contextlib.suppress(FileExistsError):
-        os.mkdir(KEEPER, 0o700, dir_fd=state)
+        os.mkdir(HELPER, 0o700, dir_fd=state)
     part = _open_own(state)
     if part < 0:
         # Somebody else's, or none: what is in there is not used.
-        aside = f"{KEEPER}-{secrets.token_hex(4)}"
-        os.rename(KEEPER, aside, src_dir_fd=state, dst_dir_fd=state)
+        aside = f"{HELPER}-{secrets.token_hex(4)}"
+        os.rename(HELPER, aside, src_dir_fd=state, dst_dir_fd=state)
         remove_tree(Path(f"/proc/self/fd/{state}/{aside}"))
-        os.mkdir(KEEPER, 0o700, dir_fd=state)
+        os.mkdir(HELPER, 0o700, dir_fd=state)
         part = _open_own(state)
         if part < 0:
-            raise OSError(f"{KEEPER} in the state directory is not root's")
+            raise OSError(f"{HELPER} in the state directory is not root's")
     for name in _MOVED:
         _move(name, state, part)
     return part
@@ -56,7 +56,7 @@ def own_part(state: int) -> int:
 
 def _open_own(state: int) -> int:
     try:
-        part = os.open(KEEPER, _DIRECTORY, dir_fd=state)
+        part = os.open(HELPER, _DIRECTORY, dir_fd=state)
     except OSError:
         return -1
     status = os.fstat(part)
@@ -92,7 +92,7 @@ def hand_over(directory: int, uid: int, gid: int, *, depth: int = 0) -> list[str
     """
     left: list[str] = []
     for name in os.listdir(directory):
-        if depth == 0 and name == KEEPER:
+        if depth == 0 and name == HELPER:
             continue
         try:
             kind = os.lstat(name, dir_fd=directory).st_mode
@@ -115,18 +115,18 @@ def hand_over(directory: int, uid: int, gid: int, *, depth: int = 0) -> list[str
 
 
 def remove_unused(path: Path, *others: str) -> None:
-    """Remove a state directory in which there is nothing but the keeper's part and ``others``."""
+    """Remove a state directory that holds nothing but the helper's part and leftovers."""
     with contextlib.suppress(OSError):
         state = os.open(path, _DIRECTORY)
         try:
-            if not set(os.listdir(state)) <= {KEEPER, *others}:
+            if not set(os.listdir(state)) <= {HELPER, *others}:
                 return
             part = _open_own(state)
             if part >= 0:
                 for name in os.listdir(part):
                     os.unlink(name, dir_fd=part)
                 os.close(part)
-                os.rmdir(KEEPER, dir_fd=state)
+                os.rmdir(HELPER, dir_fd=state)
             for name in others:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(name, dir_fd=state)

@@ -181,7 +181,7 @@ def _keep(state: int, vault: CaVault, key: bytes, voucher: bytes) -> bytes:
     try:
         return vault.keep(key, voucher)
     except AuthenticationError:
-        for place in (SECRET, f"{ownership.KEEPER}/{SECRET}"):
+        for place in (SECRET, f"{ownership.HELPER}/{SECRET}"):
             with contextlib.suppress(OSError, ValueError, AuthenticationError):
                 secret = X25519PrivateKey.from_private_bytes(_read(state, place)[0])
                 opened = unseal(key, secret)

@@ -2,7 +2,7 @@
 
 ::
 
-    KEEPER = PacketFamily("keeper", size_max=64 * 1024, call_size=4)
+    KEEPER = PacketFamily("privileged helper", size_max=64 * 1024, call_size=4)
 
     class Request(Message, family=KEEPER): ...  # what a server says
 

@@ -71,7 +71,7 @@ class SignServer(Request):
 
 @message(4)
 class SignWeb(Request):
-    """Sign the certificate of a server's observer."""
+    """Sign the certificate of a server's exporter."""
 
     ca_pem: Blob
     key_pem: Blob = field(repr=False)

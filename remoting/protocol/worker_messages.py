@@ -2,11 +2,11 @@
 
 Control messages are CBOR in the frames of ``protocol.framing``; a descriptor that belongs to a
 message travels beside it (SCM_RIGHTS). What decides over privileges (``Confine``, ``Start``,
-``JoinNetwork``, ``Become``) comes from the keeper, over a socket pair of its own: the process that
-talks to strangers cannot say it. The worker tells ``Ready`` to both. Calls on the budget have a
-socket pair of their own and a fixed binary form, because a program may wait for each of them. The
-worker is not trusted with more than its lease: the host decodes its messages as strictly as those
-of a stranger.
+``JoinNetwork``, ``Become``) comes from the privileged helper, over a socket pair of its own: the
+process that talks to strangers cannot say it. The worker tells ``Ready`` to both. Calls on the
+budget have a socket pair of their own and a fixed binary form, because a program may wait for each
+of them. The worker is not trusted with more than its lease: the host decodes its messages as
+strictly as those of a stranger.
 """
 
 import struct
@@ -84,7 +84,7 @@ class JoinNetwork(HostMessage):
 
 @message(7)
 class Become(HostMessage):
-    """The user of its lease, before ``Assign``; the keeper says it, and not the server."""
+    """The user of its lease, before ``Assign``; the helper says it, and not the server."""
 
     uid: Int
     groups: tuple[Number, ...] = ()  # supplementary, only what GPU device nodes ask for

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from gpupool.pool.model.ids import LeaseId, ServerId
 from gpupool.pool.model.state import Lease, Partition
-from gpupool.pool.record_query import ObserverQuery
+from gpupool.pool.record_query import ExporterQuery
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.view_encoding import ViewOrder
 from gpupool.remoting.server.proposer import Propose
@@ -65,7 +65,7 @@ class AskUsage:
     """Ask the exporter for its records; report with ``usage_answered``."""
 
     number: int
-    query: ObserverQuery
+    query: ExporterQuery
 
 
 @dataclass(frozen=True, slots=True)

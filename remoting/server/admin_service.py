@@ -27,8 +27,8 @@ from gpupool.pool.record_query import (
     BandwidthQuery,
     CheckPage,
     CheckQuery,
-    ObserverPage,
-    ObserverQuery,
+    ExporterPage,
+    ExporterQuery,
     RecordPage,
 )
 from gpupool.pool.refused_orders import check_known_to_all, refusal_of
@@ -43,7 +43,7 @@ from gpupool.remoting.server.service_context import Client, Handler, ServiceCont
 VIEWERS_SINCE = 6
 """The version of the protocol from which clients know a viewer's token in a list."""
 USAGE_COUNT_MAX, USAGE_BOUND, USAGE_TOTAL_MAX = 2, UserBound(user=8, token=6), 64
-"""Questions that the observer is asked at a time: of a connection, of a user or token, of all."""
+"""Questions that the exporter is asked at a time: of a connection, of a user or token, of all."""
 SERVER_ID_LENGTH = 12
 REPEATED_WITHIN_MS = 60_000
 """A client that lost its connection repeats an order at another server within less time."""
@@ -61,7 +61,7 @@ class AdminService:
     def __init__(self, context: ServiceContext) -> None:
         self._context = context
         self._usage_numbers = itertools.count(1)
-        self._usage: dict[int, tuple[Client, int]] = {}  # calls that the observer is asked for
+        self._usage: dict[int, tuple[Client, int]] = {}  # calls that the exporter is asked for
 
     def handlers(self) -> dict[type[m.Call], Handler]:
         """Return the handler of each call that is served here."""
@@ -91,7 +91,7 @@ class AdminService:
         context.propose_for(client, call, commands.Tick(), then)
 
     def _get_usage(self, client: Client, call: int, message: m.GetUsage) -> None:
-        """Have the observer answer; a majority is not needed, and every server has the records."""
+        """Have the exporter answer; a majority is not needed, and every server has the records."""
         query = message.query
         if query.by not in ("", *KEYS):
             raise UsageError(f"usage is not summed by {query.by[:64]}")
@@ -99,7 +99,7 @@ class AdminService:
             query = replace(query, user=client.user)
         else:
             check_unexpired(self._context, client)
-        self._ask_observer(client, call, query)
+        self._ask_exporter(client, call, query)
 
     def _get_history(self, client: Client, call: int, message: m.GetHistory) -> None:
         """Answer from this server's measurements, through the exporter."""
@@ -108,20 +108,20 @@ class AdminService:
             query = as_seen_by(client.user, query)
         else:
             check_unexpired(self._context, client)
-        self._ask_observer(client, call, query)
+        self._ask_exporter(client, call, query)
 
     def _run_checks(self, client: Client, call: int, _message: m.RunChecks) -> None:
         check_unexpired(self._context, client)
-        self._ask_observer(client, call, CheckQuery())
+        self._ask_exporter(client, call, CheckQuery())
 
     def _measure_bandwidth(self, client: Client, call: int, message: m.MeasureBandwidth) -> None:
         check_unexpired(self._context, client)
         others = self._context.state.servers.keys() - {self._context.me.id}
         if message.peer not in others:
             raise UsageError("the way to this server cannot be measured from here")
-        self._ask_observer(client, call, BandwidthQuery(message.peer))
+        self._ask_exporter(client, call, BandwidthQuery(message.peer))
 
-    def _ask_observer(self, client: Client, call: int, query: ObserverQuery) -> None:
+    def _ask_exporter(self, client: Client, call: int, query: ExporterQuery) -> None:
         asking = [each for each, _ in self._usage.values()]
         has = USAGE_BOUND.reached(client.holder, (each.holder for each in asking))
         if not has and (of_connection := asking.count(client)) >= USAGE_COUNT_MAX:
@@ -134,8 +134,8 @@ class AdminService:
         self._usage[number] = client, call
         self._context.actions.append(AskUsage(number, query))
 
-    def usage_answered(self, number: int, result: ObserverPage | GpupoolError) -> None:
-        """Answer the call for which the observer was asked."""
+    def usage_answered(self, number: int, result: ExporterPage | GpupoolError) -> None:
+        """Answer the call for which the exporter was asked."""
         client, call = self._usage.pop(number)
         match result:
             case RecordPage():

@@ -75,7 +75,7 @@ from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.state import PoolState, Server, Token, TokenKind
 from gpupool.pool.ports import ConsensusHealth, Outcome, Randomness, Role
-from gpupool.pool.record_query import ObserverPage
+from gpupool.pool.record_query import ExporterPage
 from gpupool.pool.table_clock import TableClock
 from gpupool.pool.telemetry import Telemetry
 from gpupool.pool.transitions.apply import PoolMachine
@@ -233,7 +233,7 @@ class Controller:
         self._policies.compiled(number, result)
         return self._take()
 
-    def usage_answered(self, number: int, result: ObserverPage | GpupoolError) -> list[Action]:
+    def usage_answered(self, number: int, result: ExporterPage | GpupoolError) -> list[Action]:
         """Take the result of an ``AskUsage``."""
         self._follow_tokens()
         self._admin.usage_answered(number, result)

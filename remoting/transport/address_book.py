@@ -10,7 +10,7 @@ attempt, and the book has several of a server, of which each failure tries the n
     any server that says that it moved  the address that it left: another may have taken it
 
 A server tells each new link all that servers have said of themselves, and all links what is new.
-It passes on nothing that it was told of others: hearsay goes in no circle. Pure.
+It passes on nothing that it was told of others: gossip goes in no circle. Pure.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence

@@ -1,7 +1,7 @@
 """Memory that ended connections have left in the C library goes back to the system.
 
 OpenSSL takes tens of KiB for each connection, in pieces that lie between those of others, so glibc
-keeps what is freed. After 10,000 connections of strangers a server and its observer had 75 MiB more
+keeps what is freed. After 10,000 connections of strangers a server and its exporter had 75 MiB more
 for good.
 """
 

@@ -52,7 +52,7 @@ class Kind(IntEnum):
     CERTIFICATE_GIVE = 8  # empty when the asked server does not sign it
     NEXT_KEY_GIVE = 9  # a CA that nobody trusts yet: its certificate and its key
     NEXT_KEY_KEPT = 10  # the SHA-256 of that certificate: its key is on the disk
-    WEB_ASK = 11  # a request for the certificate of its observer
+    WEB_ASK = 11  # a request for the certificate of its exporter
     WEB_GIVE = 12  # empty when the asked server does not sign it
     ADDRESSES = 13  # of servers, as ``address_book`` has them
 

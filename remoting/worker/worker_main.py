@@ -1,9 +1,9 @@
 """The worker process: it executes the calls of one client process, and reaches its lease alone.
 
 Started as ``python -P -m gpupool.remoting.worker.worker_main CONTROL_FD KEEPER_FD PARENT_PID``. It
-confines itself as its keeper says, waits warm for a session, does the handshake with the client
-itself, and hands the connection to the door. The end of the connection, or of the host, ends the
-process: after ``os._exit`` the kernel and the driver free everything at once.
+confines itself as its privileged helper says, waits warm for a session, does the handshake with the
+client itself, and hands the connection to the door. The end of the connection, or of the host, ends
+the process: after ``os._exit`` the kernel and the driver free everything at once.
 """
 
 import contextlib
@@ -86,16 +86,16 @@ def main(arguments: Sequence[str]) -> None:
     sandbox.die_with_parent(parent_pid)
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
-    channel, keeper = (WorkerChannel(socket.socket(fileno=each)) for each in descriptors)
+    channel, helper = (WorkerChannel(socket.socket(fileno=each)) for each in descriptors)
     try:
-        confine, start = worker_messages.Confine(), keeper.receive()
+        confine, start = worker_messages.Confine(), helper.receive()
         if isinstance(start, worker_messages.Confine):
-            confine, start = start, keeper.receive()
+            confine, start = start, helper.receive()
         assert isinstance(start, worker_messages.Start)
         context, ready = _prepare(start, confine, parent_pid)
-        keeper.send(ready)
+        helper.send(ready)
         channel.send(ready)
-        Worker(channel, keeper, start, context, parent_pid, ready.confinement, confine).run()
+        Worker(channel, helper, start, context, parent_pid, ready.confinement, confine).run()
     except HostGoneError:
         os._exit(worker_messages.EXIT_HOST_GONE)
     except BaseException as error:  # noqa: BLE001 - the last place where it can be told
@@ -151,14 +151,14 @@ class Worker:
     def __init__(
         self,
         channel: WorkerChannel,
-        keeper: WorkerChannel,
+        helper: WorkerChannel,
         start: worker_messages.Start,
         context: "WorkerContext",
         parent_pid: int,
         confinement: Sequence[str],
         confine: worker_messages.Confine,
     ) -> None:
-        self._channel, self._keeper = channel, keeper
+        self._channel, self._helper = channel, helper
         self._confine, self._confinement = confine, confinement
         self._listener_to: socket.socket | None = None
         self._doors = start.doors
@@ -214,10 +214,10 @@ class Worker:
             self._become(assign.uid)
         emulated = all(device.emulated for device in assign.devices)
         if emulated:
-            self._keeper.close()
+            self._helper.close()
         else:
             spilled: Any = importlib.import_module("gpupool.remoting.driver_api.executor.spilled")
-            spilled.serve(self._keeper.detach())
+            spilled.serve(self._helper.detach())
         if "system-call-filter" in self._confinement:
             tcp = bool(self._confine.ports) and assign.servers > 1
             asks = tcp and "lease-addresses" in self._confinement
@@ -241,13 +241,15 @@ class Worker:
             ProtocolError: when the server names another one.
             PermissionError: when the change did not happen.
         """
-        message = self._keeper.receive()
+        message = self._helper.receive()
         if isinstance(message, worker_messages.JoinNetwork):
-            with self._keeper.take_file() as network:
+            with self._helper.take_file() as network:
                 namespaces.join_network(network.fileno())
-            message = self._keeper.receive()
+            message = self._helper.receive()
         if not isinstance(message, worker_messages.Become) or message.uid != uid:
-            raise ProtocolError("this worker is to be another user", why="its keeper says so")
+            raise ProtocolError(
+                "this worker is to be another user", why="its privileged helper says so"
+            )
         sandbox.become(message.uid, message.uid, message.groups)
         sandbox.die_with_parent(self._parent_pid)
         sandbox.hide_memory()

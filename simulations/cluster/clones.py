@@ -3,7 +3,7 @@
 from collections import Counter
 from functools import partial
 
-from gpupool.consensus.promises import PROBATION_S
+from gpupool.consensus.persisted_votes import PROBATION_S
 from gpupool.consensus.storage.journal import JOURNAL
 from gpupool.pool.model.ids import ServerId
 from gpupool.simulations.cluster.run_context import Environment

@@ -28,7 +28,6 @@ from gpupool.simulations.checkers.preemption_checkers import (
     SuspendedGoOn,
     SuspensionsSettle,
 )
-from gpupool.simulations.checkers.promise_checker import PromisesDurable
 from gpupool.simulations.checkers.relocation_checkers import RelocationsEnd, RunsOnce
 from gpupool.simulations.checkers.safety_checkers import (
     AnswersInTime,
@@ -44,6 +43,7 @@ from gpupool.simulations.checkers.safety_checkers import (
 from gpupool.simulations.checkers.service_checkers import MessageSizes, OneServes, RevokedUnserved
 from gpupool.simulations.checkers.time_checker import TableTime
 from gpupool.simulations.checkers.version_checker import VersionsAgree
+from gpupool.simulations.checkers.vote_checker import VotesDurable
 from gpupool.simulations.checkers.waiting_checker import NobodyStarves
 from gpupool.simulations.cluster import simulated_alerts
 from gpupool.simulations.cluster.shared_tables import SharedTables
@@ -65,7 +65,7 @@ class Checkers:
         self.failures = failures
         self.logs = LogsAgree(failures, empty)
         self.leaders = OneLeader(failures)
-        self.promises = PromisesDurable(failures)
+        self.promises = VotesDurable(failures)
         self.table = TableSound(failures)
         self.memory = MemoryTruth(failures)
         self.dead_clients = DeadClientsLeave(failures)

@@ -85,7 +85,7 @@ GROWTH_MAX = 128 * 2**20
 """Bytes that each server may have more than at first: TLS of strangers, and users' own."""
 
 DESCRIPTORS_MAX = 2 * ServerSettings().unauthenticated_count_max + 512
-"""For each server: a stranger's at the server and at its observer."""
+"""For each server: a stranger's at the server and at its exporter."""
 
 LEFT_MAX = 64
 """Descriptors that each server may have more than at first when nobody attacks."""
@@ -271,7 +271,7 @@ def family(proc: Path) -> list[Path]:
     except OSError:  # it has ended
         return []
     found = [proc]
-    # Each thread has the children that it started; the observer is another thread's.
+    # Each thread has the children that it started; the exporter is another thread's.
     for path in proc.glob("task/*/children"):
         with contextlib.suppress(OSError):
             for pid in path.read_text().split():

@@ -6,9 +6,9 @@ gpupool lets them in.
 
 import sys
 
-from gpupool.remoting.host import worker_keeper
+from gpupool.remoting.host import worker_helper
 
-worker_keeper.DOORS["hostile"] = "echo_door:serve"  # of tests/remoting/host
+worker_helper.DOORS["hostile"] = "echo_door:serve"  # of tests/remoting/host
 
 from gpupool.cli.main import main  # noqa: E402 - other modules copy the table when they load
 

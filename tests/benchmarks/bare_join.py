@@ -1,4 +1,4 @@
-"""``gpupool join`` that confines nothing: root stays root, without a keeper, and so do workers.
+"""``gpupool join`` that confines nothing: root stays root, without a helper, and so do workers.
 
 It is what ``confinement.py`` compares with. It has a signer, which neither grants nor data meet.
 """
@@ -12,7 +12,7 @@ from gpupool.cli.main import main
 from gpupool.remoting.daemon import separate
 from gpupool.remoting.daemon.join_options import JoinOptions
 from gpupool.remoting.host import supervisor
-from gpupool.remoting.host.worker_keeper import KeeperSettings
+from gpupool.remoting.host.worker_helper import HelperSettings
 
 
 def keep_rights(options: JoinOptions, log: logging.Logger) -> separate.Separated:
@@ -20,15 +20,15 @@ def keep_rights(options: JoinOptions, log: logging.Logger) -> separate.Separated
     return vars(separate)["_with_signer"](options, None, log)
 
 
-def confine_nothing(*words: Any, **more: Any) -> KeeperSettings:
+def confine_nothing(*words: Any, **more: Any) -> HelperSettings:
     """Return a privileged helper's settings without Landlock, separate UIDs and confinement."""
-    settings = KeeperSettings(*words, **more)
+    settings = HelperSettings(*words, **more)
     return replace(settings, landlock=False, own_uids=False, confine=frozenset())
 
 
 for module, name, stand_in in (
     (separate, "separate", keep_rights),
-    (supervisor, "KeeperSettings", confine_nothing),
+    (supervisor, "HelperSettings", confine_nothing),
 ):
     assert hasattr(module, name)
     setattr(module, name, stand_in)

@@ -124,7 +124,7 @@ class Load:
 
 
 def feed(folder: Path, arguments: argparse.Namespace, settings: HistorySettings) -> None:
-    """Write all slots as the observer does, and look at the size before and after each."""
+    """Write all slots as the exporter does, and look at the size before and after each."""
     store = HistoryStore(folder / FILE_NAME, settings)
     load, largest, refused = Load(arguments.gpus, arguments.leases, 7), 0, 0
     took: list[float] = []

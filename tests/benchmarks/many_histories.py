@@ -14,7 +14,7 @@ from pathlib import Path
 
 from history import START, Load
 
-from gpupool.monitoring.frames import OBSERVER, HistoryAnswered
+from gpupool.monitoring.frames import EXPORTER, HistoryAnswered
 from gpupool.monitoring.history.history_reader import read_history
 from gpupool.monitoring.history.history_settings import HistorySettings
 from gpupool.monitoring.history.history_store import FILE_NAME, HistoryStore
@@ -56,12 +56,12 @@ def main() -> None:
             page = read_history(folder, query, PATIENCE_S)
             answers.append(time.process_time() - before)
             assert page.sums and not page.more
-            frames.append(OBSERVER.encode(HistoryAnswered(number, page)))
+            frames.append(EXPORTER.encode(HistoryAnswered(number, page)))
     before = time.process_time()
-    reader = OBSERVER.reader()
+    reader = EXPORTER.reader()
     for frame in frames:
         reader.feed(frame)
-    pages = [OBSERVER.decode(HistoryAnswered, each) for each in reader.frames()]
+    pages = [EXPORTER.decode(HistoryAnswered, each) for each in reader.frames()]
     sums = merged(s for page in pages for s in page.page.sums)
     took = time.process_time() - before
     print(f"{len(frames)} servers, {sum(map(len, frames)) / 1e6:.2f} MB of answers,"

@@ -9,7 +9,7 @@ take turns, so that what else the machine does falls on both. No worker is start
 A web server that does nothing but answer the same number of bytes from memory is scraped half a
 second after each scrape: what it takes is the machine's part. Prometheus keeps its connection, so
 the first answer over each one has a row of its own: it has TLS in it, and the first of all the
-observer's imports.
+exporter's imports.
 """
 
 import argparse
@@ -177,7 +177,7 @@ def p99(times: list[float]) -> float:
 
 
 def said_of_requests(body: bytes) -> str:
-    """Return the observer's own count of its answers by how long they took, without the way."""
+    """Return the exporter's own count of its answers by how long they took, without the way."""
     found = re.findall(r"request_duration_seconds_bucket\{(.*)\} (\S+)", body.decode())
     buckets = [(labels, count) for labels, count in found if '"/metrics"' in labels]
     bounds = [re.sub(r'.*le="([^"]*)".*', r"\1", labels) for labels, _ in buckets]
@@ -227,7 +227,7 @@ async def measure(server: Server, options: argparse.Namespace) -> None:
         results.add(case, metric, value, unit, budget=budget)
     slowest = ", ".join(f"{1000 * each:.0f}" for each in sorted(scraper.times)[-5:])
     print(f"{len(scraper.times)} scrapes, the slowest took {slowest} ms")
-    print(f"within the observer: {said_of_requests(scraper.body)}")
+    print(f"within the exporter: {said_of_requests(scraper.body)}")
     print(f"{len(without)} and {len(with_scrapes)} grants")
 
 

@@ -2,7 +2,7 @@
 
     python tests/benchmarks/seeing.py [--grants 300] [--rest 30] [--csv FILE]
 
-Two servers of eight emulated GPUs hold 50 leases each. One has its observer, the history, the
+Two servers of eight emulated GPUs hold 50 leases each. One has its exporter, the history, the
 checks, the slow readings and HTTPS, and is scraped each second; the other has none of that. One
 client takes and gives back leases, one of the first server and one of the second in turn, so that
 what else the machine does falls on both. Processor times do not depend on what else it does.
@@ -64,12 +64,12 @@ def resident_mb(pid: int) -> float:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE / 1e6
 
 
-def observer_of(server: int) -> int | None:
-    """Return the observer's process."""
+def exporter_of(server: int) -> int | None:
+    """Return the exporter's process."""
     with suppress(OSError):
         for task in Path(f"/proc/{server}/task").iterdir():  # a thread starts it
             for child in (task / "children").read_text().split():
-                if b"monitoring.observer" in Path(f"/proc/{child}/cmdline").read_bytes():
+                if b"monitoring.exporter" in Path(f"/proc/{child}/cmdline").read_bytes():
                     return int(child)
     return None
 
@@ -106,14 +106,14 @@ def quantile_ms(times: list[float], share: int) -> float:
 
 async def at_rest(both: list[Seen], seconds: float) -> float | None:
     """Leave both alone for a while; return the exporter's processor seconds per second."""
-    observer = observer_of(both[0].pid)
+    exporter = exporter_of(both[0].pid)
     before = [computed_s(each.pid) for each in both]
-    watched = computed_s(observer) if observer else 0.0
+    watched = computed_s(exporter) if exporter else 0.0
     await trio.sleep(seconds)
     for each, then in zip(both, before, strict=True):
         each.rest_s = (computed_s(each.pid) - then) / seconds
         each.memory_mb = resident_mb(each.pid)
-    return (computed_s(observer) - watched) / seconds if observer else None
+    return (computed_s(exporter) - watched) / seconds if exporter else None
 
 
 async def take_turns(both: list[Seen], count: int) -> None:
@@ -141,10 +141,10 @@ async def measure(servers: dict[str, Server], options: argparse.Namespace) -> No
             both.append(Seen(name, server, pool))
         print(f"load {os.getloadavg()[0]:.1f} at the start")
         await trio.sleep(5)  # they have started
-        observer_s = await at_rest(both, options.rest)
+        exporter_s = await at_rest(both, options.rest)
         memory = [each.memory_mb for each in both]
-        observer = observer_of(both[0].pid)
-        observer_mb = resident_mb(observer) if observer else float("nan")
+        exporter = exporter_of(both[0].pid)
+        exporter_mb = resident_mb(exporter) if exporter else float("nan")
         for each in both:
             for _ in range(HELD):
                 await each.pool.allocate(request(each.pool, fraction=HELD_SHARE), wait_s=0)
@@ -174,8 +174,8 @@ async def measure(servers: dict[str, Server], options: argparse.Namespace) -> No
     print(f"memory of the server at rest: with {memory[0]:.1f} MB, without {memory[1]:.1f} MB;"
           f" modules {imported_mb:.1f} MB; {more:.1f} MB more (at most 20)")  # fmt: skip
     results.add("with", "memory more", more, "MB", budget="20")
-    print(f"observer at rest, without leases: {100 * (observer_s or 0):.2f} % of a core"
-          f" (at most 1), {observer_mb:.1f} MB (at most 94)")  # fmt: skip
+    print(f"exporter at rest, without leases: {100 * (exporter_s or 0):.2f} % of a core"
+          f" (at most 1), {exporter_mb:.1f} MB (at most 94)")  # fmt: skip
     print(
         f"{len(on.grants)} and {len(off.grants)} grants; load {os.getloadavg()[0]:.1f} at the end"
     )

@@ -6,7 +6,7 @@ For each kind and count a new server (`gpupool join --emulate 1:1G`) is started.
 loopback addresses then hold that many connections for ``--seconds``; one that is closed is opened
 again. Memory is the growth of the server's peak of resident memory, by the connections that were
 held at once; processor time is the server's, without what it takes in peace, by the connections
-that were opened. A server's observer and its other processes count as the server. Eight logins are
+that were opened. A server's exporter and its other processes count as the server. Eight logins are
 tried meanwhile. `tests/attacks` has what users of a pool notice.
 """
 
@@ -131,7 +131,7 @@ async def measure(folder: Path, kind: str, count: int, seconds: float, results: 
         async with connect_pool(credentials) as pool:
             await whole(pool, servers)
         ((name, process),) = servers.processes.items()
-        # The observer has the TLS and the requests of strangers who speak HTTPS.
+        # The exporter has the TLS and the requests of strangers who speak HTTPS.
         pids = [int(each.name) for each in attack_pool.family(Path("/proc") / str(process.pid))]
         await trio.to_thread.run_sync(browse, servers.ports[name])
         quiet = whole_usage(pids).cpu_s

@@ -1,4 +1,4 @@
-"""``gpupool join`` with nothing that looks: no observer, samples, checks, slow readings or HTTPS.
+"""``gpupool join`` with nothing that looks: no exporter, samples, checks, slow readings or HTTPS.
 
 It is what ``seeing.py`` compares with.
 """
@@ -17,8 +17,8 @@ async def nothing(*_: object, **_more: object) -> None:
 
 
 for owner, name in (
-    (compose.ObserverLink, "run"),
-    (compose.ObserverLink, "send_samples"),
+    (compose.ExporterLink, "run"),
+    (compose.ExporterLink, "send_samples"),
     (compose.HealthRounds, "run"),
     (vars(compose)["_Server"], "_measure"),
 ):

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.monitoring.samples import ME, START_MS, health, measured, table
 
-from gpupool.monitoring.frames import OBSERVER
+from gpupool.monitoring.frames import EXPORTER
 from gpupool.monitoring.history.history_settings import HistorySettings
 from gpupool.monitoring.history.history_store import FILE_NAME, HistoryStore
 from gpupool.monitoring.history.time_slots import SlotMaker
@@ -82,14 +82,14 @@ def cpu_ms(act: Callable[[], object], times: int) -> float:
 
 
 def history(state: PoolState, seconds: int) -> tuple[float, float, float]:
-    """Return the milliseconds a second of a server, and of its observer, and the bytes of each."""
-    sampler, slots, reader = Sampler(), SlotMaker(), OBSERVER.reader()
+    """Return the milliseconds a second of a server, and of its exporter, and the bytes of each."""
+    sampler, slots, reader = Sampler(), SlotMaker(), EXPORTER.reader()
     frames, samples = list[bytes](), list[Sample]()
     begun = time.process_time()
     for second in range(seconds):
         at = START_MS + 1000 * second
         samples.append(sampler.sample(state, measured(state_of_one(state), at), health(), at))
-        frames.append(OBSERVER.encode(samples[-1]))
+        frames.append(EXPORTER.encode(samples[-1]))
     made = time.process_time() - begun
     with tempfile.TemporaryDirectory() as folder:
         store = HistoryStore(Path(folder) / FILE_NAME, HistorySettings())
@@ -97,7 +97,7 @@ def history(state: PoolState, seconds: int) -> tuple[float, float, float]:
         for frame in frames:
             reader.feed(frame)
             for data in reader.frames():
-                slot = slots.add(OBSERVER.decode(Sample, data))
+                slot = slots.add(EXPORTER.decode(Sample, data))
                 if slot is not None:
                     store.make_room()
                     store.add(slot, "gpu-1")
@@ -159,8 +159,8 @@ def measure(servers: int, leases: int) -> None:
         mean = (count * (made + whole.sent_ms) + rest * lean.sent_ms) / servers
         print(f"  a viewer who gets the view of {name}: {size / 1e6:.2f} MB a second,"
               f" {took:.0f} ms of its processor, {mean:.2f} ms of each server's")  # fmt: skip
-    server, observer, size = history(state, SECONDS)
-    print(f"  history a second: server {server:.2f} ms, observer {observer:.2f} ms,"
+    server, exporter, size = history(state, SECONDS)
+    print(f"  history a second: server {server:.2f} ms, exporter {exporter:.2f} ms,"
           f" {size / 1e3:.1f} kB between them")  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 from tests import commands
 from tests.commands import GPUPOOL
-from tests.pools import Spawned, observers_of, view_of, wrong_with
+from tests.pools import Spawned, exporters_of, view_of, wrong_with
 from tests.shared import Shared
 
 from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, Milliseconds, ServerId
@@ -312,17 +312,17 @@ class LiveServer:
             time.sleep(0.02)
 
     def end(self, number: int) -> int:
-        """Send a signal and return how the process ended, once its observer has ended too.
+        """Send a signal and return how the process ended, once its exporter has ended too.
 
-        The observer of a killed server ends by itself. It may write to the state directory until
+        The exporter of a killed server ends by itself. It may write to the state directory until
         then, which tests remove or replace.
         """
         assert self.process is not None
         self.process.send_signal(number)
         status = self.process.wait(DEADLINE_S)
         end = time.monotonic() + DEADLINE_S
-        while observers_of(self.state_dir):
-            assert time.monotonic() < end, f"the observer of {self.name} does not end"
+        while exporters_of(self.state_dir):
+            assert time.monotonic() < end, f"the exporter of {self.name} does not end"
             time.sleep(0.01)
         return status
 

@@ -23,8 +23,8 @@ from gpupool.pool.model.ids import GpuId, LeaseId
 from gpupool.pool.values import Emulation
 from gpupool.remoting.daemon.join_options import JoinOptions
 from gpupool.remoting.daemon.separate import Separated, separate
-from gpupool.remoting.privileges.remote_keeper import RemoteKeeper
-from gpupool.remoting.protocol import keeper_messages as m
+from gpupool.remoting.privileges.remote_helper import RemoteHelper
+from gpupool.remoting.protocol import helper_messages as m
 from gpupool.remoting.protocol import worker_messages
 
 PTRACE_ATTACH = 16
@@ -51,14 +51,14 @@ def say(control: socket.socket, message: worker_messages.HostMessage) -> None:
     control.sendall(worker_messages.WORKER.encode(message))
 
 
-async def start(keeper: RemoteKeeper, number: int) -> tuple[int, int, Path, socket.socket]:
+async def start(helper: RemoteHelper, number: int) -> tuple[int, int, Path, socket.socket]:
     """Start a worker that is ready; return its pid, pidfd, directory and control socket."""
     control, theirs = socket.socketpair()
     errors, their_errors = os.pipe()
-    started, pidfd = await keeper.ask_for(m.StartWorker(number), theirs.fileno(), their_errors)
+    started, pidfd = await helper.ask_for(m.StartWorker(number), theirs.fileno(), their_errors)
     theirs.close()
     os.close(their_errors)
-    await keeper.ask(m.ConfineWorker(number))
+    await helper.ask(m.ConfineWorker(number))
     reader = worker_messages.WORKER.reader()
     stream = trio.socket.from_stdlib_socket(control)
     control.setblocking(False)
@@ -77,9 +77,9 @@ def assignment(number: int, lease: int) -> m.AssignWorker:
     return m.AssignWorker(number, LeaseId(lease), (), 1 << 30, "ada", across=False)
 
 
-async def asked(keeper: RemoteKeeper, request: m.RequestFor[m.Answer], *descriptors: int) -> str:
+async def asked(helper: RemoteHelper, request: m.RequestFor[m.Answer], *descriptors: int) -> str:
     try:
-        await keeper.ask(request, *descriptors)
+        await helper.ask(request, *descriptors)
     except GpupoolError as error:
         return str(error)
     return "done"
@@ -97,13 +97,13 @@ def assign_message(uid: int) -> worker_messages.Assign:
     )  # fmt: skip
 
 
-async def say_who(keeper: RemoteKeeper, number: int, lease: int, uid: int | None) -> str:
+async def say_who(helper: RemoteHelper, number: int, lease: int, uid: int | None) -> str:
     """Tell an assigned worker to become ``uid``; return its identity, or its end."""
-    pid, pidfd, _directory, control = await start(keeper, number)
-    await keeper.ask(m.AskConfinement(number))
+    pid, pidfd, _directory, control = await start(helper, number)
+    await helper.ask(m.AskConfinement(number))
     given = None
     if lease:
-        given = await keeper.ask(assignment(number, lease))
+        given = await helper.ask(assignment(number, lease))
     budget, theirs = socket.socketpair()
     chosen = uid if uid is not None else (given.uid if given else 0)
     socket.send_fds(
@@ -147,7 +147,7 @@ def harm_the_signer(signer: int, state: Path) -> dict[str, str]:
     }
 
 
-def harm(pid: int, directory: Path, keeper_pid: int, secret: Path) -> dict[str, str]:
+def harm(pid: int, directory: Path, helper_pid: int, secret: Path) -> dict[str, str]:
     """Try operations that need privileges."""
     return {
         "setuid": outcome(lambda: os.setuid(0)),
@@ -159,9 +159,9 @@ def harm(pid: int, directory: Path, keeper_pid: int, secret: Path) -> dict[str, 
         "write beside it": outcome(lambda: (directory.parent / "x").write_text("x")),
         "kill a worker": outcome(lambda: os.kill(pid, signal.SIGKILL)),
         "trace a worker": outcome(lambda: call("ptrace", PTRACE_ATTACH, pid, None, None)),
-        "trace the keeper": outcome(lambda: call("ptrace", PTRACE_ATTACH, keeper_pid, None, None)),
+        "trace the helper": outcome(lambda: call("ptrace", PTRACE_ATTACH, helper_pid, None, None)),
         "read a worker's memory": outcome(lambda: Path(f"/proc/{pid}/mem").open("rb")),
-        "read the keeper's memory": outcome(lambda: Path(f"/proc/{keeper_pid}/mem").open("rb")),
+        "read the helper's memory": outcome(lambda: Path(f"/proc/{helper_pid}/mem").open("rb")),
         "mount": outcome(lambda: call("mount", None, b"/", None, 1 << 18, None)),
         "unshare": outcome(lambda: call("unshare", 0x2000_0000)),
         "chown": outcome(lambda: os.chown(directory.parent, os.getuid(), -1)),
@@ -170,7 +170,7 @@ def harm(pid: int, directory: Path, keeper_pid: int, secret: Path) -> dict[str, 
     }  # fmt: skip
 
 
-async def against_the_keeper(keeper: RemoteKeeper) -> dict[str, str]:
+async def against_the_helper(helper: RemoteHelper) -> dict[str, str]:
     """Send forbidden requests to the privileged helper."""
     control, theirs = socket.socketpair()
     tries: dict[str, tuple[m.RequestFor[m.Answer], *tuple[int, ...]]] = {
@@ -185,8 +185,8 @@ async def against_the_keeper(keeper: RemoteKeeper) -> dict[str, str]:
         "assign": (assignment(1, 7),),
         "assign twice": (assignment(1, 8),),
     }
-    found = {name: await asked(keeper, *request) for name, request in tries.items()}
-    keeper.kill(4711)
+    found = {name: await asked(helper, *request) for name, request in tries.items()}
+    helper.kill(4711)
     return found
 
 
@@ -198,29 +198,29 @@ def own_status() -> dict[str, list[str]]:
 
 
 async def run(separated: Separated, secret: Path) -> dict[str, object]:
-    keeper = separated.keeper
-    assert keeper is not None
-    keeper_pid = keeper.pid
+    helper = separated.helper
+    assert helper is not None
+    helper_pid = helper.pid
     found: dict[str, object] = {**own_status()}
-    scores = [Path(f"/proc/{each}/oom_score_adj") for each in ("self", keeper_pid)]
+    scores = [Path(f"/proc/{each}/oom_score_adj") for each in ("self", helper_pid)]
     found["scores"] = [int(each.read_text()) for each in scores]
-    async with keeper.running():
-        await keeper.ask(m.Open(False, {}))
-        pid, _pidfd, directory, _control = await start(keeper, 1)
-        found["claims"] = (await keeper.ask(m.AskConfinement(1))).holds
-        found["harm"] = harm(pid, directory, keeper_pid, secret)
+    async with helper.running():
+        await helper.ask(m.Open(False, {}))
+        pid, _pidfd, directory, _control = await start(helper, 1)
+        found["claims"] = (await helper.ask(m.AskConfinement(1))).holds
+        found["harm"] = harm(pid, directory, helper_pid, secret)
         signer, state_dir = separated.signer().pid, separated.options.state_dir
         found["harm to the signer"] = harm_the_signer(signer, state_dir)
-        found["asked"] = await against_the_keeper(keeper)
-        found["stay root"] = await say_who(keeper, 2, 9, -1)
-        found["another's user"] = await say_who(keeper, 3, 9, 52_333)
-        found["its own user"] = await say_who(keeper, 4, 9, None)
-        found["unassigned"] = await say_who(keeper, 5, 0, -1)
-        found["pids"] = [pid, keeper_pid]
+        found["asked"] = await against_the_helper(helper)
+        found["stay root"] = await say_who(helper, 2, 9, -1)
+        found["another's user"] = await say_who(helper, 3, 9, 52_333)
+        found["its own user"] = await say_who(helper, 4, 9, None)
+        found["unassigned"] = await say_who(helper, 5, 0, -1)
+        found["pids"] = [pid, helper_pid]
         if "--die" in sys.argv:
             print(json.dumps(found), flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
-        await keeper.ask(m.Close())
+        await helper.ask(m.Close())
     return found
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.cli.conftest import LivePool, LiveServer
-from tests.pools import observers_of, view_of
+from tests.pools import exporters_of, view_of
 
 from gpupool.pool.view import ALARM
 
@@ -81,9 +81,9 @@ def token(pool: LivePool) -> str:
 def test_an_old_copy_is_refused_and_comes_back_by_rejoin(own_pool: LivePool) -> None:
     pool = own_pool
     server = follower(pool)
-    assert observers_of(server.state_dir)
+    assert exporters_of(server.state_dir)
     server.end(signal.SIGKILL)
-    assert not observers_of(server.state_dir), "it would write into what is replaced below"
+    assert not exporters_of(server.state_dir), "it would write into what is replaced below"
     old = pool.folder / "old"
     shutil.copytree(server.state_dir, old)
     server.start()

@@ -39,7 +39,7 @@ def test_the_server_is_nobody_and_can_become_nobody_else(found: dict[str, Any]) 
     assert found["scores"] in ([-900] * 2, [0] * 2)  # where root may not set it
 
 
-def test_it_reaches_neither_roots_files_nor_workers_nor_its_keeper(found: dict[str, Any]) -> None:
+def test_it_reaches_neither_roots_files_nor_workers_nor_its_helper(found: dict[str, Any]) -> None:
     harm = found["harm"]
     assert len(harm) == 17
     # Below a directory that others cannot enter, it sees nothing but its own.
@@ -57,7 +57,7 @@ def test_its_workers_are_confined_as_those_of_root(found: dict[str, Any]) -> Non
     assert {"own-uid", "no-new-privileges", "not-dumpable"} <= set(found["claims"])
 
 
-def test_the_keeper_does_nothing_that_is_not_on_its_list(found: dict[str, Any]) -> None:
+def test_the_helper_does_nothing_that_is_not_on_its_list(found: dict[str, Any]) -> None:
     asked = found["asked"]
     assert asked.pop("assign") == "done"
     assert "is no GPU's" in asked["other nodes"]
@@ -71,12 +71,12 @@ def test_the_keeper_does_nothing_that_is_not_on_its_list(found: dict[str, Any]) 
 def test_no_server_keeps_a_worker_root_or_chooses_its_user(found: dict[str, Any]) -> None:
     assert found["its own user"] == "a user of its own"
     assert found["stay root"] == found["another's user"] == "ended"
-    # Without its keeper's word it does nothing.
+    # Without its privileged helper's word it does nothing.
     assert found["unassigned"] == "waits as 0"
 
 
 @pytest.mark.long
-def test_keeper_and_workers_end_with_their_server(tmp_path: Path) -> None:
+def test_helper_and_workers_end_with_their_server(tmp_path: Path) -> None:
     pids = run(tmp_path, "--die")["pids"]
     deadline = time.monotonic() + 20
     while left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from tests.cli.conftest import running
-from tests.pools import observers_of
+from tests.pools import exporters_of
 
 UNIT = 10**12
 RUN = ("run", "--no-wait", "-p", "0.5", "--", "sleep", "0.3")
@@ -46,7 +46,7 @@ def records_of(state_dir: Path) -> list[tuple[int, ...]]:
 
 
 def everywhere(pool: Any, count: int) -> list[tuple[int, ...]]:
-    """Return the records once every server's observer has so many."""
+    """Return the records once every server's exporter has so many."""
     end = time.monotonic() + 30
     while True:
         found = [records_of(server.state_dir) for server in pool.servers.values()]
@@ -254,7 +254,7 @@ def test_history_has_what_was_measured_and_names_who_is_silent(live_pool: Any) -
 
 
 @pytest.mark.long
-def test_one_server_killed_and_one_observer_killed() -> None:
+def test_one_server_killed_and_one_exporter_killed() -> None:
     with running() as pool:
         for _ in range(3):
             assert pool.run(*RUN).returncode == 0
@@ -272,14 +272,14 @@ def test_one_server_killed_and_one_observer_killed() -> None:
         strict = pool.run("usage", "--strict")
         assert strict.returncode == 3
         assert f"server {victim} did not answer" in strict.stderr
-        # The grants, the leases and the server itself go on without an observer.
-        (observer,) = observers_of(pool.servers[leader].state_dir)
-        os.kill(observer, signal.SIGSTOP)
+        # The grants, the leases and the server itself go on without an exporter.
+        (exporter,) = exporters_of(pool.servers[leader].state_dir)
+        os.kill(exporter, signal.SIGSTOP)
         assert pool.run(*RUN).returncode == 0
         pool.wait_until(idle)
         found = usage(pool)
         assert found["total"]["leases"] == 4
-        os.kill(observer, signal.SIGKILL)
+        os.kill(exporter, signal.SIGKILL)
         assert usage(pool)["total"]["leases"] == 4
         pool.servers[victim].start()
         pool.wait_until(pool.is_whole)

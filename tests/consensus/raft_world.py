@@ -12,7 +12,7 @@ from hashlib import blake2b
 
 from gpupool.consensus.core.library import LEADER
 from gpupool.consensus.node import RaftNode
-from gpupool.consensus.promises import PROBATION_S
+from gpupool.consensus.persisted_votes import PROBATION_S
 from gpupool.consensus.protocol.membership import encode_voters
 from gpupool.consensus.protocol.raft_settings import ConsensusSettings
 from gpupool.consensus.storage.store import MEMBERSHIP_TYPE, Storage, bootstrap

@@ -197,7 +197,7 @@ async def test_a_loop_that_always_has_something_to_do_lets_others_run(
 
 
 async def test_a_start_is_told_apart_from_none_whatever_is_drawn() -> None:
-    assert Alone(randomness=Zeros(7)).inside.node._promises._start.incarnation > 0
+    assert Alone(randomness=Zeros(7)).inside.node._persisted_votes._start.incarnation > 0
 
 
 # --- how often it steps ----------------------------------------------------------------------

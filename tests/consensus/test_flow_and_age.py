@@ -335,7 +335,7 @@ def told(leader: str | None, *, term: int = 5, age_ms: int = 0, delay_s: float =
     ("leader", "term", "believed"),
     [("b", 5, True), ("b", 6, True), ("b", 4, False), (None, 5, False), ("me", 5, False)],
 )
-def test_hearsay_of_a_leader_counts_in_its_term(
+def test_gossip_of_a_leader_counts_in_its_term(
     leader: str | None, term: int, believed: bool
 ) -> None:
     alone = told(leader, term=term)
@@ -346,7 +346,7 @@ def test_hearsay_of_a_leader_counts_in_its_term(
     assert alone.core.leader_clock_ms(alone.now + 2.0) == (9000 if believed else 102_000)
 
 
-def test_hearsay_is_as_old_as_what_the_voter_has_heard_and_was_held_up() -> None:
+def test_gossip_is_as_old_as_what_the_voter_has_heard_and_was_held_up() -> None:
     alone = told("b", age_ms=250, delay_s=0.5)
     assert alone.core.leader_heard_at == alone.now - 0.25
     assert alone.core.majority_age_s() == 0.75

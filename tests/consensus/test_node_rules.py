@@ -422,7 +422,7 @@ def test_a_source_that_is_out_of_touch_is_left(age_ms: int, next_source: str) ->
     answer = {"term": 3, "commit_index": 1, "prevLogIdx": 1, "prevLogTerm": 0, "entries": b""}
     sent = lone.take("b", "pulled", leader="c", clock_ms=0, majority_age_ms=age_ms, **answer)
     assert [peer for peer, message in sent if message["type"] == "pull"] == [next_source]
-    # Hearsay of a leader must not keep this server from answering a candidate.
+    # Gossip of a leader must not keep this server from answering a candidate.
     assert lone.node.health(lone.now).majority_age_s == pytest.approx(age_ms / 1000)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpupool.consensus.core.library import FOLLOWER, LEADER
-from gpupool.consensus.promises import Promises
+from gpupool.consensus.persisted_votes import PersistedVotes
 from gpupool.consensus.protocol.raft_messages import Message
 from gpupool.consensus.storage.peer_memory import PeerMemory, Remembered, Start
 from gpupool.consensus.storage.superblock import Floor, Superblock
@@ -75,9 +75,9 @@ class Around:
         self.did.append(term)
 
 
-def promises_of(around: Around) -> Promises:
+def promises_of(around: Around) -> PersistedVotes:
     node: Any = around
-    return Promises(node, Start(3, 33))
+    return PersistedVotes(node, Start(3, 33))
 
 
 def hello(boot: int = 4, *, repairing: bool = False) -> Message:
@@ -90,7 +90,7 @@ def entries(*, term: int = 5, previous: int = 9, commit: int = 9) -> Message:
     return {"type": "append_entries", **told}
 
 
-def pass_time(around: Around, promises: Promises, seconds: float) -> None:
+def pass_time(around: Around, promises: PersistedVotes, seconds: float) -> None:
     for _ in range(round(seconds * 4)):
         around.now += 0.25
         promises.synced()

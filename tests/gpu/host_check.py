@@ -26,7 +26,7 @@ from gpupool.remoting.devices.nvml import PynvmlNvml
 from gpupool.remoting.host.inventory import Inventory
 from gpupool.remoting.host.supervisor import HostSupervisor
 from gpupool.remoting.host.worker_handle import WorkerHandle
-from gpupool.remoting.host.worker_keeper import KeeperSettings
+from gpupool.remoting.host.worker_helper import HelperSettings
 from gpupool.remoting.transport.data_connection import SessionAddress, dial
 from gpupool.remoting.transport.session_stream import SessionStream
 
@@ -311,7 +311,7 @@ async def main(*, skip_scrub: bool) -> int:
     os.chmod(directory, 0o711)
     host = HostSupervisor(
         inventory,
-        KeeperSettings(Path(directory), Path(directory), {"probe": "probe_door:serve"}),
+        HelperSettings(Path(directory), Path(directory), {"probe": "probe_door:serve"}),
         log=lambda text: print(f"log   {text}", flush=True),
     )
     async with trio.open_nursery() as nursery:

@@ -318,7 +318,7 @@ def part_caps() -> None:
     say("ptrace_scope", scope.read_text().strip() if scope.exists() else "no Yama")
     sets = {"none": [], "sys_ptrace": [19], "sys_admin": [21], "checkpoint_restore": [40]}
     sets |= {"ptrace, admin": [19, 21], "ptrace, dac_override": [19, 1], "kill": [5]}
-    sets["a keeper's"] = [7, 6, 0, 3, 1, 5, 21, 18, 19]
+    sets["a privileged helper's"] = [7, 6, 0, 3, 1, 5, 21, 18, 19]
     with target("plain", uid=52001, dumpable=0) as lines:
         for name, numbers in sets.items():
             caller = Caller(0, f"caps={sum(1 << number for number in numbers):x}")

@@ -78,13 +78,13 @@ def test_the_parts_are_never_more_than_all(gpus: list[Gpu], status: ServerStatus
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two hours before midnight and one after; a quarter is granted, then a GPU is drained."""
     path = tmp_path_factory.mktemp("history")
-    keeper = writer(path)
+    helper = writer(path)
     free, drained = gpu(1), gpu(1, drain_reason="fans")
     for second in range(DAY_S - 7200, DAY_S + 3610, 10):
         other = free if second < DAY_S else drained
         state = with_gpus(table(gpus=0, leases=0), gpu(0, H200 // 2), other)
-        keeper.take(sample(state, 1000 * (T0 + second + part)) for part in range(10))
-    keeper.close()
+        helper.take(sample(state, 1000 * (T0 + second + part)) for part in range(10))
+    helper.close()
     return path
 
 

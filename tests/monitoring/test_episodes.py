@@ -57,23 +57,23 @@ def ask(folder: Path, **asked: object) -> HistoryPage:
 
 
 def test_a_finding_that_comes_and_goes_is_an_episode(tmp_path: Path) -> None:
-    keeper = writer(tmp_path)
+    helper = writer(tmp_path)
     found = [() if not 12 <= second < 31 else (hot(12),) for second in range(60)]
-    keeper.take(at(second, *found[second]) for second in range(25))
+    helper.take(at(second, *found[second]) for second in range(25))
     assert told(tmp_path) == [("temperature", "GPU-1", FAIL, 12, -1)], "it goes on"
-    keeper.take(at(second, *found[second]) for second in range(25, 60))
-    keeper.close()
+    helper.take(at(second, *found[second]) for second in range(25, 60))
+    helper.close()
     assert told(tmp_path) == [("temperature", "GPU-1", FAIL, 12, 31)]
     [episode] = ask(tmp_path).episodes
     assert episode.text == "GPU 1 has 91 C"
 
 
 def test_a_finding_that_gets_worse_and_better_is_one_episode_each(tmp_path: Path) -> None:
-    keeper = writer(tmp_path)
-    keeper.take(at(second, hot(0, WARN)) for second in range(10))
-    keeper.take(at(second, hot(9.5)) for second in range(10, 20))
-    keeper.take(at(second, hot(19.5, WARN)) for second in range(20, 41))
-    keeper.close()
+    helper = writer(tmp_path)
+    helper.take(at(second, hot(0, WARN)) for second in range(10))
+    helper.take(at(second, hot(9.5)) for second in range(10, 20))
+    helper.take(at(second, hot(19.5, WARN)) for second in range(20, 41))
+    helper.close()
     assert told(tmp_path) == [
         ("temperature", "GPU-1", WARN, 19.5, -1),
         ("temperature", "GPU-1", FAIL, 9.5, 19.5),
@@ -83,13 +83,13 @@ def test_a_finding_that_gets_worse_and_better_is_one_episode_each(tmp_path: Path
 
 def test_one_that_flaps_is_one_episode(tmp_path: Path) -> None:
     """Its ``since`` is that of its last change."""
-    keeper = writer(tmp_path)
-    keeper.take(at(second, hot(second)) for second in range(60))
-    keeper.close()
+    helper = writer(tmp_path)
+    helper.take(at(second, hot(second)) for second in range(60))
+    helper.close()
     assert told(tmp_path) == [("temperature", "GPU-1", FAIL, 0, -1)]
 
 
-def test_what_went_on_goes_on_after_a_restart_of_the_observer(tmp_path: Path) -> None:
+def test_what_went_on_goes_on_after_a_restart_of_the_exporter(tmp_path: Path) -> None:
     first = writer(tmp_path)
     first.take(at(second, hot(3), hot(4, subject="GPU-2")) for second in range(31))
     first.close()
@@ -117,10 +117,10 @@ def test_what_begins_anew_while_nobody_looked_is_another_episode(tmp_path: Path)
 
 
 def test_an_answer_has_what_touches_the_range_and_was_asked_for(tmp_path: Path) -> None:
-    keeper = writer(tmp_path)
+    helper = writer(tmp_path)
     disk = Finding("disk", "free", WARN, ms(0), "9 GiB are free")
-    keeper.take(at(second, disk, *([hot(12)] if 12 <= second < 31 else [])) for second in range(60))
-    keeper.close()
+    helper.take(at(second, disk, *([hot(12)] if 12 <= second < 31 else [])) for second in range(60))
+    helper.close()
     both = [("temperature", "GPU-1", FAIL, 12, 31), ("disk", "free", WARN, 0, -1)]
     assert told(tmp_path) == both
     assert told(tmp_path, since=ms(31)) == both[1:], "it had ended by then"
@@ -135,10 +135,10 @@ def test_parts_of_a_long_answer_are_all_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(episode_table, "PART_COUNT", 3)
-    keeper = writer(tmp_path)
+    helper = writer(tmp_path)
     findings = [hot(0, subject=f"GPU-{number}") for number in range(7)]
-    keeper.take(at(second, *findings) for second in range(11))
-    keeper.close()
+    helper.take(at(second, *findings) for second in range(11))
+    helper.close()
 
     def parts() -> Iterator[HistoryPage]:
         after, more = 0, True
@@ -158,31 +158,31 @@ def test_what_could_not_be_written_is_written_later(tmp_path: Path) -> None:
     def is_full(_: Path) -> bool:
         return full
 
-    keeper = HistoryWriter(tmp_path, HistorySettings(), print, is_full)
-    keeper.take(at(second, *([hot(2)] if second < 15 else [])) for second in range(31))
+    helper = HistoryWriter(tmp_path, HistorySettings(), print, is_full)
+    helper.take(at(second, *([hot(2)] if second < 15 else [])) for second in range(31))
     assert told(tmp_path) == []
     full = False
-    keeper.take(at(second) for second in range(31, 51))
-    keeper.close()
+    helper.take(at(second) for second in range(31, 51))
+    helper.close()
     assert told(tmp_path) == [("temperature", "GPU-1", FAIL, 2, 15)]
 
 
 def test_a_new_file_in_the_place_of_a_damaged_one_has_what_goes_on(tmp_path: Path) -> None:
     said: list[str] = []
-    keeper = writer(tmp_path, said)
-    keeper.take(at(second, hot(2)) for second in range(21))
-    keeper.close()
+    helper = writer(tmp_path, said)
+    helper.take(at(second, hot(2)) for second in range(21))
+    helper.close()
     (tmp_path / FILE_NAME).write_bytes(b"no database at all" * 4096)
-    keeper.take(at(second, hot(2)) for second in range(21, 61))
-    keeper.close()
+    helper.take(at(second, hot(2)) for second in range(21, 61))
+    helper.close()
     assert any("damaged" in each for each in said)
     assert told(tmp_path) == [("temperature", "GPU-1", FAIL, 2, -1)]
 
 
 def test_a_file_of_before_gets_the_table(tmp_path: Path) -> None:
-    keeper = writer(tmp_path)
-    keeper.take(seconds(0, 25))
-    keeper.close()
+    helper = writer(tmp_path)
+    helper.take(seconds(0, 25))
+    helper.close()
     db = history_store.connect(tmp_path / FILE_NAME, write=True)
     newer = ["episode", "model"]
     newer += [f"{name}_sample_{tier.name}" for name in ("capacity", "mark") for tier in TIERS]
@@ -192,8 +192,8 @@ def test_a_file_of_before_gets_the_table(tmp_path: Path) -> None:
             drops += f"ALTER TABLE {LEASE.at(tier)} DROP COLUMN {column}; "
     db.executescript(f"{drops} DELETE FROM about; PRAGMA user_version=1;")
     db.close()
-    keeper.take(at(second, hot(30)) for second in range(30, 51))
-    keeper.close()
+    helper.take(at(second, hot(30)) for second in range(30, 51))
+    helper.close()
     assert told(tmp_path) == [("temperature", "GPU-1", FAIL, 30, -1)]
     assert ask(tmp_path).oldest == ms(30)
     assert rows_of(tmp_path, "SELECT count(*) FROM capacity_sample_10s")[0][0] > 0
@@ -203,45 +203,45 @@ def test_episodes_are_kept_as_long_as_hours_and_their_number_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(episode_table, "COUNT_MAX", 2)
-    keeper = writer(tmp_path, settings=HistorySettings(keep_1h_s=600))
+    helper = writer(tmp_path, settings=HistorySettings(keep_1h_s=600))
     for begin in range(0, 400, 100):
         there, gone = range(begin, begin + 50), range(begin + 50, begin + 100)
-        keeper.take(at(second, hot(begin)) for second in there)
-        keeper.take(at(second) for second in gone)
-    keeper.close()
+        helper.take(at(second, hot(begin)) for second in there)
+        helper.take(at(second) for second in gone)
+    helper.close()
     assert [began for *_, began, _ in told(tmp_path)] == [300, 200]
     assert ask(tmp_path).oldest == ms(150), "since the end of the newest that was left out"
-    keeper.take(at(second) for second in range(900, 1100, 10))
-    keeper.close()
+    helper.take(at(second) for second in range(900, 1100, 10))
+    helper.close()
     assert told(tmp_path) == []
 
 
 def test_when_there_is_no_room_episodes_go_last(tmp_path: Path) -> None:
-    keeper = writer(tmp_path, settings=HistorySettings(size_max=288 << 10))
+    helper = writer(tmp_path, settings=HistorySettings(size_max=288 << 10))
     for begin in range(0, 800, 40):
         there, gone = range(begin, begin + 20, 5), range(begin + 20, begin + 40, 5)
         findings = [replace(hot(begin, subject=f"GPU-{n}"), text="x" * 300) for n in range(60)]
-        keeper.take(at(second, *findings) for second in there)
-        keeper.take(at(second) for second in gone)
+        helper.take(at(second, *findings) for second in there)
+        helper.take(at(second) for second in gone)
         assert (tmp_path / FILE_NAME).stat().st_size <= 288 << 10
-    keeper.close()
+    helper.close()
     kept = told(tmp_path)
-    assert keeper.lost == 0, "old episodes have made room"
+    assert helper.lost == 0, "old episodes have made room"
     assert 60 <= len(kept) < 1200
     assert kept[0][3] == 760
 
 
 def test_a_forgotten_operators_name_is_not_in_it(tmp_path: Path) -> None:
-    keeper = writer(tmp_path)
+    helper = writer(tmp_path)
     ends = Finding("tokens", "eve", WARN, ms(0), "the last token of operator eve ends in 3 days")
-    keeper.take(at(second, ends) for second in range(21))
+    helper.take(at(second, ends) for second in range(21))
     salt = bytes(16)
-    keeper.forgotten = (Forgotten(salt, digest_of(salt, "eve"), 0, ms(30)),)
-    keeper.take([])
-    assert told(tmp_path)[0][:2] == ("tokens", keeper.forgotten[0].pseudonym)
-    keeper.take(at(second) for second in range(40, 61))  # its end is written as well
-    keeper.close()
-    assert [each[1] for each in told(tmp_path)] == [keeper.forgotten[0].pseudonym]
+    helper.forgotten = (Forgotten(salt, digest_of(salt, "eve"), 0, ms(30)),)
+    helper.take([])
+    assert told(tmp_path)[0][:2] == ("tokens", helper.forgotten[0].pseudonym)
+    helper.take(at(second) for second in range(40, 61))  # its end is written as well
+    helper.close()
+    assert [each[1] for each in told(tmp_path)] == [helper.forgotten[0].pseudonym]
     assert rows_of(tmp_path, "SELECT count(*) FROM episode WHERE text LIKE '%eve%'") == [(0,)]
 
 

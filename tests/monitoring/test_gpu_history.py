@@ -78,11 +78,11 @@ def test_the_first_error_of_its_kind_counts_and_one_from_before_does_not() -> No
 
 @pytest.mark.long
 def test_marks_of_a_gpu_are_read_from_every_tier(tmp_path: Path) -> None:
-    keeper = writer(tmp_path)
+    helper = writer(tmp_path)
     for second in range(0, 2 * 3600 + 30, 5):
         xids = {31: 1, 79: 2} if second >= 1800 else {31: 1} if second >= 600 else {}
-        keeper.take([with_marks(second, 0.1 * second, xids)])
-    keeper.close()
+        helper.take([with_marks(second, 0.1 * second, xids)])
+    helper.close()
     page = ask(tmp_path, "gpu-marks", 3600)
     found = {each.key: each for each in page.series}
     assert sorted(found) == ["throttled.power", "xid.31", "xid.79"]
@@ -101,11 +101,11 @@ def test_marks_of_a_gpu_are_read_from_every_tier(tmp_path: Path) -> None:
 def test_the_memory_of_a_gpus_leases_adds_up_and_others_have_no_name(tmp_path: Path) -> None:
     """Lease 4 of ada alone is on GPU 0; bob gets one there, too, for some seconds of a step."""
     more = table(gpus=1, leases=2)
-    keeper = writer(tmp_path)
+    helper = writer(tmp_path)
     for second in range(0, 601, 2):
         at = 1000 * (T0 + second)
-        keeper.take([sample(more if 200 <= second < 205 else STATE, at)])
-    keeper.close()
+        helper.take([sample(more if 200 <= second < 205 else STATE, at)])
+    helper.close()
     page = ask(tmp_path, "gpu-leases", 600)
     names = {each.key: each for each in page.series}
     ada = names[lease_name(LeaseId(4))]
@@ -121,11 +121,11 @@ def test_the_memory_of_a_gpus_leases_adds_up_and_others_have_no_name(tmp_path: P
 @pytest.mark.long
 def test_the_memory_of_a_gpus_leases_is_the_same_in_hours(tmp_path: Path) -> None:
     keep = HistorySettings(keep_10s_s=90 * DAY_S, keep_1m_s=90 * DAY_S)
-    keeper = writer(tmp_path, keep)
+    helper = writer(tmp_path, keep)
     for second in range(0, 30 * 3600, 300):
-        keeper.take([sample(STATE, 1000 * (T0 + second + each)) for each in (0, 5)])
-    keeper.take([sample(STATE, 1000 * (T0 + 40 * 3600 + each)) for each in range(0, 30, 5)])
-    keeper.close()
+        helper.take([sample(STATE, 1000 * (T0 + second + each)) for each in (0, 5)])
+    helper.take([sample(STATE, 1000 * (T0 + 40 * 3600 + each)) for each in range(0, 30, 5)])
+    helper.close()
     hours = ask(tmp_path, "gpu-leases", 400 * 3600)
     assert hours.step_s == 3600
     [series] = hours.series
@@ -134,9 +134,9 @@ def test_the_memory_of_a_gpus_leases_is_the_same_in_hours(tmp_path: Path) -> Non
 
 
 def test_a_lease_has_its_calls_and_the_time_of_those_that_are_waited_for(tmp_path: Path) -> None:
-    keeper = writer(tmp_path)
-    keeper.take(sample(STATE, 1000 * T0 + 1000 * second) for second in range(3700))
-    keeper.close()
+    helper = writer(tmp_path)
+    helper.take(sample(STATE, 1000 * T0 + 1000 * second) for second in range(3700))
+    helper.close()
     lease = "4"
     [calls] = ask(tmp_path, "lease", 3600, metric="calls", name=lease).series
     assert calls.points[1][1:3] == (1000, 10)  # 100 a second
@@ -149,13 +149,13 @@ def test_a_lease_has_its_calls_and_the_time_of_those_that_are_waited_for(tmp_pat
     assert both[1] / both[2] == 200
 
 
-def test_what_an_observer_keeps_has_sizes_the_cap_and_since_when(tmp_path: Path) -> None:
+def test_what_an_exporter_keeps_has_sizes_the_cap_and_since_when(tmp_path: Path) -> None:
     settings = HistorySettings(size_max=64 << 20)
     empty = storage_of(tmp_path, settings).storage
     assert empty is not None and (empty.files, empty.size_max) == ({}, 64 << 20)
     assert [each.oldest for each in empty.tiers] == [0, 0, 0]
-    keeper = writer(tmp_path, settings)
-    keeper.take(sample(STATE, 1000 * (T0 + second)) for second in range(0, 200, 5))
+    helper = writer(tmp_path, settings)
+    helper.take(sample(STATE, 1000 * (T0 + second)) for second in range(0, 200, 5))
     (tmp_path / "leases.jsonl").write_text("x" * 100)
     (tmp_path / "leases.jsonl.1").write_text("x" * 1000)
     (tmp_path / "history.damaged-1.db").write_text("x" * 5000)
@@ -167,6 +167,6 @@ def test_what_an_observer_keeps_has_sizes_the_cap_and_since_when(tmp_path: Path)
     assert sorted(told.files) == [FILE_NAME, "leases.jsonl"]
     oldest = [(each.step_s, each.kept_s, each.oldest) for each in told.tiers]
     assert oldest == [(10, DAY_S, 1000 * T0), (60, 30 * DAY_S, 1000 * T0), (3600, 731 * DAY_S, 0)]
-    keeper.close()
+    helper.close()
     (tmp_path / FILE_NAME).write_bytes(b"no database" * 100)
     assert GIB and storage_of(tmp_path, settings).storage is not None

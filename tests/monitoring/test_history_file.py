@@ -24,11 +24,11 @@ HOURS = 8
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two slots of each half hour of a server with two GPUs, which then leaves."""
     folder, state = tmp_path_factory.mktemp("left"), table(gpus=2, leases=3)
-    keeper = HistoryWriter(folder, HistorySettings(), print, disk_full=lambda _: False)
+    helper = HistoryWriter(folder, HistorySettings(), print, disk_full=lambda _: False)
     for second in range(0, HOURS * 3600 + 1, 1800):
         for late in (0, 10, 20):  # the third sample ends the second slot
-            keeper.take([sample(state, 1000 * (T0 + second + late), 0.5)])
-    keeper.close()
+            helper.take([sample(state, 1000 * (T0 + second + late), 0.5)])
+    helper.close()
     return folder / "history.db"
 
 

@@ -54,13 +54,13 @@ def answers(folder: Path) -> list[object]:
 def go_on(folder: Path, slots: int) -> list[str]:
     """Write so many slots, a long time after all that was asked for."""
     said, state = list[str](), table(gpus=2, leases=3)
-    keeper = writer(folder, said)
+    helper = writer(folder, said)
     db = sqlite3.connect(folder / FILE_NAME)
     (last,) = db.execute("SELECT max(t) FROM server_sample_10s").fetchone()
     db.close()
     at = max(T0 + 300 * DAY_S, last + 10)
-    keeper.take(sample(state, 1000 * (at + 10 * each), 0.5) for each in range(slots + 1))
-    keeper.close()
+    helper.take(sample(state, 1000 * (at + 10 * each), 0.5) for each in range(slots + 1))
+    helper.close()
     return said
 
 
@@ -157,9 +157,9 @@ def kill_while_it_unpacks(folder: Path, kills: int, seed: int) -> None:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         said: list[str] = []
-        keeper = writer(folder, said)
-        keeper.take([])
-        keeper.close()
+        helper = writer(folder, said)
+        helper.take([])
+        helper.close()
         assert said == []
         assert answers(folder) == recorded(form)
 

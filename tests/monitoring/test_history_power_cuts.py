@@ -64,12 +64,12 @@ def cut_power(folder: Path, cuts: int, seed: int) -> None:
     state = folder / "0"
     state.mkdir()
     for cut in range(1, cuts + 1):
-        keeper = writer(state)
+        helper = writer(state)
         count = draw.randint(1, STEPS)
-        keeper.take(seconds(first, count, step_s=10))
+        helper.take(seconds(first, count, step_s=10))
         after = folder / str(cut)
         shutil.copytree(state, after)  # the writer has not closed: the journal is there
-        keeper.close()
+        helper.close()
         shutil.rmtree(state)
         state = after
         if draw.random() < 0.5:
@@ -78,19 +78,19 @@ def cut_power(folder: Path, cuts: int, seed: int) -> None:
         else:
             cut_checkpoint(state, draw)
         said: list[str] = []
-        keeper = writer(state, said)
+        helper = writer(state, said)
         store = HistoryStore(state / FILE_NAME, HistorySettings())
         store.check()
         last = store.last_t()
         store.close()
-        keeper.take([])
-        keeper.close()
+        helper.take([])
+        helper.close()
         assert said == []
         assert not list(state.glob("*damaged*"))
         first = _next(last, first)
-    keeper = writer(state)
-    keeper.take(seconds(first, 2, step_s=3600))
-    keeper.close()
+    helper = writer(state)
+    helper.take(seconds(first, 2, step_s=3600))
+    helper.close()
     hours = T0 + first // 3600 * 3600
     fine, middle, coarse = (sums_of(state, tier.name, hours) for tier in TIERS)
     assert fine == middle == coarse

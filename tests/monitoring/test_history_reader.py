@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.monitoring.samples import START_MS, gpu_id, sample, table
 
-from gpupool.monitoring.frames import OBSERVER, HistoryAnswered
+from gpupool.monitoring.frames import EXPORTER, HistoryAnswered
 from gpupool.monitoring.history.history_reader import read_history
 from gpupool.monitoring.history.history_settings import NOT_BEGUN, HistorySettings
 from gpupool.monitoring.history.history_store import FILE_NAME
@@ -25,14 +25,14 @@ HOURS = 3
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three hours and 70 s of two GPUs and three leases, with a gap in the third hour."""
     path, state = tmp_path_factory.mktemp("history"), table(gpus=2, leases=3)
-    keeper = HistoryWriter(path, HistorySettings(), print, disk_full=lambda _: False)
+    helper = HistoryWriter(path, HistorySettings(), print, disk_full=lambda _: False)
     for second in range(0, HOURS * 3600 + 80, 10):
         if not 2 * 3600 <= second < 2 * 3600 + 1800:
             busy = 0.8 if second < 3600 else 0.2
-            keeper.take(
+            helper.take(
                 sample(state, 1000 * (T0 + second + tenth), busy) for tenth in range(0, 10, 2)
             )
-    keeper.close()
+    helper.close()
     return path
 
 
@@ -175,7 +175,7 @@ def test_a_part_fits_into_256_kib() -> None:
 
     points = tuple((T0 + 3600 * at, 2**33, 2**17, 2**18) for at in range(PART_POINTS))
     page = HistoryPage(3600, (HistorySeries("g", "l", points),))
-    assert len(OBSERVER.encode(HistoryAnswered(1, page))) <= 256 << 10
+    assert len(EXPORTER.encode(HistoryAnswered(1, page))) <= 256 << 10
 
 
 def test_a_question_that_takes_too_long_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,5 +236,5 @@ def test_numbers_that_no_time_has_do_no_harm(folder: Path, of: str, number: int)
     )
     for change in ("since", "until", "after", "points_max"):
         page = read_history(folder, replace(plain, **{change: number}))  # type: ignore[arg-type]
-        OBSERVER.encode(HistoryAnswered(1, page))
+        EXPORTER.encode(HistoryAnswered(1, page))
         assert all(each.key == "" for each in page.sums)

@@ -131,24 +131,24 @@ def test_a_lease_without_a_worker_is_idle() -> None:
 
 def test_a_clock_that_was_set_back_writes_nothing_until_it_has_caught_up(tmp_path: Path) -> None:
     said: list[str] = []
-    keeper = writer(tmp_path, said)
-    keeper.take(seconds(0, 41))
-    assert (keeper.problem, said) == ("", [])
-    keeper.take(seconds(0, 39))
-    assert (keeper.refused, keeper.problem, said) == (39, SET_BACK, [SET_BACK])
-    keeper.take(seconds(41, 9))
-    assert keeper.problem == SET_BACK, "no slot has ended yet"
-    keeper.take(seconds(50, 11))
-    assert (keeper.problem, said[1:]) == ("", ["the history is kept again"])
-    keeper.close()
+    helper = writer(tmp_path, said)
+    helper.take(seconds(0, 41))
+    assert (helper.problem, said) == ("", [])
+    helper.take(seconds(0, 39))
+    assert (helper.refused, helper.problem, said) == (39, SET_BACK, [SET_BACK])
+    helper.take(seconds(41, 9))
+    assert helper.problem == SET_BACK, "no slot has ended yet"
+    helper.take(seconds(50, 11))
+    assert (helper.problem, said[1:]) == ("", ["the history is kept again"])
+    helper.close()
     found = rows_of(tmp_path, "SELECT t, n FROM server_sample_10s ORDER BY t")
     assert found == [(T0 + 10 * at, 10) for at in range(6)]
 
 
-def test_a_clock_that_was_set_back_while_the_observer_was_away_is_said(tmp_path: Path) -> None:
-    keeper = writer(tmp_path)
-    keeper.take(seconds(0, 41))
-    keeper.close()
+def test_a_clock_that_was_set_back_while_the_exporter_was_away_is_said(tmp_path: Path) -> None:
+    helper = writer(tmp_path)
+    helper.take(seconds(0, 41))
+    helper.close()
     said: list[str] = []
     again = writer(tmp_path, said)
     again.take(seconds(0, 5))
@@ -159,9 +159,9 @@ def test_a_clock_that_was_set_back_while_the_observer_was_away_is_said(tmp_path:
 def test_a_restart_in_the_middle_of_a_slot_is_no_clock_that_was_set_back(tmp_path: Path) -> None:
     said: list[str] = []
     for first in (0, 25, 50):
-        keeper = writer(tmp_path, said)
-        keeper.take(seconds(first, 25))
-        keeper.close()
+        helper = writer(tmp_path, said)
+        helper.take(seconds(first, 25))
+        helper.close()
     assert said == []
 
 
@@ -169,11 +169,11 @@ def test_a_restart_in_the_middle_of_a_slot_is_no_clock_that_was_set_back(tmp_pat
 
 
 def test_coarser_tiers_are_the_finer_ones_added_up_exactly(tmp_path: Path) -> None:
-    draw, keeper = random.Random(3), writer(tmp_path)
+    draw, helper = random.Random(3), writer(tmp_path)
     for at in range(0, 3 * 3600, 25):  # a few samples of each slot, also none
-        keeper.take(seconds(at, draw.randrange(4), step_s=2, busy=draw.random()))
-    keeper.take(seconds(3 * 3600, 70))
-    keeper.close()
+        helper.take(seconds(at, draw.randrange(4), step_s=2, busy=draw.random()))
+    helper.take(seconds(3 * 3600, 70))
+    helper.close()
     until = T0 + 3 * 3600
     fine, middle, coarse = (sums_of(tmp_path, tier.name, until) for tier in TIERS)
     assert fine == middle == coarse
@@ -187,9 +187,9 @@ def test_coarser_tiers_are_the_finer_ones_added_up_exactly(tmp_path: Path) -> No
 
 
 def test_rolling_up_twice_changes_nothing(tmp_path: Path) -> None:
-    keeper = writer(tmp_path)
-    keeper.take(seconds(0, 800, step_s=5))
-    keeper.close()
+    helper = writer(tmp_path)
+    helper.take(seconds(0, 800, step_s=5))
+    helper.close()
     before = sums_of(tmp_path, "1h", 2**62)
     db = sqlite3.connect(tmp_path / FILE_NAME)
     db.execute("DELETE FROM rolled")
@@ -203,9 +203,9 @@ def test_rolling_up_twice_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_restart_rolls_up_what_was_left(tmp_path: Path) -> None:
-    keeper = writer(tmp_path)
-    keeper.take(seconds(0, 100))
-    keeper.close()
+    helper = writer(tmp_path)
+    helper.take(seconds(0, 100))
+    helper.close()
     again = writer(tmp_path)
     again.take(seconds(7200, 61))
     again.close()
@@ -220,10 +220,10 @@ def test_a_restart_rolls_up_what_was_left(tmp_path: Path) -> None:
 
 def test_each_tier_is_kept_as_long_as_the_settings_say(tmp_path: Path) -> None:
     settings = HistorySettings(keep_10s_s=600, keep_1m_s=7200, keep_1h_s=4 * 3600)
-    keeper = writer(tmp_path, settings=settings)
+    helper = writer(tmp_path, settings=settings)
     for hour in range(6):
-        keeper.take(seconds(3600 * hour, 120, step_s=30))
-    keeper.close()
+        helper.take(seconds(3600 * hour, 120, step_s=30))
+    helper.close()
     end = T0 + 6 * 3600
     oldest = [rows_of(tmp_path, f"SELECT min(t) FROM sample_{t.name}")[0][0] for t in TIERS]
     assert end - oldest[0] <= 600 + 120
@@ -239,15 +239,15 @@ def test_the_files_never_grow_beyond_their_size(
     # Half of its margin holds all pages that a slot changes at the end of an hour: 28 of them.
     most, hours = 1 << 20, 14
     said: list[str] = []
-    keeper = writer(tmp_path, said, HistorySettings(size_max=most))
+    helper = writer(tmp_path, said, HistorySettings(size_max=most))
     largest = 0
     for hour in range(hours):
         for each in seconds(3600 * hour, 360, step_s=10):
-            keeper.take([each])
+            helper.take([each])
             largest = max(largest, sum(path.stat().st_size for path in tmp_path.iterdir()))
-    keeper.close()
+    helper.close()
     assert most // 2 < largest <= most
-    assert (keeper.lost, said) == (0, [])
+    assert (helper.lost, said) == (0, [])
     # The finest tier went, and nothing else did.
     counts = [rows_of(tmp_path, f"SELECT count(*) FROM server_sample_{t.name}") for t in TIERS]
     assert counts[0][0][0] < hours * 300
@@ -257,21 +257,21 @@ def test_the_files_never_grow_beyond_their_size(
 def test_when_nothing_may_be_deleted_sampling_stops_and_is_said(tmp_path: Path) -> None:
     said: list[str] = []
     (tmp_path / "usage.db").write_bytes(bytes(1 << 20))
-    keeper = writer(tmp_path, said, HistorySettings(size_max=1 << 20))
-    keeper.take(seconds(0, 41))
-    assert (keeper.lost, keeper.problem, said) == (4, CAPPED, [CAPPED])
-    keeper.close()
+    helper = writer(tmp_path, said, HistorySettings(size_max=1 << 20))
+    helper.take(seconds(0, 41))
+    assert (helper.lost, helper.problem, said) == (4, CAPPED, [CAPPED])
+    helper.close()
 
 
 def test_a_full_disk_stops_sampling_and_is_said(tmp_path: Path) -> None:
     said, full = list[str](), [True]
-    keeper = HistoryWriter(tmp_path, HistorySettings(), said.append, lambda _: full[0])
-    keeper.take(seconds(0, 31))
-    assert (keeper.lost, said) == (3, [FULL])
+    helper = HistoryWriter(tmp_path, HistorySettings(), said.append, lambda _: full[0])
+    helper.take(seconds(0, 31))
+    assert (helper.lost, said) == (3, [FULL])
     full[0] = False
-    keeper.take(seconds(31, 10))
+    helper.take(seconds(31, 10))
     assert said == [FULL, "the history is kept again"]
-    keeper.close()
+    helper.close()
     assert rows_of(tmp_path, "SELECT t FROM server_sample_10s") == [(T0 + 30,)]
 
 
@@ -281,9 +281,9 @@ def test_a_full_disk_stops_sampling_and_is_said(tmp_path: Path) -> None:
 def test_a_damaged_file_is_put_aside_and_begun_anew(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_bytes(b"no database at all" * 1000)
     said: list[str] = []
-    keeper = writer(tmp_path, said)
-    keeper.take(seconds(0, 11))
-    keeper.close()
+    helper = writer(tmp_path, said)
+    helper.take(seconds(0, 11))
+    helper.close()
     assert "begun anew" in said[0]
     assert (tmp_path / "history.damaged-1.db").exists()
     assert rows_of(tmp_path, "SELECT t FROM server_sample_10s") == [(T0,)]
@@ -294,38 +294,38 @@ def test_a_file_of_a_newer_gpupool_is_left_alone(tmp_path: Path) -> None:
     db.execute("PRAGMA user_version=99")
     db.close()
     before, said = (tmp_path / FILE_NAME).read_bytes(), list[str]()
-    keeper = writer(tmp_path, said)
-    keeper.take(seconds(0, 31))
+    helper = writer(tmp_path, said)
+    helper.take(seconds(0, 31))
     assert len(said) == 1
     assert "was written by a newer gpupool" in said[0]
     assert (tmp_path / FILE_NAME).read_bytes() == before
 
 
 def test_a_forgotten_user_has_a_pseudonym_up_to_then(tmp_path: Path) -> None:
-    keeper = writer(tmp_path)
-    keeper.take(seconds(0, 25))
+    helper = writer(tmp_path)
+    helper.take(seconds(0, 25))
     salt = bytes(16)
     late, early = (
         Forgotten(salt, digest_of(salt, "ada"), 0, Milliseconds(START_MS + shift))
         for shift in (0, -1)
     )
-    keeper.forgotten = (early,)
-    keeper.take([])
+    helper.forgotten = (early,)
+    helper.take([])
     assert users(tmp_path) == {"ada", "bob"}, "who came later is another one"
-    keeper.forgotten = (late,)
-    keeper.take([])
-    keeper.close()
+    helper.forgotten = (late,)
+    helper.take([])
+    helper.close()
     assert users(tmp_path) == {late.pseudonym, "bob"}
 
 
 def test_a_slot_that_was_going_on_then_is_written_under_the_pseudonym(tmp_path: Path) -> None:
-    keeper = writer(tmp_path)
-    keeper.take(seconds(0, 5))  # nothing of it is written yet
+    helper = writer(tmp_path)
+    helper.take(seconds(0, 5))  # nothing of it is written yet
     salt = bytes(16)
-    keeper.forgotten = (Forgotten(salt, digest_of(salt, "ada"), 0, Milliseconds(START_MS + 5000)),)
-    keeper.take(seconds(5, 25))
-    keeper.close()
-    assert users(tmp_path) == {keeper.forgotten[0].pseudonym, "bob"}
+    helper.forgotten = (Forgotten(salt, digest_of(salt, "ada"), 0, Milliseconds(START_MS + 5000)),)
+    helper.take(seconds(5, 25))
+    helper.close()
+    assert users(tmp_path) == {helper.forgotten[0].pseudonym, "bob"}
     clients = "SELECT client FROM lease WHERE user != 'bob'"
     assert set(rows_of(tmp_path, clients)) == {("",)}, "which names the user as well"
 
@@ -341,27 +341,27 @@ def kill_the_writer(folder: Path, kills: int, seed: int) -> None:
         child = os.fork()
         if child == 0:
             try:
-                keeper = writer(folder)
+                helper = writer(folder)
                 for each in seconds(first, 100_000, step_s=10):
-                    keeper.take([each])
+                    helper.take([each])
             finally:
                 os._exit(1)
         time.sleep(0.02 + draw.random() * 0.15)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         said: list[str] = []
-        keeper = writer(folder, said)
+        helper = writer(folder, said)
         store = HistoryStore(folder / FILE_NAME, HistorySettings())
         store.check()
         last = store.last_t()
         store.close()
-        keeper.take([])
-        keeper.close()
+        helper.take([])
+        helper.close()
         assert said == []
         first = max(0, last - T0) + 10
-    keeper = writer(folder)
-    keeper.take(seconds(first, 2, step_s=3600))
-    keeper.close()
+    helper = writer(folder)
+    helper.take(seconds(first, 2, step_s=3600))
+    helper.close()
     hours = T0 + first // 3600 * 3600
     fine, middle, coarse = (sums_of(folder, tier.name, hours) for tier in TIERS)
     assert fine == middle == coarse
@@ -384,18 +384,18 @@ def test_killed_a_thousand_times_it_leaves_a_file_that_is_whole(tmp_path: Path) 
 
 
 def test_a_figure_that_sqlite_does_not_take_costs_its_slot_alone(tmp_path: Path) -> None:
-    """It ended the observer, with all that was not written yet."""
+    """It ended the exporter, with all that was not written yet."""
     said: list[str] = []
-    keeper = HistoryWriter(tmp_path, HistorySettings(), said.append, lambda _: False)
+    helper = HistoryWriter(tmp_path, HistorySettings(), said.append, lambda _: False)
     samples = seconds(0, 40)
     assert samples[15].pool is not None
     samples[15] = replace(samples[15], pool=replace(samples[15].pool, leases=2**64))
-    keeper.take(samples)
-    assert keeper.lost == 1
+    helper.take(samples)
+    assert helper.lost == 1
     assert "the history is not kept" in said[0]
     assert said[-1] == "the history is kept again"
-    assert not keeper.problem
-    keeper.close()
+    assert not helper.problem
+    helper.close()
 
 
 def test_counters_that_leap_never_sum_up_beyond_an_integer() -> None:

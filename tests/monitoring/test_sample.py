@@ -18,13 +18,13 @@ from tests.monitoring.samples import (
     sample,
     table,
 )
-from tests.monitoring.test_observer import LOG
+from tests.monitoring.test_exporter import LOG
 
-from gpupool.monitoring import observer_link
-from gpupool.monitoring.frames import OBSERVER
+from gpupool.monitoring import exporter_link
+from gpupool.monitoring.exporter_link import ExporterLink
+from gpupool.monitoring.frames import EXPORTER
 from gpupool.monitoring.history.time_slots import SlotMaker
 from gpupool.monitoring.metric_totals import Totals
-from gpupool.monitoring.observer_link import ObserverLink
 from gpupool.monitoring.sample import Sample, Sampler
 from gpupool.pool.model.ids import Milliseconds, RequestId
 from gpupool.pool.model.state import PartStatus, PoolState, Request, ServerStatus, Waiting
@@ -120,20 +120,20 @@ def test_a_gpu_has_the_state_of_its_server(change: dict[str, object], word: str)
 
 
 def test_it_goes_through_a_frame_unchanged() -> None:
-    reader, sent = OBSERVER.reader(), sample(table(gpus=8, leases=50), START_MS + 1000)
-    reader.feed(OBSERVER.encode(sent))
-    assert [OBSERVER.decode(Sample, frame) for frame in reader.frames()] == [sent]
+    reader, sent = EXPORTER.reader(), sample(table(gpus=8, leases=50), START_MS + 1000)
+    reader.feed(EXPORTER.encode(sent))
+    assert [EXPORTER.decode(Sample, frame) for frame in reader.frames()] == [sent]
 
 
-def test_two_minutes_of_samples_wait_for_an_observer_that_is_away(tmp_path: Path) -> None:
-    link = ObserverLink(tmp_path, PoolState, LOG)
+def test_two_minutes_of_samples_wait_for_an_exporter_that_is_away(tmp_path: Path) -> None:
+    link = ExporterLink(tmp_path, PoolState, LOG)
     got: list[Sample] = []
 
     async def observe(stream: trio.SocketStream) -> None:
-        reader = OBSERVER.reader()
+        reader = EXPORTER.reader()
         while len(got) < 121:
             reader.feed(await stream.receive_some())
-            got.extend(OBSERVER.decode(Sample, frame) for frame in reader.frames())
+            got.extend(EXPORTER.decode(Sample, frame) for frame in reader.frames())
 
     async def main() -> None:
         ours, theirs = trio.socket.socketpair()
@@ -155,11 +155,11 @@ def test_two_minutes_of_samples_wait_for_an_observer_that_is_away(tmp_path: Path
     trio.run(main)
     assert [(each.at - START_MS) // 1000 for each in got] == list(range(30, 151))
     assert (link.dropped, got[-1].dropped, got[0].dropped) == (30, 30, 0)
-    assert observer_link.SAMPLES_MAX == 120
+    assert exporter_link.SAMPLES_MAX == 120
 
 
 def test_a_sample_that_cannot_be_taken_ends_nothing(tmp_path: Path) -> None:
-    link, tries = ObserverLink(tmp_path, lambda: table(), LOG), list[int]()
+    link, tries = ExporterLink(tmp_path, lambda: table(), LOG), list[int]()
 
     def broken() -> int:
         tries.append(1)

@@ -238,7 +238,7 @@ def test_the_latest_of_the_table_come_after_those_of_the_database() -> None:
 
 
 @pytest.mark.parametrize(("by", "counts"), [("user", [1]), ("server", [1, 1])])
-def test_a_lease_of_which_the_observer_has_one_part_is_one_lease(
+def test_a_lease_of_which_the_exporter_has_one_part_is_one_lease(
     by: str, counts: list[int]
 ) -> None:
     one = record(1)

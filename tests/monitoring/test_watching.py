@@ -8,8 +8,8 @@ import pytest
 import trio
 import trio.testing
 
-from gpupool.monitoring.frames import OBSERVER, RecordsWritten
-from gpupool.monitoring.observer_link import ObserverLink
+from gpupool.monitoring.exporter_link import ExporterLink
+from gpupool.monitoring.frames import EXPORTER, RecordsWritten
 from gpupool.monitoring.sample import Sample
 from gpupool.pool.model.ids import Milliseconds, ServerId
 from gpupool.pool.model.state import PoolState
@@ -69,7 +69,7 @@ def test_a_listener_that_fails_is_said_and_stops_nobody() -> None:
     assert line.startswith("the listener failed: ValueError: ")
 
 
-WATCH = {"audit", "leases", "observer", "web", "health", "_measure"}
+WATCH = {"audit", "leases", "exporter", "web", "health", "_measure"}
 """Parts of a server that only watch."""
 
 
@@ -85,10 +85,10 @@ def test_a_server_starts_what_watches_by_the_one_way_that_holds_its_end() -> Non
                 watched.append(given[3].partition(".run")[0])
             else:
                 assert not given[0].startswith(tuple(f"self.{part}" for part in WATCH))
-    assert watched[:3] == ["self.audit", "self.leases", "self.observer"]
+    assert watched[:3] == ["self.audit", "self.leases", "self.exporter"]
     assert watched[3:] == ["partial(self._measure, links, host)", "samples", "web", "checks"]
     partials = [ast.unparse(call) for call in calls if ast.unparse(call.func) == "partial"]
-    for part in ("observer.send_samples", "web.run", "health.run"):
+    for part in ("exporter.send_samples", "web.run", "health.run"):
         assert any(each.startswith(f"partial(self.{part}, ") for each in partials)
     (machine,) = [
         node
@@ -115,33 +115,33 @@ def sample(findings: int) -> Sample:
 async def test_a_sample_that_is_too_large_is_dropped_and_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The frame was too large for the observer, and its server ended."""
-    link = ObserverLink(tmp_path, PoolState, logging.getLogger("observer"))
+    """The frame was too large for the exporter, and its server ended."""
+    link = ExporterLink(tmp_path, PoolState, logging.getLogger("observer"))
     near, far = (trio.SocketStream(each) for each in trio.socket.socketpair())
-    too_large = sample(OBSERVER.size_max // 2000 + 1)
+    too_large = sample(EXPORTER.size_max // 2000 + 1)
     async with near, far, trio.open_nursery() as nursery:
         nursery.start_soon(link.pump_samples, near, trio.Lock())
         for each in (too_large, too_large, sample(1)):
             link.add_sample(each)
         await trio.testing.wait_all_tasks_blocked()
         link.add_sample(sample(2))
-        reader, found = OBSERVER.reader(), list[Sample]()
+        reader, found = EXPORTER.reader(), list[Sample]()
         with trio.fail_after(10):
             while len(found) < 2:
                 reader.feed(await far.receive_some())
-                found += [OBSERVER.decode(Sample, frame) for frame in reader.frames()]
+                found += [EXPORTER.decode(Sample, frame) for frame in reader.frames()]
         nursery.cancel_scope.cancel()
     assert [len(each.telemetry.findings) for each in found] == [1, 2]
     assert [each.dropped for each in found] == [0, 2]
     (line,) = [each.getMessage() for each in caplog.records]
-    assert "the observer is not told of something: frame too large" in line
+    assert "the exporter is not told of something: frame too large" in line
 
 
-async def test_no_other_word_to_the_observer_ends_its_line(
+async def test_no_other_word_to_the_exporter_ends_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    link = ObserverLink(tmp_path, PoolState, logging.getLogger("observer"))
-    monkeypatch.setattr(OBSERVER, "encode", _refuse)
+    link = ExporterLink(tmp_path, PoolState, logging.getLogger("observer"))
+    monkeypatch.setattr(EXPORTER, "encode", _refuse)
     assert link._frame(RecordsWritten()) == b""  # pyright: ignore[reportPrivateUsage]
     assert link.dropped == 1
 

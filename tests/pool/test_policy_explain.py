@@ -170,7 +170,7 @@ priority = 10
         (
             (("ada", 0, 60), ("ada", 1, 30), ("ada", 1, 30)),
             0,
-            "as much is moved with it, of 2 leases instead of 1",
+            "equal cost, of 2 leases instead of 1",
         ),
         ((("ada", 0, 30), ("ada", 1, 60)), 0, "60 GiB would be moved with it, and 30 GiB"),
     ],

@@ -1,4 +1,4 @@
-"""Questions that observers answer, and the figures that they answer with."""
+"""Questions that exporters answer, and the figures that they answer with."""
 
 import pytest
 
@@ -147,7 +147,7 @@ def test_a_sum_of_nothing_is_nothing_and_changes_no_other() -> None:
     assert one.plus(GroupSum("")) == one
 
 
-async def test_a_server_without_an_observer_says_that_it_keeps_nothing() -> None:
+async def test_a_server_without_an_exporter_says_that_it_keeps_nothing() -> None:
     history = await records_of_nobody(HistoryQuery("pool"))
     assert isinstance(history, HistoryPage)
     assert (history.oldest, history.after, history.step_s, history.lost) == (0, 0, 0, 0)

@@ -132,7 +132,7 @@ def test_whom_others_refuse_is_shown_and_counts_here_all_the_same() -> None:
     ill = replace(
         health(pool.state),
         connected=(s1, s2),
-        refused_by={s2: told, s1: RefusedBy(s2, "by hearsay"), ServerId("gone"): told},
+        refused_by={s2: told, s1: RefusedBy(s2, "by gossip"), ServerId("gone"): told},
         unfit={s1: "seen here"},
     )
     view = build_view(pool.state, ill, answered_by=ServerId("s0"), now_ms=1000)

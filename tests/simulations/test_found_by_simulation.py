@@ -247,7 +247,7 @@ def test_each_copy_of_a_server_draws_a_number_of_its_own() -> None:
             faults.clone("s1")
         (copy,) = cluster.environment.clones.values()
         assert isinstance(copy.process, ServerProcess) and copy.process.replicated_log is not None
-        promises = copy.process.replicated_log.node._promises  # pyright: ignore[reportPrivateUsage]
+        promises = copy.process.replicated_log.node._persisted_votes  # pyright: ignore[reportPrivateUsage]
         starts.append(promises._start)  # pyright: ignore[reportPrivateUsage]
         cluster.scheduler.run_until(cluster.scheduler.now + FORGET_PAUSE_S + 1.0)
     first, second = starts

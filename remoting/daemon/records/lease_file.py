@@ -10,7 +10,7 @@ from pathlib import Path
 
 import trio
 
-from gpupool.monitoring.observer_link import ObserverLink
+from gpupool.monitoring.exporter_link import ExporterLink
 from gpupool.monitoring.record_lines import FILE_NAME, line_of, record_of
 from gpupool.pool.model.forgetting import Forgotten
 from gpupool.pool.model.ids import LeaseId, ServerId
@@ -91,7 +91,7 @@ def _name(state: PoolState, server: ServerId) -> str:
 LOG = logging.getLogger("gpupool.records")
 FORGOTTEN_NAME = "leases.forgotten"
 FOLDER = "monitoring"
-"""In the state directory: all that the observer may read and write."""
+"""In the state directory: all that the exporter may read and write."""
 
 
 class LeaseLog(NumberedLog[LeaseRecord]):
@@ -101,9 +101,9 @@ class LeaseLog(NumberedLog[LeaseRecord]):
     """
 
     def __init__(
-        self, state_dir: Path, log: logging.Logger, observer: ObserverLink | None = None
+        self, state_dir: Path, log: logging.Logger, exporter: ExporterLink | None = None
     ) -> None:
-        """Find the last record in the file of ``state_dir``, of which ``observer`` is told.
+        """Find the last record in the file of ``state_dir``, of which ``exporter`` is told.
 
         Raises:
             StorageError: when the file cannot be read or cut.
@@ -115,15 +115,15 @@ class LeaseLog(NumberedLog[LeaseRecord]):
             lines_of=_lines,
             number_of=lambda line: record_of(line).number,
             size_max=FILE_SIZE_MAX,
-            written=observer.records_written if observer is not None else lambda: None,
+            written=exporter.records_written if exporter is not None else lambda: None,
         )
-        self._observer = observer
+        self._exporter = exporter
         self._note = monitoring_folder(state_dir) / FORGOTTEN_NAME
         self._forgot: tuple[Forgotten, ...] = ()
 
     async def tidy(self) -> None:
         """Erase the users that the pool has forgotten from the files."""
-        forgotten = self._observer.forgotten() if self._observer is not None else ()
+        forgotten = self._exporter.forgotten() if self._exporter is not None else ()
         if forgotten == self._forgot:
             return
         self._forgot = forgotten  # a disk that refuses is tried again after the next start
@@ -160,7 +160,7 @@ def _lines(records: Sequence[LeaseRecord], _last: int) -> list[str]:
 
 
 def monitoring_folder(state_dir: Path) -> Path:
-    """Return the observer's folder, made if it is missing."""
+    """Return the exporter's folder, made if it is missing."""
     folder = state_dir / FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder

@@ -1,4 +1,4 @@
-"""Memory of this worker that its keeper keeps on a disk while its lease is suspended."""
+"""Memory of this worker that its privileged helper keeps on a disk while its lease is suspended."""
 
 import os
 import threading
@@ -7,14 +7,14 @@ from gpupool.remoting.driver_api.executor import native_library
 
 
 def serve(line: int) -> None:
-    """Have a thread give memory back as the keeper says, without the interpreter's lock.
+    """Have a thread give memory back as the privileged helper says, without the interpreter's lock.
 
     Args:
-        line: descriptor of the socket to the keeper, which is closed when that hangs up.
+        line: descriptor of the socket to the privileged helper, which is closed when that hangs up.
     """
     library = native_library.load()
     if library is None:
-        os.close(line)  # The keeper sees that this worker cannot do it.
+        os.close(line)  # The privileged helper sees that this worker cannot do it.
         return
 
     def run() -> None:

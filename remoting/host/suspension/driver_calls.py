@@ -1,9 +1,9 @@
 """A process that calls the driver's checkpoint functions, one after another, as its input says.
 
-The driver may hang or crash in such a call, so neither a server nor its keeper makes it. One line
-of input is a function, a process and a number, and for a restoration on other GPUs pairs of them
-(``OLD=NEW,...``); the answer is a line with the result and a value.
-Started as ``python -P -m gpupool.remoting.host.suspension.driver_calls PARENT_PID``.
+The driver may hang or crash in such a call, so neither a server nor its privileged helper makes it.
+One line of input is a function, a process and a number, and for a restoration on other GPUs pairs
+of them (``OLD=NEW,...``); the answer is a line with the result and a value. Started as ``python -P
+-m gpupool.remoting.host.suspension.driver_calls PARENT_PID``.
 """
 
 import ctypes

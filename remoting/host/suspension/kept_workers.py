@@ -1,4 +1,4 @@
-"""Suspends and resumes workers as their keeper: on emulated GPUs by signals, else by the driver.
+"""Suspends and resumes workers as their helper: emulated GPUs by signals, else by the driver.
 
 What the driver keeps of real ones may go on to a disk (``spilled_memory``). Blocks for as long as
 the memory takes to move.
@@ -16,7 +16,7 @@ from gpupool.pool.model.ids import GpuId
 from gpupool.remoting.host.spawn import KeptWorker
 from gpupool.remoting.host.suspension import checkpointer, spilled_memory
 from gpupool.remoting.host.suspension.spilled_memory import Area, SpilledMemory, SpillError
-from gpupool.remoting.protocol import keeper_messages
+from gpupool.remoting.protocol import helper_messages
 
 STOP_TIMEOUT_S = 2.0
 
@@ -28,7 +28,7 @@ _POLL_S = 0.001
 
 def suspend(
     stop: Sequence[KeptWorker], save: Sequence[KeptWorker], size: int, file: int = -1
-) -> keeper_messages.Moved:
+) -> helper_messages.Moved:
     """Suspend all workers, or none.
 
     Args:
@@ -48,7 +48,7 @@ def suspend(
         outcome = checkpointer.suspend(list(numbers), size, _making(save), look)
         lost = tuple(numbers[pid] for pid in outcome.lost)
         if outcome.problem:
-            return keeper_messages.Moved(_problem(save, outcome.problem), lost)
+            return helper_messages.Moved(_problem(save, outcome.problem), lost)
         idle = outcome.idle
         using = [worker for worker in save if worker.process.pid not in idle]
         if file >= 0 and (moved := _spill(using, before, size, file)).problem:
@@ -60,12 +60,12 @@ def suspend(
     for worker in stopping:
         _wait_stopped(worker.process)
     spilled = sum(worker.spilled.size for worker in save if worker.spilled is not None)
-    return keeper_messages.Moved(stopped=tuple(numbers[pid] for pid in idle), spilled=spilled)
+    return helper_messages.Moved(stopped=tuple(numbers[pid] for pid in idle), spilled=spilled)
 
 
 def _spill(
     workers: Sequence[KeptWorker], before: Mapping[int, list[Area]], size: int, file: int
-) -> keeper_messages.Moved:
+) -> helper_messages.Moved:
     """Spill the driver's copies of suspended workers to the disk, or let them run again."""
     areas: dict[int, list[Area]] = {}
     end = 0
@@ -93,8 +93,8 @@ def _spill(
         numbers = {worker.process.pid: worker.number for worker in workers}
         left = [pid for pid, number in numbers.items() if number not in lost]
         lost += [numbers[pid] for pid in checkpointer.undo(left, size, _making(workers))]
-        return keeper_messages.Moved(_problem(workers, problem), tuple(lost))
-    return keeper_messages.Moved()
+        return helper_messages.Moved(_problem(workers, problem), tuple(lost))
+    return helper_messages.Moved()
 
 
 def _bring_back(workers: Sequence[KeptWorker]) -> list[int]:
@@ -116,7 +116,7 @@ def resume(
     saved: Sequence[KeptWorker],
     size: int,
     moves: Mapping[GpuId, GpuId],
-) -> keeper_messages.Moved:
+) -> helper_messages.Moved:
     """Let suspended workers go on: first all have their memory again, then all run.
 
     Args:
@@ -127,7 +127,7 @@ def resume(
     """
     if lost := _bring_back(saved):
         problem = _problem(saved, "what a disk had of its memory does not come back")
-        return keeper_messages.Moved(problem, tuple(lost))
+        return helper_messages.Moved(problem, tuple(lost))
     if saved:
         numbers = {worker.process.pid: worker.number for worker in saved}
         pairs = {worker.process.pid: _pairs(worker.saved_on, moves) for worker in saved}
@@ -140,10 +140,10 @@ def resume(
         if outcome.problem:
             lost = tuple(numbers[pid] for pid in outcome.lost)
             problem = _problem(saved, outcome.problem)
-            return keeper_messages.Moved(problem, lost, unmoved=outcome.unmoved)
+            return helper_messages.Moved(problem, lost, unmoved=outcome.unmoved)
     for worker in stopped:
         worker.process.send_signal(signal.SIGCONT)
-    return keeper_messages.Moved()
+    return helper_messages.Moved()
 
 
 def _pairs(saved_on: Mapping[GpuId, GpuId], moves: Mapping[GpuId, GpuId]) -> dict[str, str]:

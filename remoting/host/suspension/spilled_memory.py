@@ -4,7 +4,7 @@ The driver keeps what a suspended process had on its GPUs in anonymous memory th
 process meanwhile: all of it in one area on an H200 (580.159.04). Nobody may touch it before it is
 restored. So that area is found by what a process has mapped between its lock and its checkpoint.
 
-    keeper                                   worker, in C (native/spilled.c)
+    privileged helper                                   worker, in C (native/spilled.c)
     reads /proc/PID/mem, encrypts, writes
     says that an area goes               ->  makes it inaccessible, gives its pages back
     ... suspended ...

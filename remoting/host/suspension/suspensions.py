@@ -18,11 +18,11 @@ from gpupool.pool.model.ids import GpuId, LeaseId
 from gpupool.pool.model.suspension import MIG_INSTANCE, USES_NCCL
 from gpupool.pool.model.units import MIB
 from gpupool.remoting.host.budget import Budget
-from gpupool.remoting.host.keepers import Keeper
+from gpupool.remoting.host.privileged_helper import PrivilegedHelper
 from gpupool.remoting.host.sharing.arbiter import Arbiter
 from gpupool.remoting.host.suspension.room import Place, Room
 from gpupool.remoting.host.worker_handle import WorkerHandle, WorkerState
-from gpupool.remoting.protocol import keeper_messages
+from gpupool.remoting.protocol import helper_messages
 from gpupool.remoting.protocol.sessions import NO_MOVES
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ CALM_S = 30.0
 """After a resumption a worker's own memory may stay as large for so long."""
 
 COUNT_AT_ONCE = 4
-"""Suspensions at a time: a keeper has threads for few, and does other things besides."""
+"""Suspensions at a time: a privileged helper has threads for few, and does other things besides."""
 
 SLACK = 256 * MIB
 """Bytes of a context's bookkeeping, on top of its contents."""
@@ -56,7 +56,7 @@ class Means:
     """Parts of the host that suspensions use."""
 
     workers: Mapping[int, WorkerHandle]
-    keeper: Keeper
+    helper: PrivilegedHelper
     budget: Budget
     allowance: Callable[[LeaseId], int]  # bytes of the machine's memory that a lease may have
     sample: Callable[[], Awaitable[None]]  # reads the GPUs' memory anew
@@ -81,7 +81,7 @@ class _Order:
     reason: str = ""
     moves: Mapping[GpuId, GpuId] = field(default_factory=lambda: NO_MOVES)  # of what is resumed
     moved: Mapping[GpuId, GpuId] = field(default_factory=lambda: NO_MOVES)  # counted, not done yet
-    tried: bool = False  # its keeper has been asked to resume it, and may have done so
+    tried: bool = False  # its privileged helper has been asked to resume it, and may have done so
     goes_back: bool = False  # the table has given it the GPUs back that it was moved from
     driven: bool = False  # a task brings it about
     gone: bool = False  # the lease has ended
@@ -267,17 +267,17 @@ class Suspensions:
             order.saved = tuple(worker.number for worker in workers if worker.session.real)
             order.stopped = tuple(worker.number for worker in workers if not worker.session.real)
             allowance = self._means.allowance(lease)
-            request = keeper_messages.SuspendWorkers(
+            request = helper_messages.SuspendWorkers(
                 *(order.stopped, order.saved, size, allowance + order.besides, allowance),
                 spill=place.on_disk,
             )
-            moved = keeper_messages.Moved()
+            moved = helper_messages.Moved()
             try:
                 if workers:
                     self._rest(lease, rests=True)
                     moved = await self._let_go(request)
             except (GpupoolError, OSError) as error:
-                moved = keeper_messages.Moved(str(error))
+                moved = helper_messages.Moved(str(error))
         if moved.problem:
             self._end(moved.lost, f"it could not be suspended: {moved.problem}")
             order.bytes, order.on_disk, order.stopped, order.saved = 0, 0, (), ()
@@ -360,10 +360,10 @@ class Suspensions:
         if self._means.arbiter is not None:
             (self._means.arbiter.rest if rests else self._means.arbiter.come_back)(lease)
 
-    async def _try_resume(self, lease: LeaseId, order: _Order) -> keeper_messages.Moved:
+    async def _try_resume(self, lease: LeaseId, order: _Order) -> helper_messages.Moved:
         if problem := await self._no_room_on_gpus(lease, order):
             patient = trio.current_time() - order.since < MOVE_TIMEOUT_S
-            return keeper_messages.Moved(problem, unmoved=not patient and not order.tried)
+            return helper_messages.Moved(problem, unmoved=not patient and not order.tried)
         workers = self._workers(lease)
         there = {worker.number for worker in workers}
         real = {gpu for worker in workers for gpu in worker.session.real}
@@ -372,9 +372,9 @@ class Suspensions:
             why = (
                 "one of its processes has not begun to use its GPU, and would look for the old one"
             )
-            return keeper_messages.Moved(why, unmoved=True)
+            return helper_messages.Moved(why, unmoved=True)
         old = {new: gpu for gpu, new in order.moved.items()}
-        request = keeper_messages.ResumeWorkers(
+        request = helper_messages.ResumeWorkers(
             tuple(number for number in order.stopped if number in there),
             tuple(number for number in order.saved if number in there),
             order.bytes,
@@ -382,16 +382,16 @@ class Suspensions:
             {old.get(gpu, gpu): gpu for gpu in sorted(real)} if order.moved and real else {},
         )
         if not there:
-            return keeper_messages.Moved()
+            return helper_messages.Moved()
         try:
             # What gives no answer in time may be done later, on the new GPUs.
             order.tried = True
-            moved = await self._means.keeper.ask(request)
+            moved = await self._means.helper.ask(request)
             order.on_disk = 0  # It was read first.
             order.tried = not moved.unmoved
             return moved
         except (GpupoolError, OSError) as error:
-            return keeper_messages.Moved(str(error))
+            return helper_messages.Moved(str(error))
 
     async def _no_room_on_gpus(self, lease: LeaseId, order: _Order) -> str:
         """Return why it is too early to resume: a failed restore loses the data for good."""
@@ -443,10 +443,10 @@ class Suspensions:
         moving = sum(order.bytes for order in orders if order.phase is P.SUSPENDING)
         return self.room.place(size, taken, moving)
 
-    async def _let_go(self, request: keeper_messages.SuspendWorkers) -> keeper_messages.Moved:
+    async def _let_go(self, request: helper_messages.SuspendWorkers) -> helper_messages.Moved:
         files = [self.room.open_file()] if request.spill else []
         try:
-            return await self._means.keeper.ask(request, *files)
+            return await self._means.helper.ask(request, *files)
         finally:
             for file in files:
                 os.close(file)

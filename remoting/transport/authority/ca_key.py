@@ -51,7 +51,7 @@ class AuthoritySigner:
         return self._vault.ask(asked)[0]
 
     def sign_web(self, csr_pem: bytes, server: Server) -> bytes:
-        """Return a certificate for the observer of ``server``."""
+        """Return a certificate for the exporter of ``server``."""
         ca, name, address = self.authority, server.name, server.address
         asked = SignWeb(
             *(ca.certificate_pem, ca.key_pem, server.id, name, address, csr_pem, self._now_ms())

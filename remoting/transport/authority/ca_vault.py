@@ -1,7 +1,7 @@
 """The vault, held by a signing process: permitted operations with the CA's key, and their rules.
 
 Everybody else has the key sealed (``sealed_key``) and calls the vault with it. It signs for servers
-and their observers, by names that it makes itself, makes CAs, and seals a key to another server's
+and their exporters, by names that it makes itself, makes CAs, and seals a key to another server's
 vault. It never signs a CA but its own, and never gives a key in the clear.
 """
 
@@ -68,7 +68,7 @@ def web_names(server: Server) -> list[x509.GeneralName]:
 
 
 def sign_web(authority: Authority, csr_pem: bytes, server: Server, now: datetime) -> bytes:
-    """Return the certificate of the observer of ``server``.
+    """Return the certificate of the exporter of ``server``.
 
     Raises:
         AuthenticationError: when the request is malformed.
@@ -76,7 +76,7 @@ def sign_web(authority: Authority, csr_pem: bytes, server: Server, now: datetime
     return sign_leaf(
         authority,
         csr_pem,
-        common_name=f"the observer of {server.name}"[:64],
+        common_name=f"the exporter of {server.name}"[:64],
         names=web_names(server),
         usages=[ExtendedKeyUsageOID.SERVER_AUTH],
         now=now,

@@ -1,7 +1,7 @@
-"""The certificate that a server's observer shows to browsers and to Prometheus.
+"""The certificate that a server's exporter shows to browsers and to Prometheus.
 
 The cluster CA signs it, for the server's name and its advertised address, as the table has them,
-and never for a name of gpupool's own: whoever takes over the observer cannot pass for a server. A
+and never for a name of gpupool's own: whoever takes over the exporter cannot pass for a server. A
 server with the CA's key signs for itself; another one asks the voters over its links. A site's own
 certificate may take its place, and is read again when its files change.
 """
@@ -96,7 +96,7 @@ class Links(Protocol):
 
 
 class WebCertificates:
-    """Gets certificates for one server's observer, and signs those of the others."""
+    """Gets certificates for one server's exporter, and signs those of the others."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class WebCertificates:
                 await trio.sleep(FILES_READ_EVERY_S if self._site else LOOKED_AT_EVERY_S)
 
     def sign_for(self, server: ServerId, csr_pem: bytes) -> bytes:
-        """Return the certificate of a server's observer; nothing when it cannot be signed here."""
+        """Return the certificate of a server's exporter; nothing when it cannot be signed here."""
         known, signer = self._state().servers.get(server), self._ca_key.joiner
         if known is None or signer is None:
             return b""

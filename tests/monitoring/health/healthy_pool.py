@@ -6,7 +6,7 @@ from typing import Any
 
 from gpupool.monitoring.health.device_memory import SelfTest
 from gpupool.monitoring.health.health_monitor import HealthMonitor
-from gpupool.monitoring.health.readings import ObserverReadings, Readings
+from gpupool.monitoring.health.readings import ExporterReadings, Readings
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.codec import decode
 from gpupool.pool.model.ids import GpuId, Incarnation, Milliseconds, ServerId, TokenId
@@ -128,7 +128,7 @@ class Machine:
         )
         self.certificates = {"server": 300 * 86400.0, "ca": 3000 * 86400.0}
         self.has_signer = True
-        self.observer = ObserverReadings()
+        self.exporter = ExporterReadings()
         self.gpus_before: int | None = len(GPUS)
         self.errors_a_second: dict[GpuId, float] = {}
         self.tests = {gpu: SelfTest(0, 10.0, 10.2) for gpu in GPUS}
@@ -159,7 +159,7 @@ class Machine:
             health=self.health,
             certificates=self.certificates,
             has_signer=self.has_signer,
-            observer=self.observer,
+            exporter=self.exporter,
             gpus_before=self.gpus_before,
             errors_a_second=self.errors_a_second,
             tests=self.tests,

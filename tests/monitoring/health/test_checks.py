@@ -14,7 +14,7 @@ from tests.monitoring.health.healthy_pool import DAY_MS, GIB, GPUS, START_MS, A,
 from gpupool.monitoring.health import check_table
 from gpupool.monitoring.health.device_memory import DeviceMemory, SelfTest
 from gpupool.monitoring.health.health_monitor import SIGNS, FindingTracker
-from gpupool.monitoring.health.readings import ObserverReadings, Result
+from gpupool.monitoring.health.readings import ExporterReadings, Result
 from gpupool.monitoring.history.history_settings import CAPPED, FULL, SET_BACK
 from gpupool.pool.automatic_drains import SIGN_NAMES
 from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds, RequestId, TokenId
@@ -226,20 +226,20 @@ CASES = [
     Case(
         "history",
         FAIL,
-        attribute(observer=ObserverReadings(problem="damaged")),
-        attribute(observer=ObserverReadings()),
+        attribute(exporter=ExporterReadings(problem="damaged")),
+        attribute(exporter=ExporterReadings()),
     ),
     *(
         Case(
             "history",
             WARN,
-            attribute(observer=ObserverReadings(problem=problem)),
-            attribute(observer=ObserverReadings()),
+            attribute(exporter=ExporterReadings(problem=problem)),
+            attribute(exporter=ExporterReadings()),
         )
         for problem in (FULL, CAPPED, SET_BACK)
     ),
-    Case("history", WARN, attribute(observer=ObserverReadings(dropped=3)), None, 100),
-    Case("history", WARN, attribute(observer=ObserverReadings(restarts=4)), None, 100),
+    Case("history", WARN, attribute(exporter=ExporterReadings(dropped=3)), None, 100),
+    Case("history", WARN, attribute(exporter=ExporterReadings(restarts=4)), None, 100),
     Case("quorum", FAIL, health(majority_age_s=3.0), health(majority_age_s=0.0)),
     Case("quorum", WARN, health(connected=(C,)), health(connected=(B, C))),
     Case("quorum", WARN, health(voters=(A, B, C, "d"), connected=(B, C, "d")), health(voters=(A,))),

@@ -190,7 +190,7 @@ async def test_the_certificate_is_good_for_nothing_of_the_pool(tmp_path: Path) -
         context = client_context(web.lab.authority.certificate_pem)
         for name in ("control.gpupool", f"{next(iter(web.lab.state.servers))}.server.gpupool"):
             context.set_alpn_protocols(["http/1.1"])
-            # Asked for by such a name, the control server answers, and not the observer.
+            # Asked for by such a name, the control server answers, and not the exporter.
             stream = await web.lab.tls(context, name)
             if name.startswith("control"):
                 await stream.do_handshake()
@@ -251,14 +251,14 @@ async def test_when_nobody_takes_them_connections_are_refused(tmp_path: Path) ->
             assert len((await pool.view()).servers) == 1
 
 
-async def test_an_observer_that_is_slow_ends_nothing_but_the_connections(
+async def test_an_exporter_that_is_slow_ends_nothing_but_the_connections(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two unauthenticated peers that waited for a full socket raised an error: the server ended."""
     monkeypatch.setattr(web_link, "HAND_OVER_S", 0.05)
     link = web_link.WebLink(PoolState)
     link.set_up(WebSetup(b"", b""))
-    door, observers = link.pair()
+    door, exporters = link.pair()
     door.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
     refused = trio.Event()
 
@@ -274,7 +274,7 @@ async def test_an_observer_that_is_slow_ends_nothing_but_the_connections(
     def say(_message: object) -> bool:
         return True
 
-    with observers, trio.fail_after(10):
+    with exporters, trio.fail_after(10):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(link.run, door, say)
             await trio.testing.wait_all_tasks_blocked()
@@ -289,7 +289,7 @@ async def test_an_observer_that_is_slow_ends_nothing_but_the_connections(
 async def test_each_end_of_a_connection_is_told_to_a_server_that_is_slow(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """Two ends that waited for a full socket ended the observer, and one that waited was lost.
+    """Two ends that waited for a full socket ended the exporter, and one that waited was lost.
 
     The server keeps the place and a descriptor of a connection until it hears of its end.
     """
@@ -340,8 +340,8 @@ class Viewers:
         self.link.set_up(WebSetup(b"", b""))
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
-        ours, observers = self.link.pair()
-        with observers:
+        ours, exporters = self.link.pair()
+        with exporters:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.link.run, ours, self._say)
                 await trio.testing.wait_all_tasks_blocked()

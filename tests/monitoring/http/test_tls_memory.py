@@ -16,7 +16,7 @@ TlsStream = trio.SSLStream[trio.SocketStream]
 
 
 async def say_nothing_more(_tls: TlsStream) -> None:
-    """Leave it to the observer to end."""
+    """Leave it to the exporter to end."""
 
 
 async def hang_up(tls: TlsStream) -> None:

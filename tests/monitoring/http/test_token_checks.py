@@ -216,7 +216,7 @@ class Flood:
 async def test_a_flood_of_wrong_tokens_keeps_no_good_one_from_being_checked(
     autojump_clock: trio.testing.MockClock, nursery: trio.Nursery, networks: int
 ) -> None:
-    """Also by an observer that has just begun, for which no token was good yet."""
+    """Also by an exporter that has just begun, for which no token was good yet."""
     flood = Flood(nursery)
     nursery.start_soon(flood.checks.pace)
     for number in range(networks):

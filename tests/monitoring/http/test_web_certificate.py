@@ -1,4 +1,4 @@
-"""The certificate of a server's observer: its names, its signers, its renewal."""
+"""The certificate of a server's exporter: its names, its signers, its renewal."""
 
 import logging
 import time
@@ -198,7 +198,7 @@ async def test_a_server_that_has_just_started_does_not_wait_for_seconds(
 async def test_a_late_answer_is_not_taken_for_that_of_another_key(
     autojump_clock: Clock, tmp_path: Path
 ) -> None:
-    """A voter that was slow left the observer with a certificate that fits no key, for a year."""
+    """A voter that was slow left the exporter with a certificate that fits no key, for a year."""
     site = Site(tmp_path, has_key=False)
     voter, requests = site.voter(), list[bytes]()
 

@@ -1,4 +1,4 @@
-"""A real control server with the observer's door in the same process, and a client for HTTPS."""
+"""A real control server with the exporter's door in the same process, and a client for HTTPS."""
 
 import os
 import ssl

@@ -91,7 +91,7 @@ def test_a_page_shows_that_a_server_was_killed_and_goes_on(pool: LivePool, page:
     page.wait_for_selector("main .panel", timeout=OPENS_MS)
     origin = address.partition("/#")[0]
     page.goto(f"{origin}/servers")
-    # The observer has just connected to the servers, and has not heard of all yet.
+    # The exporter has just connected to the servers, and has not heard of all yet.
     page.wait_for_selector("tbody:not(:has(tr.dead)) tr:nth-child(3)", timeout=OPENS_MS)
     victim = pool.servers["a"].process
     assert victim is not None

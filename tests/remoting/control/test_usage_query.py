@@ -9,8 +9,8 @@ import trio
 import trio.testing
 from tests.monitoring.records import record
 
-from gpupool.monitoring import observer_link
-from gpupool.monitoring.observer_link import AWAY
+from gpupool.monitoring import exporter_link
+from gpupool.monitoring.exporter_link import AWAY
 from gpupool.monitoring.pages import matches, told
 from gpupool.pool.errors import UnreachableError
 from gpupool.pool.model.ids import ServerId
@@ -180,8 +180,8 @@ def test_runs_have_numbers_in_common() -> None:
     assert common(((1, 2),), ((3, 4),)) == ()
 
 
-class SilentObserver(FakeServer):
-    """Answers once its observer has not, as a server does."""
+class SilentExporter(FakeServer):
+    """Answers once its exporter has not, as a server does."""
 
     def __init__(self, wait_s: float) -> None:
         super().__init__(ALL)
@@ -195,11 +195,11 @@ class SilentObserver(FakeServer):
         raise UnreachableError("server fake does not answer", why="no answer in time")
 
 
-async def test_the_only_server_says_that_its_observer_does_not_answer(
+async def test_the_only_server_says_that_its_exporter_does_not_answer(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     """The client did not wait for its word, and said that no address is known."""
-    answer = await asked(a=SilentObserver(observer_link.ANSWER_TIMEOUT_S))
+    answer = await asked(a=SilentExporter(exporter_link.ANSWER_TIMEOUT_S))
     assert answer.answered[ServerId("a")].problem == AWAY
     assert answer.records == RECORDS
     assert not answer.silent
@@ -208,7 +208,7 @@ async def test_the_only_server_says_that_its_observer_does_not_answer(
 async def test_a_server_that_is_connected_and_silent_is_no_address_that_is_not_known(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    connections = FakeConnections(a=SilentObserver(1e9))
+    connections = FakeConnections(a=SilentExporter(1e9))
     connections.by_server = {ServerId("a"): object()}
     with pytest.raises(UnreachableError, match="no server answers this") as error:
         await ask_usage(connections, RecordQuery())  # type: ignore[arg-type]

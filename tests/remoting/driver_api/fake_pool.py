@@ -101,7 +101,9 @@ class FakeGpuServer:
         """
         assert self.process is not None
         found, killed = [self.process.pid], list[int]()
-        for process in found:  # A server that root started has a keeper, whose children they are.
+        for (
+            process
+        ) in found:  # A server that root started has a privileged helper, whose children they are.
             for path in Path(f"/proc/{process}/task").glob("*/children"):
                 with contextlib.suppress(OSError):  # a thread may end meanwhile
                     found += [int(pid) for pid in path.read_text().split()]

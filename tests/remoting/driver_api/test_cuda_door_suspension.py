@@ -1,4 +1,4 @@
-"""Programs behind the CUDA door that are suspended in mid-run, by a real server and its keeper."""
+"""Programs behind the CUDA door, suspended in mid-run by a real server and its helper."""
 
 import json
 import shutil

@@ -12,7 +12,7 @@ import trio
 
 from gpupool.remoting.host.inventory import Inventory
 from gpupool.remoting.host.supervisor import HostSupervisor
-from gpupool.remoting.host.worker_keeper import KeeperSettings
+from gpupool.remoting.host.worker_helper import HelperSettings
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -43,8 +43,8 @@ async def make_host(
         )
         directory = tmp_path / f"host{len(kits)}"
         directory.mkdir(mode=0o711)
-        names = KeeperSettings.__dataclass_fields__.keys() & options.keys()
-        workers = KeeperSettings(
+        names = HelperSettings.__dataclass_fields__.keys() & options.keys()
+        workers = HelperSettings(
             directory, directory, **{each: options.pop(each) for each in names}
         )
         host = HostSupervisor(inventory, workers, log=log.append, **options)

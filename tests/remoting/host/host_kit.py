@@ -10,7 +10,7 @@ import trio
 
 from gpupool.pool.model.ids import LeaseId, Milliseconds, RequestId, ServerId, TokenId
 from gpupool.pool.model.state import Lease, Partition
-from gpupool.remoting.host.keepers import OwnKeeper
+from gpupool.remoting.host.privileged_helper import OwnHelper
 from gpupool.remoting.host.spawn import KeptWorker
 from gpupool.remoting.host.supervisor import HostSupervisor
 from gpupool.remoting.host.worker_handle import WorkerHandle, WorkerState
@@ -121,8 +121,8 @@ class HostKit:
 
     def kept(self, worker: WorkerHandle) -> KeptWorker:
         """Return the privileged helper's record of ``worker``."""
-        assert isinstance(self.host.keeper, OwnKeeper)
-        return self.host.keeper.keeper.workers[worker.number]
+        assert isinstance(self.host.helper, OwnHelper)
+        return self.host.helper.helper.workers[worker.number]
 
     async def warm(self) -> WorkerHandle:
         """Return a spare worker once it is warm."""

@@ -11,7 +11,7 @@ from hypothesis import given
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.host.worker_handle import WorkerHandle, WorkerProcess, WorkerSession
-from gpupool.remoting.protocol import keeper_messages, worker_messages
+from gpupool.remoting.protocol import helper_messages, worker_messages
 from gpupool.remoting.protocol.driver_variables import ALLOWED, VALUE_LENGTH_MAX
 from gpupool.remoting.worker.worker_channel import BudgetClient, HostGoneError, WorkerChannel
 
@@ -125,8 +125,8 @@ def test_budget_client_asks_and_hears() -> None:
 def handle(session: bytes, killed: list[str]) -> WorkerHandle:
     """Return the host's record of a worker with a client; no process is behind it."""
 
-    async def reap() -> keeper_messages.Reaped:
-        return keeper_messages.Reaped(0)
+    async def reap() -> helper_messages.Reaped:
+        return helper_messages.Reaped(0)
 
     process = WorkerProcess(1, -1, kill=lambda: killed.append(session.hex()), reap=reap)
     sockets = socket.socketpair()

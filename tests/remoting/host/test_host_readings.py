@@ -40,7 +40,7 @@ def test_readings_are_those_of_the_files(tmp_path: Path) -> None:
     write_process(proc, 7, 2.0, 100)
     write_process(proc, 8, 3.0, 50)
     reader = HostReader(tmp_path, "eth0", proc=proc, sys=sys)
-    first = reader.read({"server": [7], "workers": [8, 9], "observer": []})
+    first = reader.read({"server": [7], "workers": [8, 9], "exporter": []})
     assert first.cpu_busy is None  # of which time?
     assert (first.memory_total, first.memory_available) == (2000 * 1024, 1500 * 1024)
     assert (first.network_in, first.network_out, first.network_speed) == (

@@ -36,7 +36,7 @@ for line in sys.stdin:
 
 
 class Worker:
-    """A process that gives memory back as its keeper says."""
+    """A process that gives memory back as its privileged helper says."""
 
     def __init__(self) -> None:
         build.ensure()

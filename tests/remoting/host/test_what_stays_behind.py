@@ -9,8 +9,8 @@ from host_kit import MakeHost, until
 
 from gpupool.pool.errors import GpupoolError, LeaseLostError
 from gpupool.pool.host_suspension import SuspensionPhase
-from gpupool.remoting.host.keepers import OwnKeeper
-from gpupool.remoting.protocol.keeper_messages import BuryWorker, Moved, RequestFor, SuspendWorkers
+from gpupool.remoting.host.privileged_helper import OwnHelper
+from gpupool.remoting.protocol.helper_messages import BuryWorker, Moved, RequestFor, SuspendWorkers
 
 
 async def test_an_opening_that_begins_while_its_lease_ends_is_refused(make_host: MakeHost) -> None:
@@ -55,16 +55,16 @@ async def test_no_session_gets_a_worker_that_is_being_buried(make_host: MakeHost
     """A spare that died looked warm until all of it was removed."""
     kit = await make_host(warm_workers=1)
     spare = await kit.warm()
-    keeper = kit.host.keeper
-    assert isinstance(keeper, OwnKeeper)
-    ask, may_end = keeper.ask, trio.Event()
+    helper = kit.host.helper
+    assert isinstance(helper, OwnHelper)
+    ask, may_end = helper.ask, trio.Event()
 
     async def bury_late(asked: RequestFor[Any], *descriptors: int) -> Any:
         if isinstance(asked, BuryWorker):
             await may_end.wait()
         return await ask(asked, *descriptors)
 
-    keeper.ask = bury_late
+    helper.ask = bury_late
     kit.kept(spare).process.send_signal(signal.SIGKILL)
     await spare.process.exited.wait()
     try:
@@ -80,7 +80,7 @@ async def test_a_lease_that_ends_while_it_is_suspended_is_in_use_no_more(
     kit = await make_host()
     lease = kit.lease()
     await kit.connect(lease)
-    ask = kit.host.keeper.ask
+    ask = kit.host.helper.ask
     began, ends = trio.Event(), trio.Event()
 
     async def suspend(asked: RequestFor[Any], *descriptors: int) -> Any:
@@ -91,7 +91,7 @@ async def test_a_lease_that_ends_while_it_is_suspended_is_in_use_no_more(
         await ends.wait()
         return Moved("one of its workers ended meanwhile")
 
-    kit.host.keeper.ask = suspend
+    kit.host.helper.ask = suspend
     kit.host.suspend(lease.id, 1)
     await began.wait()
     await kit.host.kill_lease(lease.id, "its client disconnected")

@@ -25,8 +25,8 @@ from gpupool.remoting.host.limits import HostLimits
 from gpupool.remoting.host.measuring import worker_files
 from gpupool.remoting.host.memory_watchdog import MemoryWatchdog
 from gpupool.remoting.host.worker_handle import WorkerSession
-from gpupool.remoting.host.worker_keeper import KeeperSettings, WorkerKeeper
-from gpupool.remoting.protocol import keeper_messages
+from gpupool.remoting.host.worker_helper import HelperSettings, WorkerHelper
+from gpupool.remoting.protocol import helper_messages
 from gpupool.remoting.worker import sandbox
 
 pytestmark = pytest.mark.long  # CI runs these as root
@@ -160,7 +160,7 @@ def test_the_worker_with_the_most_files_is_killed_when_the_disk_is_nearly_full()
 
     def seen(left: int, **sizes: int) -> list[tuple[int, str]]:
         found = {int(name[1:]): size * MIB for name, size in sizes.items()}
-        watchdog._watch_files(keeper_messages.Files(found, 700 * MIB, {}, left * MIB))
+        watchdog._watch_files(helper_messages.Files(found, 700 * MIB, {}, left * MIB))
         return killed
 
     assert seen(9, w1=2, w2=2) == []  # 5 MiB are lacking, which others have filled
@@ -238,7 +238,7 @@ def test_nothing_is_walked_while_the_disk_hardly_changes(
 def test_walks_take_turns_and_no_more_than_their_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Eight workers with many files kept a keeper busy, and everybody's sessions waited for it."""
+    """Eight workers with many files kept a helper busy, and everybody's sessions waited for it."""
     now, walked = 0.0, list[str]()
 
     def looked(path: Path) -> tuple[int, int]:
@@ -512,13 +512,13 @@ def test_controllers_are_not_taken_from_a_group_with_others_processes(tmp_path: 
     (tmp_path / "cgroup.procs").write_text(f"1\n{os.getpid()}\n")
     with pytest.raises(OSError, match="others"):
         lease_cgroups._move_down(tmp_path)  # pyright: ignore[reportPrivateUsage]
-    # A keeper's server is no other.
+    # A privileged helper's server is no other.
     lease_cgroups._move_down(tmp_path, {1})  # pyright: ignore[reportPrivateUsage]
     moved = (tmp_path / "gpupool-server" / "cgroup.procs").read_text()
     assert moved in {"1", str(os.getpid())}
 
 
-def test_what_a_keeper_has_started_is_moved_with_it(tmp_path: Path) -> None:
+def test_what_a_helper_has_started_is_moved_with_it(tmp_path: Path) -> None:
     """Under systemd its signer was taken for another program, so no lease had bounds."""
     words = ["/bin/sh", "-c", "sleep 300 & echo $!; wait"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, process_group=0) as signer:
@@ -652,14 +652,14 @@ async def test_what_a_worker_started_dies_with_it_by_its_group(
     assert await attack(other, f"open({str(top)!r}, 'w').write('0')") == "EACCES"
 
 
-def test_files_are_measured_no_more_once_the_keeper_has_closed(tmp_path: Path) -> None:
+def test_files_are_measured_no_more_once_the_helper_has_closed(tmp_path: Path) -> None:
     """A measurement that began while a server stopped ended the server with a traceback."""
     said: list[str] = []
-    keeper = WorkerKeeper(KeeperSettings(tmp_path, None, own_uids=False), said.append)
-    keeper.carry_out(keeper_messages.Open(False, None), ())
-    files, _ = keeper.carry_out(keeper_messages.MeasureFiles(), ())
-    assert isinstance(files, keeper_messages.Files)
+    helper = WorkerHelper(HelperSettings(tmp_path, None, own_uids=False), said.append)
+    helper.carry_out(helper_messages.Open(False, None), ())
+    files, _ = helper.carry_out(helper_messages.MeasureFiles(), ())
+    assert isinstance(files, helper_messages.Files)
     assert files.whole > 0
-    keeper.close()
-    files, _ = keeper.carry_out(keeper_messages.MeasureFiles(), ())
-    assert files == keeper_messages.Files({}, 0)
+    helper.close()
+    files, _ = helper.carry_out(helper_messages.MeasureFiles(), ())
+    assert files == helper_messages.Files({}, 0)

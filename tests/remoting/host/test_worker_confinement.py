@@ -50,7 +50,7 @@ def secret() -> Iterator[Path]:
 
 
 def test_no_worker_may_read_the_whole_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the unit for systemd it might: the keeper's path had "/", where the service ran."""
+    """By the unit for systemd it might: the helper's path had "/", where the service ran."""
     monkeypatch.setattr(sys, "path", ["/", *sys.path])
     assert Path("/") not in spawn.installation_paths()
     unit = Path(__file__).resolve().parents[3] / "packaging" / "gpupool-keeper@.service"

@@ -37,12 +37,12 @@ async def ends(client: EchoClient) -> bool:
 def test_what_the_machine_refuses_a_worker_is_said(tmp_path: Path) -> None:
     """Such as room on a full disk; it is no bug."""
     near, far = socket.socketpair()
-    keeper, line = socket.socketpair()
-    with near, far, keeper, line, (tmp_path / "errors").open("wb") as errors:
+    helper, line = socket.socketpair()
+    with near, far, helper, line, (tmp_path / "errors").open("wb") as errors:
         worker = spawn.start_process(far.fileno(), line.fileno(), errors.fileno(), tmp_path)
         gone = str(tmp_path / "gone")
         start = worker_messages.Start(False, False, False, gone, (), (), {"arrays": "json:dumps"})
-        keeper.sendall(worker_messages.WORKER.encode(start))
+        helper.sendall(worker_messages.WORKER.encode(start))
         far.close()
         reader = worker_messages.WORKER.reader()
         while (frame := reader.next()) is None:
@@ -268,12 +268,12 @@ from pathlib import Path
 import trio
 from gpupool.remoting.host.supervisor import HostSupervisor
 from gpupool.remoting.host.inventory import Inventory
-from gpupool.remoting.host.worker_keeper import KeeperSettings
+from gpupool.remoting.host.worker_helper import HelperSettings
 
 async def main():
     directory = Path(sys.argv[1])
     inventory = Inventory.discover("s", None, emulated_count=1, emulated_memory=1 << 30)
-    workers = KeeperSettings(directory, directory, own_uids=sys.argv[2] == "own")
+    workers = HelperSettings(directory, directory, own_uids=sys.argv[2] == "own")
     host = HostSupervisor(inventory, workers, warm_workers=3)
     async with trio.open_nursery() as nursery:
         await nursery.start(host.run)

@@ -338,7 +338,7 @@ def test_folders_show_what_is_needed_by_each_of_its_names(tmp_path: Path) -> Non
 def test_what_lies_above_a_kept_folder_is_open_to_a_worker_whatever_the_umask(
     tmp_path: Path,
 ) -> None:
-    """As that of the keeper's service, which is 0077."""
+    """As that of the privileged helper's service, which is 0077."""
     kept = tmp_path / "folder" / "above" / "kept"
     kept.mkdir(parents=True)
 

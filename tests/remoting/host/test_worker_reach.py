@@ -33,9 +33,9 @@ from gpupool.remoting.host import host_memory
 from gpupool.remoting.host.inventory import Inventory, emulated_gpus
 from gpupool.remoting.host.isolation import confinement, users
 from gpupool.remoting.host.isolation.lease_cgroups import LeaseCgroups
-from gpupool.remoting.host.keepers import OwnKeeper
+from gpupool.remoting.host.privileged_helper import OwnHelper
 from gpupool.remoting.host.suspension import kept_workers
-from gpupool.remoting.protocol import keeper_messages
+from gpupool.remoting.protocol import helper_messages
 from gpupool.remoting.worker import sandbox, syscall_filter
 from gpupool.remoting.worker.syscall_table import ALLOWED, CHECKED, FOR_GPUS, FORBIDDEN
 
@@ -688,34 +688,34 @@ async def test_a_worker_that_is_moved_has_the_device_of_its_new_gpu_instead(
     client, worker = await kit.connect(kit.lease(gpus=2))
     uses = [use(node) for node in nodes]
     first, second, third = (gpu.id for gpu in emulated_gpus(SERVER, len(nodes), 8 * GIB))
-    assert isinstance(kit.host.keeper, OwnKeeper)
-    keeper, kept = kit.host.keeper.keeper, kit.kept(worker)
+    assert isinstance(kit.host.helper, OwnHelper)
+    helper, kept = kit.host.helper.helper, kit.kept(worker)
     # One GPU stays; the driver looks for the others from inside of the worker.
     seen: list[list[str]] = []
     refuses = False
 
-    def resume(*_: object) -> keeper_messages.Moved:
+    def resume(*_: object) -> helper_messages.Moved:
         root = Path(f"/proc/{kept.process.pid}/root")
         seen.append([node for node in nodes if Path(f"{root}{node}").exists()])
-        return keeper_messages.Moved("no", unmoved=True) if refuses else keeper_messages.Moved()
+        return helper_messages.Moved("no", unmoved=True) if refuses else helper_messages.Moved()
 
     def maps_nccl(process: int, part: str) -> bool:
         return (process, part) == (kept.process.pid, "/libnccl.so")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kept_workers, "resume", resume)
-        request = keeper_messages.ResumeWorkers((), (worker.number,), 0, GIB)
-        keeper.carry_out(replace(request, moves={first: third, second: second}), ())
+        request = helper_messages.ResumeWorkers((), (worker.number,), 0, GIB)
+        helper.carry_out(replace(request, moves={first: third, second: second}), ())
         assert [await attack(client, each) for each in uses] == ["ENOENT", "used", "used"]
         refuses = True
-        keeper.carry_out(replace(request, moves={third: first, second: second}), ())
+        helper.carry_out(replace(request, moves={third: first, second: second}), ())
         assert host_memory.maps(os.getpid(), "/libc.so")
         assert not host_memory.maps(os.getpid(), "/libnccl.so")
         patch.setattr(host_memory, "maps", maps_nccl)
-        found, _ = keeper.carry_out(replace(request, moves={third: first, second: second}), ())
-        assert found == keeper_messages.Moved(USES_NCCL, unmoved=True)
-        saved = keeper_messages.SuspendWorkers((), (worker.number,), 0, GIB, GIB)
-        assert keeper.carry_out(saved, ()) == (keeper_messages.Moved(USES_NCCL), -1)
+        found, _ = helper.carry_out(replace(request, moves={third: first, second: second}), ())
+        assert found == helper_messages.Moved(USES_NCCL, unmoved=True)
+        saved = helper_messages.SuspendWorkers((), (worker.number,), 0, GIB, GIB)
+        assert helper.carry_out(saved, ()) == (helper_messages.Moved(USES_NCCL), -1)
     assert seen == [list(nodes), list(nodes)]
     assert [await attack(client, each) for each in uses] == ["ENOENT", "used", "used"]
 

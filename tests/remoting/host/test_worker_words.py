@@ -10,14 +10,14 @@ from host_kit import MakeHost
 
 from gpupool.pool.measures import Measures, Transport
 from gpupool.remoting.host.worker_handle import WorkerHandle, WorkerProcess, read_messages
-from gpupool.remoting.protocol import keeper_messages, worker_messages
+from gpupool.remoting.protocol import helper_messages, worker_messages
 from gpupool.remoting.protocol.worker_messages import Connected, WorkerMessage
 
 DIE_S = 20.0
 
 LIE = """
 import socket, sys
-from gpupool.remoting.protocol import framing, keeper_messages, worker_messages as m
+from gpupool.remoting.protocol import framing, helper_messages, worker_messages as m
 def frame(kind, **fields):
     return framing.frame_bytes(kind, framing.dump(fields), size_max=1 << 20)
 def report(calls=1, **more):
@@ -79,8 +79,8 @@ async def test_whatever_is_wrong_with_a_message_ends_its_worker_alone(transport:
     ours.setblocking(False)
     killed: list[bool] = []
 
-    async def reap() -> keeper_messages.Reaped:
-        return keeper_messages.Reaped(0)
+    async def reap() -> helper_messages.Reaped:
+        return helper_messages.Reaped(0)
 
     process = WorkerProcess(1, -1, kill=partial(killed.append, True), reap=reap)
     worker = WorkerHandle(1, process, ours, -1, Path())

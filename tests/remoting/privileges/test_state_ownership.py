@@ -69,7 +69,7 @@ def test_others_files_stay_theirs(state: tuple[Path, int]) -> None:
     assert owner(path / "other") == UID + 1
 
 
-def test_the_keepers_part_stays_roots_and_gets_what_a_former_server_left(
+def test_the_helpers_part_stays_roots_and_gets_what_a_former_server_left(
     state: tuple[Path, int],
 ) -> None:
     path, descriptor = state
@@ -96,7 +96,7 @@ def test_a_record_of_workers_that_is_not_roots_is_not_believed(state: tuple[Path
 
 
 @pytest.mark.parametrize("kind", ["link", "theirs", "open", "file"])
-def test_a_keepers_part_that_the_server_made_is_not_used(
+def test_a_helpers_part_that_the_server_made_is_not_used(
     state: tuple[Path, int], tmp_path: Path, kind: str
 ) -> None:
     path, descriptor = state

@@ -14,7 +14,7 @@ import trio
 OLD_COPY = "its state directory is an old copy"
 """The message of a server that its peers have refused."""
 
-_OBSERVER = b"gpupool.monitoring.observer"
+_EXPORTER = b"gpupool.monitoring.exporter"
 
 
 class RealServer:
@@ -79,12 +79,12 @@ class RealServer:
             )
 
     async def kill(self) -> None:
-        """Kill its process, and wait for its observer, which ends by itself and writes so long."""
+        """Kill its process, and wait for its exporter, which ends by itself and writes so long."""
         if self.process is not None and self.alive:
             self.process.send_signal(signal.SIGKILL)
             self.process.wait()
         with trio.move_on_after(10.0):
-            while self._is_observed():  # noqa: ASYNC110 - the observer is no child of ours
+            while self._is_observed():  # noqa: ASYNC110 - the exporter is no child of ours
                 await trio.sleep(0.1)
 
     def copy(self) -> None:
@@ -105,7 +105,7 @@ class RealServer:
                 words = (entry / "cmdline").read_bytes().split(b"\0")
             except OSError:
                 continue  # it has ended
-            if _OBSERVER in words and wanted in words:
+            if _EXPORTER in words and wanted in words:
                 return True
         return False
 

@@ -14,10 +14,10 @@ from typing import Any
 
 from tests.simulations.mutations.patching import patched
 
-from gpupool.consensus import promises, recovery
+from gpupool.consensus import persisted_votes, recovery
 from gpupool.consensus.core.raft_log import RaftLog
 from gpupool.consensus.peer_frames import PeerFrames
-from gpupool.consensus.promises import Promises
+from gpupool.consensus.persisted_votes import PersistedVotes
 from gpupool.consensus.protocol.raft_messages import Message
 from gpupool.consensus.storage.peer_memory import PeerMemory
 from gpupool.consensus.storage.snapshot import SnapshotSender
@@ -114,41 +114,41 @@ def snapshot_in_one_piece() -> AbstractContextManager[None]:
 def clone_not_noticed() -> AbstractContextManager[None]:
     """Let servers welcome each start of a server, without regard to the starts heard of before."""
 
-    def on_hello(self: Promises, peer: ServerId, message: Message) -> None:
+    def on_hello(self: PersistedVotes, peer: ServerId, message: Message) -> None:
         if message["repairing"]:
             self._help(peer)
         else:
             self._repairing.discard(peer)
 
-    return patched(Promises, "on_hello", on_hello)
+    return patched(PersistedVotes, "on_hello", on_hello)
 
 
 def no_probation() -> AbstractContextManager[None]:
     """Let a start count at once that takes the place of a connection that lives."""
-    return patched(promises, "PROBATION_S", 0.0)
+    return patched(persisted_votes, "PROBATION_S", 0.0)
 
 
 def refusal_ignored() -> AbstractContextManager[None]:
     """Let a server go on that the others refuse."""
 
-    def on_refused(self: Promises, peer: ServerId, message: Message) -> None:
+    def on_refused(self: PersistedVotes, peer: ServerId, message: Message) -> None:
         del self, peer, message
 
-    return patched(Promises, "on_refused", on_refused)
+    return patched(PersistedVotes, "on_refused", on_refused)
 
 
 def original_refused() -> AbstractContextManager[None]:
     """Let servers take the former of two starts for the clone."""
-    original = Promises.on_hello
+    original = PersistedVotes.on_hello
 
-    def on_hello(self: Promises, peer: ServerId, message: Message) -> None:
+    def on_hello(self: PersistedVotes, peer: ServerId, message: Message) -> None:
         newest = self._unproven.get(peer, self._memory.of(peer).start)
         if message["boot"] < newest.boot:
             self._refuse(peer, "its state directory is an old copy", message["boot"])
             return
         original(self, peer, message)
 
-    return patched(Promises, "on_hello", on_hello)
+    return patched(PersistedVotes, "on_hello", on_hello)
 
 
 def recover_fences_nobody() -> AbstractContextManager[None]:
@@ -162,14 +162,14 @@ def recover_fences_nobody() -> AbstractContextManager[None]:
 
 def told_and_hung_up() -> AbstractContextManager[None]:
     """Let a server close the connection before the notice has left by it."""
-    original = Promises._refuse
+    original = PersistedVotes._refuse
 
-    def refuse(self: Promises, peer: ServerId, reason: str, boot: int) -> None:
+    def refuse(self: PersistedVotes, peer: ServerId, reason: str, boot: int) -> None:
         original(self, peer, reason, boot)
         if peer in self._memory.fenced:
             self._memory.fenced[peer] = True
 
-    return patched(Promises, "_refuse", refuse)
+    return patched(PersistedVotes, "_refuse", refuse)
 
 
 def recover_drops_the_end() -> AbstractContextManager[None]:

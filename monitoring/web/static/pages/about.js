@@ -51,7 +51,7 @@ function keeping() {
   if (!kept.data) return panel("Storage", none(kept.error || "Asking the servers…"), { width: "w12" });
   return html`${missing(kept.data)}
     ${panel("Certificates", certificates(), { width: "w12", flush: true, aside: "when each ends; servers renew their own" })}
-    ${panel("Storage", storage(), { width: "w12", flush: true, aside: "of each server's observer, and for how long rows are kept" })}`;
+    ${panel("Storage", storage(), { width: "w12", flush: true, aside: "of each server's exporter, and for how long rows are kept" })}`;
 }
 
 export const view = () => {

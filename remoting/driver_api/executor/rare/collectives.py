@@ -104,7 +104,7 @@ class Collectives(HandlerGroup):
     def _nccl(self) -> Nccl:
         if self._loaded is None:
             self._loaded = Nccl.load()
-            # What uses it is not suspended: see Suspensions.objection, and the keeper.
+            # What uses it is not suspended: see Suspensions.objection, and the privileged helper.
             self.client.session.stream.tally.nccl = True
         return self._loaded
 

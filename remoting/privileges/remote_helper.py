@@ -1,4 +1,4 @@
-"""The server's side of its privileged helper: a ``Keeper`` with calls to another process."""
+"""The server's side of its privileged helper: calls to another process."""
 
 import os
 import socket
@@ -10,11 +10,11 @@ from typing import TypeVar, cast
 import trio
 
 from gpupool.pool.errors import GpupoolError
-from gpupool.remoting.host.keepers import Keeper
+from gpupool.remoting.host.privileged_helper import PrivilegedHelper
 from gpupool.remoting.host.spawn import WorkerFailedError
 from gpupool.remoting.privileges.forked import ForkedProcess
-from gpupool.remoting.protocol.keeper_messages import (
-    KEEPER,
+from gpupool.remoting.protocol.helper_messages import (
+    HELPER,
     Answer,
     BuryWorker,
     Failed,
@@ -33,11 +33,11 @@ UNDO_S, UNDO_EVERY_S = 5.0, 0.05
 """A killed process ends within milliseconds, unless it hangs in the kernel."""
 
 
-class RemoteKeeper(ForkedProcess, Keeper):
-    """Implements ``host.keepers.Keeper``; calls need ``running``."""
+class RemoteHelper(ForkedProcess, PrivilegedHelper):
+    """Implements ``host.keepers.PrivilegedHelper``; calls need ``running``."""
 
     def __init__(self, sock: socket.socket, pid: int = -1) -> None:
-        """Talk over ``sock``, a packet socket, to the keeper ``pid``, which may be our child."""
+        """Talk over ``sock``, a packet socket, to the helper ``pid``, which may be our child."""
         super().__init__(sock, pid)
         sock.setblocking(False)
         self._calls = OpenCalls[tuple[Answer, list[int]]]()
@@ -49,7 +49,7 @@ class RemoteKeeper(ForkedProcess, Keeper):
         """Carry calls and answers while the body runs.
 
         Raises:
-            GpupoolError: when the keeper ends before; then its workers have ended, too.
+            GpupoolError: when the privileged helper ends before; then its workers have ended, too.
         """
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._read)
@@ -66,7 +66,7 @@ class RemoteKeeper(ForkedProcess, Keeper):
                 self._send(call.number, asked, descriptors)
             with trio.CancelScope(shield=True):  # What it does must be known.
                 await call.wait()
-        answer, passed = call.answer or (Failed("the keeper has ended", ""), [])
+        answer, passed = call.answer or (Failed("the privileged helper has ended", ""), [])
         if isinstance(answer, asked.declared.answered_by or Answer):
             # The kernel drops a descriptor that this process has no room for.
             if isinstance(asked, StartWorker) and not passed:
@@ -79,7 +79,7 @@ class RemoteKeeper(ForkedProcess, Keeper):
             os.close(descriptor)
         if isinstance(answer, Failed):
             raise WorkerFailedError(answer.what, why=answer.why, hint=answer.hint)
-        raise WorkerFailedError("the keeper makes no sense", why=type(answer).__name__)
+        raise WorkerFailedError("the privileged helper makes no sense", why=type(answer).__name__)
 
     def kill(self, number: int) -> None:
         """Kill a worker, if it lives."""
@@ -96,7 +96,7 @@ class RemoteKeeper(ForkedProcess, Keeper):
                 await trio.sleep(UNDO_EVERY_S)
 
     def _send(self, number: int, asked: Request, descriptors: Sequence[int] = ()) -> None:
-        self._outgoing.append((KEEPER.encode(asked, number), descriptors))
+        self._outgoing.append((HELPER.encode(asked, number), descriptors))
         self._more.set()
 
     async def _write(self) -> None:
@@ -113,15 +113,17 @@ class RemoteKeeper(ForkedProcess, Keeper):
                 pass
         finally:
             self._calls.end()
-        raise GpupoolError("this server's keeper has ended", why="all workers ended with it")
+        raise GpupoolError(
+            "this server's privileged helper has ended", why="all workers ended with it"
+        )
 
     async def _read_one(self) -> bool:
         try:
-            packet, descriptors = await receive_packet(self._socket, KEEPER.size_max, 1)
+            packet, descriptors = await receive_packet(self._socket, HELPER.size_max, 1)
         except OSError:
             return False
         if not packet:
             return False
-        number, answer = KEEPER.decode(Answer, packet)
+        number, answer = HELPER.decode(Answer, packet)
         self._calls.answered(number, (answer, descriptors))
         return True

@@ -1,4 +1,4 @@
-"""The keeper's process behind a socket, as the service manager starts it."""
+"""The privileged helper's process behind a socket, as the service manager starts it."""
 
 import os
 import select
@@ -19,22 +19,22 @@ from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.ids import LeaseId, ServerId
 from gpupool.pool.model.state import Server
 from gpupool.remoting.host.suspension import spilled_memory
-from gpupool.remoting.host.worker_keeper import KeeperSettings, WorkerKeeper
-from gpupool.remoting.privileges import former_ca, keeper_process
+from gpupool.remoting.host.worker_helper import HelperSettings, WorkerHelper
+from gpupool.remoting.privileges import former_ca, helper_process
 from gpupool.remoting.privileges.kept_signer import ask_for_signer
-from gpupool.remoting.privileges.remote_keeper import RemoteKeeper
-from gpupool.remoting.protocol import keeper_messages as m
+from gpupool.remoting.privileges.remote_helper import RemoteHelper
+from gpupool.remoting.protocol import helper_messages as m
 from gpupool.remoting.protocol import worker_messages
 from gpupool.remoting.protocol.sealed_key import is_sealed
 from gpupool.remoting.transport.authority.ca_bundle import belongs
 from gpupool.remoting.transport.authority.ca_key import AuthoritySigner
 from gpupool.remoting.transport.pki import create_key_and_csr
 
-Keeper = tuple[socket.socket, "subprocess.Popen[bytes]"]
+PrivilegedHelper = tuple[socket.socket, "subprocess.Popen[bytes]"]
 
 
 @pytest.fixture
-def keeper(tmp_path: Path) -> Iterator[Keeper]:
+def helper(tmp_path: Path) -> Iterator[PrivilegedHelper]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     (tmp_path / "state").mkdir()
     environment = os.environ | {"STATE_DIRECTORY": str(tmp_path / "state")}
@@ -66,15 +66,15 @@ class Worker:
         self.control.close()
 
 
-async def start(keeper: RemoteKeeper, number: int) -> Worker:
+async def start(helper: RemoteHelper, number: int) -> Worker:
     """Start a worker that says that it is ready."""
     control, theirs = socket.socketpair()
     errors, their_errors = os.pipe()
-    started, pidfd = await keeper.ask_for(m.StartWorker(number), theirs.fileno(), their_errors)
+    started, pidfd = await helper.ask_for(m.StartWorker(number), theirs.fileno(), their_errors)
     theirs.close()
     os.close(their_errors)
     os.close(errors)
-    await keeper.ask(m.ConfineWorker(number))
+    await helper.ask(m.ConfineWorker(number))
     control.setblocking(False)
     reader = worker_messages.WORKER.reader()
     with trio.fail_after(60):
@@ -83,7 +83,7 @@ async def start(keeper: RemoteKeeper, number: int) -> Worker:
     return Worker(started.pid, pidfd, Path(started.directory), control)
 
 
-async def stops_and_goes_on(remote: RemoteKeeper, worker: Worker) -> None:
+async def stops_and_goes_on(remote: RemoteHelper, worker: Worker) -> None:
     """Suspend a worker, which stays so, and another time, which does not."""
     memory = 1 << 30
     suspend = m.SuspendWorkers((1,), (), 0, memory, memory)
@@ -98,9 +98,9 @@ async def stops_and_goes_on(remote: RemoteKeeper, worker: Worker) -> None:
     assert await remote.ask(suspend) == m.Moved()
 
 
-async def test_a_worker_lives_and_dies_by_its_keeper(keeper: Keeper) -> None:
-    sock, _process = keeper
-    remote = RemoteKeeper(sock)
+async def test_a_worker_lives_and_dies_by_its_helper(helper: PrivilegedHelper) -> None:
+    sock, _process = helper
+    remote = RemoteHelper(sock)
     async with remote.running():
         await remote.ask(m.Open(False, {}))
         worker = await start(remote, 1)
@@ -132,13 +132,13 @@ async def test_a_call_that_fails_by_a_bug_is_answered(
     def fail(*_: object) -> m.Answered:
         raise ValueError("a name that nobody thought of")
 
-    monkeypatch.setattr(WorkerKeeper, "carry_out", fail)
+    monkeypatch.setattr(WorkerHelper, "carry_out", fail)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     said: list[str] = []
-    server = keeper_process.KeeperServer(
-        theirs, WorkerKeeper(KeeperSettings(tmp_path, None), said.append), None, said.append
+    server = helper_process.HelperServer(
+        theirs, WorkerHelper(HelperSettings(tmp_path, None), said.append), None, said.append
     )
-    remote = RemoteKeeper(ours)
+    remote = RemoteHelper(ours)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(trio.to_thread.run_sync, server.run)
         try:
@@ -157,10 +157,10 @@ async def test_a_worker_whose_descriptor_finds_no_room_is_not_left(
 ) -> None:
     """The kernel drops a descriptor that a process has no room for: that ended the server."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    remote, asked = RemoteKeeper(ours), list[str]()
-    keeper = trio.socket.from_stdlib_socket(theirs)
+    remote, asked = RemoteHelper(ours), list[str]()
+    helper = trio.socket.from_stdlib_socket(theirs)
 
-    async def play_keeper() -> None:
+    async def play_helper() -> None:
         answers: dict[str, list[m.Answer]] = {
             "StartWorker": [m.Started(7, 0, "/nowhere")],
             "KillWorker": [],
@@ -170,24 +170,26 @@ async def test_a_worker_whose_descriptor_finds_no_room_is_not_left(
             ],
         }
         while True:
-            number, request = m.KEEPER.decode(m.Request, await keeper.recv(1 << 16))
+            number, request = m.HELPER.decode(m.Request, await helper.recv(1 << 16))
             asked.append(type(request).__name__)
             if waiting := answers[asked[-1]]:
-                await keeper.send(m.KEEPER.encode(waiting.pop(0), number))
+                await helper.send(m.HELPER.encode(waiting.pop(0), number))
 
-    with ours, keeper:
+    with ours, helper:
         async with trio.open_nursery() as nursery, remote.running():
-            nursery.start_soon(play_keeper)
+            nursery.start_soon(play_helper)
             with pytest.raises(GpupoolError, match="no worker can be started"):
                 await remote.ask_for(m.StartWorker(1), ours.fileno(), ours.fileno())
             nursery.cancel_scope.cancel()
     assert asked == ["StartWorker", "KillWorker", "BuryWorker", "BuryWorker"]
 
 
-async def test_the_end_of_a_keeper_is_noticed_and_is_that_of_its_workers(keeper: Keeper) -> None:
-    sock, process = keeper
-    remote = RemoteKeeper(sock)
-    with pytest.RaisesGroup(pytest.RaisesExc(GpupoolError, match="keeper has ended")):
+async def test_the_end_of_a_helper_is_noticed_and_is_that_of_its_workers(
+    helper: PrivilegedHelper,
+) -> None:
+    sock, process = helper
+    remote = RemoteHelper(sock)
+    with pytest.RaisesGroup(pytest.RaisesExc(GpupoolError, match="privileged helper has ended")):
         async with remote.running():
             await remote.ask(m.Open(False, {}))
             worker = await start(remote, 1)
@@ -196,15 +198,15 @@ async def test_the_end_of_a_keeper_is_noticed_and_is_that_of_its_workers(keeper:
                 await trio.lowlevel.wait_readable(worker.pidfd)
             worker.close()
             await trio.sleep_forever()
-    with pytest.raises(GpupoolError, match="keeper has ended"):
+    with pytest.raises(GpupoolError, match="privileged helper has ended"):
         await remote.ask(m.AskConfinement(1))
 
 
-def test_a_keepers_signer_has_its_secret_where_the_server_cannot_read_it(
-    keeper: Keeper, tmp_path: Path
+def test_a_helpers_signer_has_its_secret_where_the_server_cannot_read_it(
+    helper: PrivilegedHelper, tmp_path: Path
 ) -> None:
     """Under systemd the signer had the server's user, and its secret lay in its directory."""
-    sock, _process = keeper
+    sock, _process = helper
     state = tmp_path / "server"
     state.mkdir(mode=0o700)
     authority = make_authority()
@@ -224,21 +226,21 @@ def test_a_keepers_signer_has_its_secret_where_the_server_cannot_read_it(
     observed = Server(ServerId("0" * 12), "a", "a.example:1", voter=True)
     assert signer.sign_web(csr, observed)
 
-    async def use_the_keeper() -> None:
-        remote = RemoteKeeper(sock)
+    async def use_the_helper() -> None:
+        remote = RemoteHelper(sock)
         async with remote.running():
             await remote.ask(m.Open(False, {}))
             await remote.ask(m.Close())
 
-    trio.run(use_the_keeper)
+    trio.run(use_the_helper)
     vault.end()
 
 
-def test_a_keepers_signer_takes_a_former_ca_that_its_server_can_read(
-    keeper: Keeper, tmp_path: Path
+def test_a_helpers_signer_takes_a_former_ca_that_its_server_can_read(
+    helper: PrivilegedHelper, tmp_path: Path
 ) -> None:
-    """The keeper is root: it takes the files as descriptors, and opens none for its server."""
-    sock, _process = keeper
+    """The helper is root: it takes the files as descriptors, and opens none for its server."""
+    sock, _process = helper
     state, ca = tmp_path / "server", tmp_path / "ca"
     state.mkdir(mode=0o700)
     ca.mkdir()
@@ -255,10 +257,10 @@ def test_a_keepers_signer_takes_a_former_ca_that_its_server_can_read(
     vault.end()
 
 
-def test_a_keepers_signer_reads_no_file_that_its_server_cannot(
-    keeper: Keeper, tmp_path: Path
+def test_a_helpers_signer_reads_no_file_that_its_server_cannot(
+    helper: PrivilegedHelper, tmp_path: Path
 ) -> None:
-    sock, process = keeper
+    sock, process = helper
     state, ca = tmp_path / "server", tmp_path / "ca"
     state.mkdir(mode=0o700)
     ca.mkdir()
@@ -274,26 +276,28 @@ def test_a_keepers_signer_reads_no_file_that_its_server_cannot(
     assert process.poll() is None
 
 
-def test_no_signer_gets_the_directory_of_another_user(keeper: Keeper, tmp_path: Path) -> None:
+def test_no_signer_gets_the_directory_of_another_user(
+    helper: PrivilegedHelper, tmp_path: Path
+) -> None:
     """The signer reads and writes there as root."""
-    sock, process = keeper
+    sock, process = helper
     theirs = Path("/usr")
     if os.geteuid() == 0:
         theirs = tmp_path / "theirs"
         theirs.mkdir()
         os.chown(theirs, 12345, 12345)
     folder = os.open(theirs, os.O_RDONLY)
-    with pytest.raises(GpupoolError, match="the keeper starts no signer"):
+    with pytest.raises(GpupoolError, match="the privileged helper starts no signer"):
         ask_for_signer(sock, folder)
     os.close(folder)
     assert process.poll() is None
 
 
-def test_a_server_that_is_gone_takes_its_workers_along(keeper: Keeper) -> None:
-    sock, process = keeper
+def test_a_server_that_is_gone_takes_its_workers_along(helper: PrivilegedHelper) -> None:
+    sock, process = helper
 
     async def begin() -> Worker:
-        remote = RemoteKeeper(sock)
+        remote = RemoteHelper(sock)
         async with remote.running():
             await remote.ask(m.Open(False, {}))
             return await start(remote, 1)
@@ -307,32 +311,34 @@ def test_a_server_that_is_gone_takes_its_workers_along(keeper: Keeper) -> None:
 
 
 @pytest.mark.parametrize("packet", [b"x", b"\xff\0\0\0\1\xa0", b"\0\0\0\0\1\xa0", b"x" * 70_000])
-def test_a_packet_that_makes_no_sense_ends_the_keeper(keeper: Keeper, packet: bytes) -> None:
-    sock, process = keeper
+def test_a_packet_that_makes_no_sense_ends_the_helper(
+    helper: PrivilegedHelper, packet: bytes
+) -> None:
+    sock, process = helper
     sock.send(packet)
     assert process.wait(20) == 0
     assert process.stderr is not None
     assert b"broke the protocol" in process.stderr.read()
 
 
-async def test_the_file_for_memory_goes_to_the_keeper(
+async def test_the_file_for_memory_goes_to_the_helper(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The privileged helper encrypts its content, and the server's user owns the file."""
     found: list[int] = []
 
     def suspend(
-        _keeper: WorkerKeeper, _asked: m.SuspendWorkers, files: Sequence[int]
+        _helper: WorkerHelper, _asked: m.SuspendWorkers, files: Sequence[int]
     ) -> m.Answered:
         found.extend([os.pwrite(file, b"sealed", 0) for file in files] or [-1])
         return m.Moved(spilled=7), -1
 
-    monkeypatch.setattr(WorkerKeeper, "carry_out", suspend)
+    monkeypatch.setattr(WorkerHelper, "carry_out", suspend)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    server = keeper_process.KeeperServer(
-        theirs, WorkerKeeper(KeeperSettings(tmp_path, None), print), None, print
+    server = helper_process.HelperServer(
+        theirs, WorkerHelper(HelperSettings(tmp_path, None), print), None, print
     )
-    remote, file = RemoteKeeper(ours), spilled_memory.open_file(tmp_path)
+    remote, file = RemoteHelper(ours), spilled_memory.open_file(tmp_path)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(trio.to_thread.run_sync, server.run)
         try:

@@ -6,7 +6,7 @@ import pytest
 from lone_node import Lone
 from test_forgotten_promises import ForgetfulWorld
 
-from gpupool.consensus.hearsay import HEARD_MAX, HEARSAY_S, TELL_EVERY_S
+from gpupool.consensus.gossip import GOSSIP_S, HEARD_MAX, TELL_EVERY_S
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.ports import RefusedBy
 
@@ -25,8 +25,8 @@ class TalkativeWorld(ForgetfulWorld):
         """Return why ``victim`` does not count, as ``name`` shows it."""
         server = self.servers[name]
         health = self.node(name).health(self.local(server))
-        hearsay = health.refused_by.get(victim)
-        return health.unfit.get(victim) or (hearsay.reason if hearsay else "")
+        gossip = health.refused_by.get(victim)
+        return health.unfit.get(victim) or (gossip.reason if gossip else "")
 
 
 @pytest.mark.parametrize("refuser", [0, 1, 2, 3])
@@ -56,13 +56,13 @@ def test_every_server_shows_whom_any_server_refuses(refuser: int) -> None:
     again = next(name for name in others[::-1] if name != met)
     world.crash(again)
     world.boot(again)
-    world.run(HEARSAY_S + 2 * TELL_EVERY_S)
+    world.run(GOSSIP_S + 2 * TELL_EVERY_S)
     for name in others:
         assert "old copy" in world.shown(name, victim), name
     for name in others:
         world.node(name).set_servers([each for each in others if each not in world.names[:3]])
     world.crash(met)
-    world.run(HEARSAY_S + 2 * TELL_EVERY_S)
+    world.run(GOSSIP_S + 2 * TELL_EVERY_S)
     assert not any(world.shown(name, victim) for name in others if name != met)
 
 
@@ -102,7 +102,7 @@ def test_a_refusal_is_told_when_it_begins_and_ends_and_to_new_connections() -> N
     assert not told(lone.tick(2 * TELL_EVERY_S))
 
 
-def test_hearsay_is_shown_and_changes_nothing_else() -> None:
+def test_gossip_is_shown_and_changes_nothing_else() -> None:
     lone = Lone(("me", "b", "c"))
     say(lone, "c", "b", "an old copy")
     say(lone, "c", "me", "an old copy")
@@ -117,20 +117,20 @@ def test_hearsay_is_shown_and_changes_nothing_else() -> None:
     assert lone.node.core.commit_index == lone.journal.last_index
 
 
-def test_hearsay_ends_when_it_is_taken_back_or_not_repeated() -> None:
+def test_gossip_ends_when_it_is_taken_back_or_not_repeated() -> None:
     lone = Lone(("me", "b", "c"))
     say(lone, "c", "b", "an old copy")
     say(lone, "c", "b", "")
     assert not refused_by(lone)
     say(lone, "c", "b", "an old copy")
     lone.node.disconnected(C, lone.now)
-    lone.tick(HEARSAY_S - 1)
+    lone.tick(GOSSIP_S - 1)
     assert refused_by(lone), "a short silence is nothing"
     lone.tick(1)
     assert not refused_by(lone)
 
 
-def test_hearsay_is_bounded_and_only_of_servers_of_the_pool() -> None:
+def test_gossip_is_bounded_and_only_of_servers_of_the_pool() -> None:
     lone = Lone(("me", "b", "c"))
     for number in range(2 * HEARD_MAX):
         say(lone, "c", f"s{number}", "x" * 9999)
@@ -160,7 +160,7 @@ def test_a_voter_passes_on_what_followers_say_and_nothing_of_voters() -> None:
     assert told(say(lone, "d", "c", "")) == [(peer, "c", "") for peer in ("b", "c", "d")]
 
 
-def test_hearsay_that_is_over_leaves_no_trace_in_what_is_told_later() -> None:
+def test_gossip_that_is_over_leaves_no_trace_in_what_is_told_later() -> None:
     """A refusal is repeated as long after it was told as if nothing had ever been heard."""
     times: list[list[float]] = []
     for hears in (False, True):
@@ -182,11 +182,11 @@ def test_hearsay_that_is_over_leaves_no_trace_in_what_is_told_later() -> None:
 
 
 def test_three_repetitions_of_what_is_told_may_be_lost() -> None:
-    assert 4 * TELL_EVERY_S <= HEARSAY_S
+    assert 4 * TELL_EVERY_S <= GOSSIP_S
 
 
 @pytest.mark.parametrize("for_ms", [1, 500, 1500, 10_000])
-def test_hearsay_is_believed_for_as_long_as_the_teller_says(for_ms: int) -> None:
+def test_gossip_is_believed_for_as_long_as_the_teller_says(for_ms: int) -> None:
     lone = Lone(("me", "b", "c"))
     lone.take("c", "refusal", server="b", reason="an old copy", for_ms=for_ms)
     until = lone.now + for_ms / 1000

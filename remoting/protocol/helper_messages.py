@@ -1,9 +1,10 @@
 """A server's requests to its privileged helper, and the answers: the complete list.
 
-A keeper is the privileged process of a server without privileges (``remoting.privileges``). One
-message is one packet of a ``SOCK_SEQPACKET`` socket: kind and number of the call, then CBOR. A
-descriptor that belongs to a message travels beside it (SCM_RIGHTS). The keeper decodes as strictly
-as if a stranger had sent it, because one that has taken over the server may have.
+A privileged helper is the privileged process of a server without privileges
+(``remoting.privileges``). One message is one packet of a ``SOCK_SEQPACKET`` socket: kind and number
+of the call, then CBOR. A descriptor that belongs to a message travels beside it (SCM_RIGHTS). The
+privileged helper decodes as strictly as if a stranger had sent it, because one that has taken over
+the server may have.
 """
 
 from dataclasses import field
@@ -13,13 +14,13 @@ from gpupool.pool.model.ids import GpuId
 from gpupool.remoting.protocol.message_family import A_co, Asks, Message, PacketFamily, message
 
 # A server with 256 GPUs names their nodes in half of this. Both ends are always of the same build.
-KEEPER = PacketFamily("keeper", size_max=64 * 1024, call_size=4)
+HELPER = PacketFamily("keeper", size_max=64 * 1024, call_size=4)
 
 
 # --- answers ------------------------------------------------------------------------------------
 
 
-class Answer(Message, family=KEEPER):
+class Answer(Message, family=HELPER):
     """An answer of the privileged helper; a descriptor that belongs to it comes with it."""
 
     __slots__ = ()
@@ -27,7 +28,7 @@ class Answer(Message, family=KEEPER):
 
 @message(0)
 class Opened(Answer):
-    """The keeper is ready."""
+    """The privileged helper is ready."""
 
     own_uid: bool  # whether workers get uids of their own
     reason: Line  # why not
@@ -117,10 +118,10 @@ class Failed(Answer):
 Answered = tuple[Answer, int]
 """With the descriptor that comes with it, or -1."""
 
-# --- from the server to its keeper --------------------------------------------------------------
+# --- from the server to its privileged helper -----------------------------------------------------
 
 
-class Request(Message, family=KEEPER):
+class Request(Message, family=HELPER):
     """A message from the server."""
 
     __slots__ = ()

@@ -1,18 +1,18 @@
-"""A host's keeper, as the host calls it: in this process, or in another one (``privileges``)."""
+"""A host's privileged helper, as the host calls it: in this process or another one."""
 
 from abc import ABC, abstractmethod
 from typing import Any, TypeVar, cast
 
 import trio
 
-from gpupool.remoting.host.worker_keeper import QUICK, THREAD_COUNT, WorkerKeeper
-from gpupool.remoting.protocol.keeper_messages import Answer, RequestFor
+from gpupool.remoting.host.worker_helper import QUICK, THREAD_COUNT, WorkerHelper
+from gpupool.remoting.protocol.helper_messages import Answer, RequestFor
 
 A = TypeVar("A", bound=Answer)
 
 
-class Keeper(ABC):
-    """Carries out the requests of ``keeper_messages``. Cancellation never cuts a call off."""
+class PrivilegedHelper(ABC):
+    """Carries out the requests of ``helper_messages``. Cancellation never cuts a call off."""
 
     async def ask(self, asked: RequestFor[A], *descriptors: int) -> A:
         """Return the answer; the descriptors go with the request, and stay the caller's.
@@ -31,12 +31,12 @@ class Keeper(ABC):
         """Kill a worker, if it lives."""
 
 
-class OwnKeeper(Keeper):
-    """A keeper within this process, which has the privileges that there are."""
+class OwnHelper(PrivilegedHelper):
+    """A privileged helper within this process, which has the privileges that there are."""
 
-    def __init__(self, keeper: WorkerKeeper) -> None:
-        """Call ``keeper``."""
-        self.keeper = keeper
+    def __init__(self, helper: WorkerHelper) -> None:
+        """Call ``helper``."""
+        self.helper = helper
         # The journal's sync and others must not wait for workers whose remains take long.
         self._threads = trio.CapacityLimiter(THREAD_COUNT)
 
@@ -44,13 +44,13 @@ class OwnKeeper(Keeper):
         """Return the answer, and the descriptor with it."""
         done: Any
         if isinstance(asked, QUICK):
-            done = self.keeper.carry_out(asked, descriptors)
+            done = self.helper.carry_out(asked, descriptors)
         else:
             # A cancellation is noticed when the call has ended.
-            call = self.keeper.carry_out
+            call = self.helper.carry_out
             done = await trio.to_thread.run_sync(call, asked, descriptors, limiter=self._threads)
         return cast("tuple[A, int]", done)
 
     def kill(self, number: int) -> None:
         """Kill a worker, if it lives."""
-        self.keeper.kill(number)
+        self.helper.kill(number)

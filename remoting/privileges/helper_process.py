@@ -1,6 +1,6 @@
-"""The keeper's process: carries out the calls of one server, until that closes its socket.
+"""The privileged helper's process: carries out one server's calls until it closes its socket.
 
-It holds root's privileges and hears of no stranger. It does what ``keeper_messages`` lists, for the
+It holds root's privileges and hears of no stranger. It does what ``helper_messages`` lists, for the
 workers that it has started itself, and nothing else. Workers are its children: the kernel kills
 them when it ends, and it ends with its server.
 """
@@ -21,9 +21,9 @@ from pathlib import Path
 
 from gpupool.pool.errors import GpupoolError, ProtocolError, RemoteProtocolError
 from gpupool.remoting.host.orphan_reaper import DEATH_TIMEOUT_S
-from gpupool.remoting.host.worker_keeper import QUICK, THREAD_COUNT, KeeperSettings, WorkerKeeper
-from gpupool.remoting.protocol.keeper_messages import (
-    KEEPER,
+from gpupool.remoting.host.worker_helper import QUICK, THREAD_COUNT, HelperSettings, WorkerHelper
+from gpupool.remoting.protocol.helper_messages import (
+    HELPER,
     Failed,
     KillWorker,
     Open,
@@ -42,34 +42,34 @@ CALL_COUNT_MAX = 64
 LOCK = "lock"
 _LOCK_POLL_S = 0.02
 _NODE = re.compile(r"/dev/(nvidia[0-9]{1,4}|nvidia-caps/nvidia-cap[0-9]{1,6})")
-_CANNOT = "the keeper cannot do that"
+_CANNOT = "the privileged helper cannot do that"
 
 Log = Callable[[str], None]
 
 
-def serve(sock: socket.socket, settings: KeeperSettings, log: Log) -> None:
+def serve(sock: socket.socket, settings: HelperSettings, log: Log) -> None:
     """Carry out calls until the server has gone; then kill and remove all that it had."""
     # The server closes the socket when this is to stop. A handler is not inherited; SIG_IGN is.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda _number, _frame: None)
-    server = KeeperServer(sock, WorkerKeeper(settings, log), settings.state_dir, log)
+    server = HelperServer(sock, WorkerHelper(settings, log), settings.state_dir, log)
     try:
         server.run()
     except RemoteProtocolError as error:
-        log(f"the server broke the protocol of its keeper: {error}")
+        log(f"the server broke the protocol of its privileged helper: {error}")
     finally:
         server.close()
 
 
-class KeeperServer:
-    """The keeper's side of its one connection."""
+class HelperServer:
+    """The privileged helper's side of its one connection."""
 
     def __init__(
-        self, sock: socket.socket, keeper: WorkerKeeper, state_dir: Path | None, log: Log
+        self, sock: socket.socket, helper: WorkerHelper, state_dir: Path | None, log: Log
     ) -> None:
         self._log = log
         self._socket = sock
-        self._keeper = keeper
+        self._helper = helper
         self._state_dir = state_dir
         self._threads = ThreadPoolExecutor(THREAD_COUNT, "keeper")
         self._places = threading.BoundedSemaphore(CALL_COUNT_MAX)
@@ -81,7 +81,7 @@ class KeeperServer:
         while True:
             try:
                 packet, descriptors = receive_with_descriptors(
-                    self._socket, KEEPER.size_max + 1, DESCRIPTOR_COUNT_MAX
+                    self._socket, HELPER.size_max + 1, DESCRIPTOR_COUNT_MAX
                 )
             except OSError:
                 return
@@ -90,9 +90,9 @@ class KeeperServer:
                     received.callback(os.close, each)
                 if not packet:
                     return
-                call, asked = KEEPER.decode(Request, packet)
+                call, asked = HELPER.decode(Request, packet)
                 if isinstance(asked, KillWorker):
-                    self._keeper.kill(asked.worker)
+                    self._helper.kill(asked.worker)
                 elif isinstance(asked, QUICK):
                     self._answer(call, asked, descriptors)
                 else:
@@ -115,7 +115,7 @@ class KeeperServer:
         try:
             if isinstance(asked, Open):
                 self._prepare(asked)
-            answer, descriptor = self._keeper.carry_out(asked, _belonging(asked, descriptors))
+            answer, descriptor = self._helper.carry_out(asked, _belonging(asked, descriptors))
         except GpupoolError as error:
             answer = Failed(error.what, error.why, error.hint)
         except OSError as error:
@@ -125,9 +125,9 @@ class KeeperServer:
             answer = Failed(_CANNOT, repr(error)[:200])
         passed = [descriptor] if descriptor >= 0 else []
         try:
-            packet = KEEPER.encode(answer, call)
+            packet = HELPER.encode(answer, call)
         except ProtocolError as error:
-            packet = KEEPER.encode(Failed(_CANNOT, str(error)), call)
+            packet = HELPER.encode(Failed(_CANNOT, str(error)), call)
         try:
             with self._sending, contextlib.suppress(OSError):  # The server has gone.
                 socket.send_fds(self._socket, [packet], passed)
@@ -144,10 +144,10 @@ class KeeperServer:
 
     def close(self) -> None:
         """Kill and remove all."""
-        for number in list(self._keeper.workers):
-            self._keeper.kill(number)
+        for number in list(self._helper.workers):
+            self._helper.kill(number)
         self._threads.shutdown()
-        self._keeper.close()
+        self._helper.close()
 
 
 def _belonging(asked: Request, descriptors: Sequence[int]) -> Sequence[int]:
@@ -166,7 +166,7 @@ def _belonging(asked: Request, descriptors: Sequence[int]) -> Sequence[int]:
 
 
 def wait_for_lock(path: Path) -> int:
-    """Return a descriptor that holds the lock, once the keeper of a former server has ended.
+    """Return a descriptor that holds the lock, once a former server's helper has ended.
 
     Raises:
         GpupoolError: when it does not end.
@@ -180,7 +180,7 @@ def wait_for_lock(path: Path) -> int:
             if time.monotonic() > deadline:
                 os.close(lock)
                 raise GpupoolError(
-                    "the keeper of a former server does not end", why="it holds its lock"
+                    "the privileged helper of a former server does not end", why="it holds its lock"
                 ) from error
             time.sleep(_LOCK_POLL_S)
         else:

@@ -1,9 +1,10 @@
 """The host's operations on worker processes that may need privileges, and nothing else.
 
-A server that runs as root keeps no privileges itself: this then runs in another process, its keeper
-(``remoting.privileges``), which hears of no stranger. Otherwise it runs in the server's process.
-All methods block. What is in ``QUICK``, and ``kill``, takes milliseconds and belongs to the thread
-that lives as long as the host; the rest may run on any thread, and takes up to seconds.
+A server that runs as root keeps no privileges itself: this then runs in another process, its
+privileged helper (``remoting.privileges``), which hears of no stranger. Otherwise it runs in the
+server's process. All methods block. What is in ``QUICK``, and ``kill``, takes milliseconds and
+belongs to the thread that lives as long as the host; the rest may run on any thread, and takes up
+to seconds.
 
 A worker hears over a socket of its own (``line``) from here how it confines itself and who it
 becomes. So nothing that a server could say keeps a worker root, or makes it another lease's user.
@@ -37,7 +38,7 @@ from gpupool.remoting.host.measuring.worker_files import WorkerFiles
 from gpupool.remoting.host.remove_tree import remove_tree
 from gpupool.remoting.host.spawn import KeptWorker
 from gpupool.remoting.host.suspension import kept_workers
-from gpupool.remoting.protocol import keeper_messages as m
+from gpupool.remoting.protocol import helper_messages as m
 from gpupool.remoting.protocol import worker_messages
 
 Log = Callable[[str], None]
@@ -63,7 +64,7 @@ READY_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class KeeperSettings:
+class HelperSettings:
     """How workers are started and confined."""
 
     base: Path | None  # of the workers' directories, where only this user may write
@@ -81,10 +82,10 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
     process.wait()
 
 
-class WorkerKeeper:
+class WorkerHelper:
     """Starts, narrows, kills and buries workers."""
 
-    def __init__(self, settings: KeeperSettings, log: Log) -> None:
+    def __init__(self, settings: HelperSettings, log: Log) -> None:
         """Prepare; nothing is made before ``open``."""
         self.workers: dict[int, KeptWorker] = {}
         self._settings = settings
@@ -142,12 +143,12 @@ class WorkerKeeper:
             case m.Close():
                 self.close()
             case _:
-                raise GpupoolError("the keeper cannot do that", why=type(asked).__name__)
+                raise GpupoolError("the privileged helper cannot do that", why=type(asked).__name__)
         return answer, -1
 
     def _open(self, asked: m.Open) -> m.Opened:
         if self._directory is not None:
-            raise GpupoolError("the keeper is open already")
+            raise GpupoolError("the privileged helper is open already")
         state_dir = self._settings.state_dir
         killed = 0 if state_dir is None else orphan_reaper.reap_orphans(state_dir)
         self._cuda = asked.cuda

@@ -1,15 +1,15 @@
 """Gossip about refused servers: each server can show the refusals of the others.
 
-Only a server that met a forgetful voter refuses it (``promises.py``), and an operator asks any
-server. So each one tells those that it is connected to: when a refusal begins or ends, to a new
+Only a server that met a forgetful voter refuses it (``persisted_votes.py``), and an operator asks
+any server. So each one tells those that it is connected to: when a refusal begins or ends, to a new
 connection at once, and every ``TELL_EVERY_S``, for a message may meet a server that does not listen
-yet. What is not said again within ``HEARSAY_S`` is forgotten. That covers a teller that ended, was
+yet. What is not said again within ``GOSSIP_S`` is forgotten. That covers a teller that ended, was
 removed, or started again and remembers less.
 
 Followers without a vote are connected to voters alone. A voter therefore passes on what such a
-follower says. It passes on nothing of other voters, so that no hearsay goes in a circle.
+follower says. It passes on nothing of other voters, so that no gossip goes in a circle.
 
-Hearsay is shown, and changes nothing else: whose votes, acknowledgements and messages count, each
+Gossip is shown, and changes nothing else: whose votes, acknowledgements and messages count, each
 server decides by its own memory. It is heard and told of the pool's servers alone, so that it ends
 when one is removed. Nothing is sent while nobody is refused, and an older build drops the message.
 """
@@ -17,7 +17,7 @@ when one is removed. Nothing is sent while nobody is refused, and an older build
 from typing import NamedTuple
 
 from gpupool.consensus.node_context import NodeContext
-from gpupool.consensus.promises import Promises
+from gpupool.consensus.persisted_votes import PersistedVotes
 from gpupool.consensus.protocol.raft_messages import Message
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.ports import RefusedBy
@@ -25,7 +25,7 @@ from gpupool.pool.ports import RefusedBy
 TELL_EVERY_S = 5.0
 """Interval in seconds after which refusals are sent again."""
 
-HEARSAY_S = 20.0
+GOSSIP_S = 20.0
 """For how long it is believed: three repetitions may be lost."""
 
 HEARD_MAX = 64
@@ -41,13 +41,13 @@ class _Heard(NamedTuple):
     until: float
 
 
-class Hearsay:
+class Gossip:
     """Gossip about refused servers: sent by this server, and received from the others."""
 
-    def __init__(self, context: NodeContext, promises: Promises) -> None:
-        """Begin without hearsay; it is in memory alone."""
+    def __init__(self, context: NodeContext, promises: PersistedVotes) -> None:
+        """Begin without gossip; it is in memory alone."""
         self._context = context
-        self._promises = promises
+        self._persisted_votes = promises
         self._told: dict[ServerId, str] = {}
         self._told_at = context.now
         self._heard: dict[ServerId, dict[ServerId, _Heard]] = {}
@@ -61,7 +61,7 @@ class Hearsay:
         """Send all peers the new and ended refusals, and repeat all refusals at intervals."""
         if self._heard:
             self._forget()
-        if not self._told and not self._promises.refused and not self._heard:
+        if not self._told and not self._persisted_votes.refused and not self._heard:
             return
         known = self._to_tell()
         repeats = self._context.now >= self._told_at + TELL_EVERY_S
@@ -80,7 +80,7 @@ class Hearsay:
         """Note a peer's report that another server is refused, or no longer refused."""
         server, reason = ServerId(message["server"]), message["reason"][:REASON_MAX]
         heard = self._heard.setdefault(peer, {})
-        for_s = min(message["for_ms"] / 1000, HEARSAY_S)
+        for_s = min(message["for_ms"] / 1000, GOSSIP_S)
         if for_s <= 0:
             heard.pop(server, None)
         elif server in heard or len(heard) < HEARD_MAX:
@@ -102,7 +102,7 @@ class Hearsay:
             for teller, heard in sorted(self._heard.items()):
                 if teller not in context.core.voters:
                     found |= {server: each.reason for server, each in heard.items()}
-        found |= self._promises.refused
+        found |= self._persisted_votes.refused
         known = [server for server in sorted(found) if self._is_known(server)]
         return {server: found[server] for server in known[:HEARD_MAX]}
 
@@ -120,7 +120,7 @@ class Hearsay:
                 del self._heard[teller]
 
     def _tell(self, peer: ServerId, server: ServerId, reason: str) -> None:
-        for_ms = int(HEARSAY_S * 1000) if reason else 0
+        for_ms = int(GOSSIP_S * 1000) if reason else 0
         message: Message = {
             "type": "refusal",
             "server": server,

@@ -11,7 +11,7 @@ _PROMISES = frozenset({2, 6})
 """A vote, and the answer to entries."""
 
 
-class PromisesDurable:
+class VotesDurable:
     """A vote or an acknowledgement that was sent outlives the loss of power.
 
     Within a term nothing takes back what a server acknowledged to the term's leader, so its disk

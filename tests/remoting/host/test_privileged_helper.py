@@ -11,9 +11,9 @@ import pytest
 import trio
 import trio.testing
 
-from gpupool.remoting.host.keepers import OwnKeeper
-from gpupool.remoting.host.worker_keeper import KeeperSettings, WorkerKeeper
-from gpupool.remoting.protocol.keeper_messages import (
+from gpupool.remoting.host.privileged_helper import OwnHelper
+from gpupool.remoting.host.worker_helper import HelperSettings, WorkerHelper
+from gpupool.remoting.protocol.helper_messages import (
     Answered,
     Buried,
     BuryWorker,
@@ -31,29 +31,29 @@ def test_a_worker_that_cannot_be_watched_is_not_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A start for which the descriptors did not suffice left a directory and a process."""
-    keeper = WorkerKeeper(KeeperSettings(tmp_path, None, own_uids=False), print)
-    keeper.carry_out(Open(False, None), ())
+    helper = WorkerHelper(HelperSettings(tmp_path, None, own_uids=False), print)
+    helper.carry_out(Open(False, None), ())
     (workers,) = tmp_path.iterdir()
     monkeypatch.setattr(os, "pidfd_open", no_more_descriptors)
     ours, theirs = socket.socketpair()
     errors, their_errors = os.pipe()
     try:
         with ours, theirs, pytest.raises(OSError, match="Too many open files"):
-            keeper.carry_out(StartWorker(1), (theirs.fileno(), their_errors))
+            helper.carry_out(StartWorker(1), (theirs.fileno(), their_errors))
     finally:
         os.close(their_errors)
     assert not list(workers.iterdir())
-    assert not keeper.workers
+    assert not helper.workers
     with os.fdopen(errors, "rb") as said:
         said.read()  # ends when nobody can write there any more
-    keeper.close()
+    helper.close()
 
 
-class SlowKeeper(WorkerKeeper):
+class SlowHelper(WorkerHelper):
     """Needs long to remove the remains of workers."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(KeeperSettings(folder, None), print)
+        super().__init__(HelperSettings(folder, None), print)
         self.goes_on = threading.Event()
 
     def carry_out(self, asked: Request, descriptors: Sequence[int]) -> Answered:
@@ -63,11 +63,11 @@ class SlowKeeper(WorkerKeeper):
 
 async def test_many_workers_that_end_slowly_hold_nothing_else_up(tmp_path: Path) -> None:
     """All threads of the server waited for them, and the sync of the journal waited for those."""
-    slow = SlowKeeper(tmp_path)
-    keeper = OwnKeeper(slow)
+    slow = SlowHelper(tmp_path)
+    helper = OwnHelper(slow)
     async with trio.open_nursery() as nursery:
         for number in range(50):
-            nursery.start_soon(keeper.ask, BuryWorker(number))
+            nursery.start_soon(helper.ask, BuryWorker(number))
         await trio.testing.wait_all_tasks_blocked()
         try:
             with trio.move_on_after(1) as waited:

@@ -1,4 +1,4 @@
-"""The observer as a process that answers HTTPS; Prometheus, with the queries of the dashboard."""
+"""The exporter as a process that answers HTTPS; Prometheus, with the queries of the dashboard."""
 
 import json
 import os
@@ -19,13 +19,13 @@ import pytest
 import trio
 from tests.monitoring.http.web_kit import get
 from tests.monitoring.samples import ME, START_MS, table
+from tests.monitoring.test_exporter import LOG, running
 from tests.monitoring.test_metrics import everything
-from tests.monitoring.test_observer import LOG, running
 
+from gpupool.monitoring.exporter_link import ExporterLink
 from gpupool.monitoring.http.http_frames import WebSetup
 from gpupool.monitoring.http.web_link import WebLink
 from gpupool.monitoring.metric_names import METRICS
-from gpupool.monitoring.observer_link import ObserverLink
 from gpupool.pool.errors import AuthenticationError, RemoteProtocolError
 from gpupool.pool.model.ids import Milliseconds, TokenId
 from gpupool.pool.model.state import Token, TokenKind
@@ -53,7 +53,7 @@ class Server:
         self.authority = create_ca("cluster-1", datetime.now(UTC))
         self.web = WebLink(lambda: self.state)
         self.web.check_token = self._check
-        self.observer = ObserverLink(
+        self.exporter = ExporterLink(
             monitoring_folder(folder), lambda: self.state, LOG, web=self.web
         )
         key, csr = create_key_and_csr(ME)
@@ -77,7 +77,7 @@ class Server:
         await trio.serve_listeners(serve, [listener])
 
     async def tell(self) -> None:
-        """Tell the observer a sample in which counters grow, each quarter of a second."""
+        """Tell the exporter a sample in which counters grow, each quarter of a second."""
         second, whole = 0, everything()
         while True:
             second += 1
@@ -89,7 +89,7 @@ class Server:
             )
             telemetry = replace(whole.telemetry, sessions=sessions)
             at = Milliseconds(START_MS + 1000 * second)
-            self.observer.add_sample(replace(whole, telemetry=telemetry, at=at))
+            self.exporter.add_sample(replace(whole, telemetry=telemetry, at=at))
             await trio.sleep(0.25)
 
     async def get(self, path: str) -> tuple[int, bytes]:
@@ -117,7 +117,7 @@ async def served(folder: Path) -> AsyncGenerator[Server]:
     listener = (await trio.open_tcp_listeners(0, host="127.0.0.1"))[0]
     server = Server(folder, listener.socket.getsockname()[1])
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(server.observer.run)
+        nursery.start_soon(server.exporter.run)
         nursery.start_soon(server.accept, listener)
         nursery.start_soon(server.tell)
         yield server
@@ -131,12 +131,12 @@ def test_it_answers_again_after_its_death(tmp_path: Path) -> None:
             body = await server.until_it_answers()
             granted = f'gpupool_gpu_memory_granted_bytes{{gpu="0",uuid="{"GPU-00000000"}'.encode()
             assert granted in body
-            process = server.observer.process
+            process = server.exporter.process
             assert process is not None
             # What it holds of the door is no file: a thief of the disk finds no key.
             assert not list(monitoring_folder(tmp_path).glob("*.pem"))
             os.kill(process.pid, signal.SIGKILL)
-            await running(server.observer, running=False)
+            await running(server.exporter, running=False)
             with pytest.raises(trio.BrokenResourceError):
                 await server.get("/metrics")
             await server.until_it_answers()

@@ -1,13 +1,13 @@
 """The exporter: a process beside each server that keeps the pool's records, and answers queries.
 
-``python -m gpupool.monitoring.observer FOLDER FD DOOR SETTINGS``: the server starts it and talks to
+``python -m gpupool.monitoring.exporter FOLDER FD DOOR SETTINGS``: the server starts it and talks to
 it over the socket pair whose end is FD; FOLDER is the only one that it may write to. Over DOOR come
 the connections of HTTPS (``http/http_door``), or it is -1. SETTINGS are those
 of the history. It holds no key of the pool. Its end stops nothing: the server starts it again, and
 it reads on where it was. It ends when the server does, because the socket pair closes then.
 
 One thread writes to each database, and nobody else does. Each kind of frame has one handler, in
-``Observer.handle``.
+``Exporter.handle``.
 """
 
 import os
@@ -25,14 +25,14 @@ from typing import TypeVar
 import trio
 
 from gpupool.monitoring.frames import (
-    OBSERVER,
+    EXPORTER,
     PAGE_SIZE_MAX,
     Answered,
     Asked,
+    ExporterMessage,
     Forget,
     HistoryAnswered,
     HistoryAsked,
-    ObserverMessage,
     RecordsWritten,
     ServerMessage,
 )
@@ -80,14 +80,14 @@ IMPORT_EVERY_S = 1.0
 def give_way() -> None:
     """Let this thread, and those that it starts, compute when nothing else of the server does.
 
-    Seeing must not slow doing down, however many strangers send requests. The observer gives way
+    Seeing must not slow doing down, however many strangers send requests. The exporter gives way
     once it can serve, because what serves a page takes long to import at a low priority.
     """
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), PRIORITY)
 
 
-class Observer:
-    """All parts of one observer."""
+class Exporter:
+    """All parts of one exporter."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class Observer:
                 nursery.start_soon(self._door.run)
             else:
                 self._give_way()
-            reader = OBSERVER.reader()
+            reader = EXPORTER.reader()
             take = told("the server's word", partial(self._handle, nursery), _say)
             try:
                 while data := await self._stream.receive_some(READ_SIZE):
@@ -151,7 +151,7 @@ class Observer:
             nursery.cancel_scope.cancel()
 
     def _handle(self, nursery: trio.Nursery, frame: Frame) -> None:
-        match message := OBSERVER.decode(ServerMessage, frame):
+        match message := EXPORTER.decode(ServerMessage, frame):
             case RecordsWritten():
                 self._written.set()
             case Asked():
@@ -186,11 +186,11 @@ class Observer:
         if self._nursery is not None:
             self._nursery.start_soon(self._send, asked)
 
-    async def _send(self, message: ObserverMessage) -> None:
+    async def _send(self, message: ExporterMessage) -> None:
         async with self._sending:
             # When the server is gone, the reader sees it as well.
             with suppress(trio.BrokenResourceError):
-                await self._stream.send_all(OBSERVER.encode(message))
+                await self._stream.send_all(EXPORTER.encode(message))
 
     def _take(self, sample: Sample) -> None:
         before, self.sample = self.sample, sample
@@ -235,8 +235,8 @@ class Observer:
             page = await self._in_thread(
                 partial(answer, self._folder, asked.query, PAGE_SIZE_MAX), limiter=self._readers
             )
-        except Exception as error:  # noqa: BLE001 - a question ends no observer
-            page = RecordPage(problem=f"its observer cannot read the accounts: {error}"[:300])
+        except Exception as error:  # noqa: BLE001 - a question ends no exporter
+            page = RecordPage(problem=f"its exporter cannot read the accounts: {error}"[:300])
         if self._writer.problem and not page.problem:
             page = replace(page, problem=self._writer.problem)
         await self._send(Answered(asked.number, page))
@@ -248,8 +248,8 @@ class Observer:
             job = partial(read_history, self._folder, asked.query)
         try:
             page = await self._in_thread(job, limiter=self._readers)
-        except Exception as error:  # noqa: BLE001 - a question ends no observer
-            page = HistoryPage(problem=f"its observer cannot read the history: {error}"[:300])
+        except Exception as error:  # noqa: BLE001 - a question ends no exporter
+            page = HistoryPage(problem=f"its exporter cannot read the history: {error}"[:300])
         page = replace(page, lost=self._history.lost)
         if self._history.problem and not page.problem:
             page = replace(page, problem=self._history.problem)
@@ -258,7 +258,7 @@ class Observer:
 
 def _say(text: str) -> None:
     """Write a line for the server's log: standard error is the server's."""
-    sys.stderr.write(f"observer: {text}\n")
+    sys.stderr.write(f"exporter: {text}\n")
     sys.stderr.flush()
 
 
@@ -280,7 +280,7 @@ def confine(folder: Path, *, connects: bool) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Run an observer on the socket and the folder that the command line names."""
+    """Run an exporter on the socket and the folder that the command line names."""
     folder, door = Path(arguments[0]), int(arguments[2])
     settings = HistorySettings(*(int(each) for each in arguments[3:]))
     # A terminal and systemd send signals to all processes; the server decides when this one ends.
@@ -289,8 +289,8 @@ def main(arguments: list[str]) -> None:
     confine(folder, connects=door >= 0)
     line, *doors = (socket.socket(fileno=each) for each in (int(arguments[1]), door) if each >= 0)
     stream = trio.SocketStream(trio.socket.from_stdlib_socket(line))
-    observer = Observer(stream, folder, settings, *doors, give_way=give_way)
-    trio.run(observer.run)
+    exporter = Exporter(stream, folder, settings, *doors, give_way=give_way)
+    trio.run(exporter.run)
 
 
 if __name__ == "__main__":

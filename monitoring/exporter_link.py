@@ -1,6 +1,6 @@
-"""The server's side of its observer: starts it, starts it again, and asks it.
+"""The server's side of its exporter: starts it, starts it again, and asks it.
 
-The observer's end stops nothing here. While it is away, questions are answered from the records
+The exporter's end stops nothing here. While it is away, questions are answered from the records
 that the table holds, and the answer says so. Samples wait for it, the latest two minutes of them;
 those before are dropped and counted.
 """
@@ -19,13 +19,13 @@ from pathlib import Path
 import trio
 
 from gpupool.monitoring.frames import (
-    OBSERVER,
+    EXPORTER,
     Answered,
     Asked,
+    ExporterMessage,
     Forget,
     HistoryAnswered,
     HistoryAsked,
-    ObserverMessage,
     RecordsWritten,
     ServerMessage,
 )
@@ -41,8 +41,8 @@ from gpupool.pool.model.state import PoolState
 from gpupool.pool.ports import RaftHealth
 from gpupool.pool.record_query import (
     CheckPage,
-    ObserverPage,
-    ObserverQuery,
+    ExporterPage,
+    ExporterQuery,
     RecordPage,
     RecordQuery,
     ServerTest,
@@ -59,14 +59,14 @@ STOP_S = 2.0
 OUTBOX_MAX = 64
 SAMPLE_EVERY_S = 1.0
 SAMPLES_MAX = 120
-"""Samples that wait for an observer that is away."""
+"""Samples that wait for an exporter that is away."""
 READ_SIZE = 256 * 1024
-NO_HISTORY = "its observer does not answer"
-AWAY = "its observer does not answer: only the latest records are known"
+NO_HISTORY = "its exporter does not answer"
+AWAY = "its exporter does not answer: only the latest records are known"
 
 
-class ObserverLink:
-    """One server's observer; see the module."""
+class ExporterLink:
+    """One server's exporter; see the module."""
 
     def __init__(
         self,
@@ -76,13 +76,13 @@ class ObserverLink:
         settings: HistorySettings | None = None,
         web: WebLink | None = None,
     ) -> None:
-        """Make the link; ``run`` starts the observer, which speaks HTTP if there is ``web``."""
+        """Make the link; ``run`` starts the exporter, which speaks HTTP if there is ``web``."""
         self._settings = settings or HistorySettings()
         self._web = web
         self._folder = folder
         self._state = state
         self._log = log
-        self._calls = OpenCalls[ObserverPage]()
+        self._calls = OpenCalls[ExporterPage]()
         self._outbox: trio.MemorySendChannel[ServerMessage] | None = None
         self._token: trio.lowlevel.TrioToken | None = None
         self._samples: deque[Sample] = deque()
@@ -90,16 +90,16 @@ class ObserverLink:
         self._told: tuple[Forgotten, ...] = ()
         """Forgotten users known to this exporter."""
         self.dropped = 0
-        """Samples that no observer got, and other words for it that were too large."""
+        """Samples that no exporter got, and other words for it that were too large."""
         self._said = ""
         self._silent = False
         self.restarts = 0
-        """How often an observer has ended."""
+        """How often an exporter has ended."""
         self.process: trio.Process | None = None
-        """The observer that runs now."""
+        """The exporter that runs now."""
 
     async def run(self) -> None:
-        """Keep an observer running until cancelled."""
+        """Keep an exporter running until cancelled."""
         self._token = trio.lowlevel.current_trio_token()
 
         async def run_one() -> str:
@@ -108,7 +108,7 @@ class ObserverLink:
             finally:
                 self.restarts += 1
 
-        await keep_watching(self._log.warning, "the observer", run_one)
+        await keep_watching(self._log.warning, "the exporter", run_one)
 
     async def send_samples(
         self,
@@ -116,7 +116,7 @@ class ObserverLink:
         health: Callable[[], RaftHealth],
         now_ms: Callable[[], int],
     ) -> None:
-        """Send the observer a sample once a second, until cancelled; never wait for it."""
+        """Send the exporter a sample once a second, until cancelled; never wait for it."""
         sampler = Sampler()
 
         def take(at: Callable[[], int]) -> None:
@@ -144,7 +144,7 @@ class ObserverLink:
         return self._state().forgotten
 
     def records_written(self) -> None:
-        """Tell the observer that ``leases.jsonl`` has new lines; from any thread."""
+        """Tell the exporter that ``leases.jsonl`` has new lines; from any thread."""
         if self._token is not None:
             with suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(self._send, RecordsWritten())
@@ -158,7 +158,7 @@ class ObserverLink:
             page = RecordPage(problem=AWAY)
         return with_recent(page, state.records, state.record_count, query)
 
-    async def answer(self, query: ObserverQuery) -> ObserverPage:
+    async def answer(self, query: ExporterQuery) -> ExporterPage:
         """Return a page of the exporter's records or history."""
         if isinstance(query, RecordQuery):
             return await self.ask(query)
@@ -169,7 +169,7 @@ class ObserverLink:
 
     async def _ask(
         self, question: Callable[[int], ServerMessage], timeout_s: float
-    ) -> ObserverPage | None:
+    ) -> ExporterPage | None:
         """Return the answer to the question with the number that it gets; None: there is none."""
         with self._calls.opened() as call:
             if not self._send(question(call.number)):
@@ -180,7 +180,7 @@ class ObserverLink:
             return call.answer
 
     def _send(self, message: ServerMessage) -> bool:
-        """Queue a message; return False when there is no observer, or it reads nothing."""
+        """Queue a message; return False when there is no exporter, or it reads nothing."""
         if self._outbox is None:
             return False
         try:
@@ -190,13 +190,13 @@ class ObserverLink:
         return True
 
     async def _run_one(self) -> str:
-        """Run one observer to its end, and return why it has ended."""
+        """Run one exporter to its end, and return why it has ended."""
         ours, theirs = socket.socketpair()
         door, their_door = self._web.pair() if self._web is not None else (None, None)
         with theirs, their_door or nullcontext():
             passed = [theirs.fileno()] + ([their_door.fileno()] if their_door else [])
             process = await start_beside(
-                *("gpupool.monitoring.observer", str(self._folder.resolve())),
+                *("gpupool.monitoring.exporter", str(self._folder.resolve())),
                 *(str(theirs.fileno()), str(their_door.fileno() if their_door else -1)),
                 *(str(each) for each in astuple(self._settings)),
                 passed=passed,
@@ -206,7 +206,7 @@ class ObserverLink:
         sending = trio.Lock()
         outbox, queue = trio.open_memory_channel[ServerMessage](OUTBOX_MAX)
         self._outbox, why = outbox, "the connection was closed"
-        self._calls = OpenCalls[ObserverPage]()
+        self._calls = OpenCalls[ExporterPage]()
         self._told = ()
         try:
             async with trio.open_nursery() as nursery:
@@ -252,26 +252,26 @@ class ObserverLink:
     def _frame(self, message: ServerMessage) -> bytes:
         """Return a frame; an empty one, which is counted, for a message that cannot be encoded."""
         try:
-            return OBSERVER.encode(message)
+            return EXPORTER.encode(message)
         except ProtocolError as error:
             self.dropped += 1
             if str(error) != self._said:
                 self._said = str(error)
-                self._log.warning("the observer is not told of something: %s", error)
+                self._log.warning("the exporter is not told of something: %s", error)
             return b""
 
     async def _receive(self, stream: trio.SocketStream) -> None:
-        reader = OBSERVER.reader()
+        reader = EXPORTER.reader()
         while data := await stream.receive_some(READ_SIZE):
             reader.feed(data)
             for frame in reader.frames():
-                match OBSERVER.decode(ObserverMessage, frame):
+                match EXPORTER.decode(ExporterMessage, frame):
                     case Answered(number, page) | HistoryAnswered(number, page):
                         self._calls.answered(number, page)
                     case TokenAsked() as asked if self._web is not None:
                         self._web.asked(asked)
                     case _:
-                        raise ProtocolError("the observer asks")
+                        raise ProtocolError("the exporter asks")
 
 
 KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "PYTHONHASHSEED", "LD_LIBRARY_PATH")

@@ -1,4 +1,4 @@
-"""The observer as a process: it answers, is started again when it dies, and loses nothing."""
+"""The exporter as a process: it answers, is started again when it dies, and loses nothing."""
 
 import logging
 import os
@@ -15,18 +15,18 @@ import trio
 from tests.monitoring import samples
 from tests.monitoring.records import record, write
 
-from gpupool.monitoring import observer_link
+from gpupool.monitoring import exporter_link
+from gpupool.monitoring.exporter import Exporter
+from gpupool.monitoring.exporter_link import AWAY, ExporterLink
 from gpupool.monitoring.frames import (
-    OBSERVER,
+    EXPORTER,
     Answered,
     Asked,
+    ExporterMessage,
     HistoryAnswered,
     HistoryAsked,
-    ObserverMessage,
 )
 from gpupool.monitoring.history.history_settings import NOT_BEGUN
-from gpupool.monitoring.observer import Observer
-from gpupool.monitoring.observer_link import AWAY, ObserverLink
 from gpupool.monitoring.record_writer import RecordWriter
 from gpupool.monitoring.usage_store import FILE_NAME, UsageStore
 from gpupool.pool.history_query import HistoryPage, HistoryQuery
@@ -43,22 +43,22 @@ EVERYTHING = RecordQuery(count=1000)
 
 
 @asynccontextmanager
-async def observed(state_dir: Path, state: PoolState | None = None) -> AsyncGenerator[ObserverLink]:
+async def observed(state_dir: Path, state: PoolState | None = None) -> AsyncGenerator[ExporterLink]:
     table = state or PoolState()
-    link = ObserverLink(monitoring_folder(state_dir), lambda: table, LOG)
+    link = ExporterLink(monitoring_folder(state_dir), lambda: table, LOG)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(link.run)
         yield link
         nursery.cancel_scope.cancel()
 
 
-async def running(link: ObserverLink, *, running: bool = True) -> None:
+async def running(link: ExporterLink, *, running: bool = True) -> None:
     """Wait until it runs, or no more."""
     while (link.process is not None) is not running:  # noqa: ASYNC110
         await trio.sleep(0.005)
 
 
-async def newest(link: ObserverLink, number: int) -> RecordPage:
+async def newest(link: ExporterLink, number: int) -> RecordPage:
     """Return everything once the record with this number is there."""
     with trio.fail_after(20):
         while True:
@@ -106,37 +106,37 @@ async def test_a_question_waits_until_there_are_accounts(
     monkeypatch.setattr(RecordWriter, "step", slow)
     near, far = (trio.SocketStream(each) for each in trio.socket.socketpair())
     async with near, far, trio.open_nursery() as nursery:
-        nursery.start_soon(Observer(far, tmp_path).run)
-        await near.send_all(OBSERVER.encode(Asked(1, EVERYTHING)))
-        reader, found = OBSERVER.reader(), list[RecordPage]()
+        nursery.start_soon(Exporter(far, tmp_path).run)
+        await near.send_all(EXPORTER.encode(Asked(1, EVERYTHING)))
+        reader, found = EXPORTER.reader(), list[RecordPage]()
         with trio.fail_after(10):
             while not found:
                 reader.feed(await near.receive_some())
-                found += [OBSERVER.decode(Answered, f).page for f in reader.frames()]
+                found += [EXPORTER.decode(Answered, f).page for f in reader.frames()]
         nursery.cancel_scope.cancel()
     assert found[0].problem == ""
 
 
 async def answers(folder: Path, *asked: Asked | HistoryAsked) -> dict[int, str]:
-    """Ask an observer in this process; return the problem of each answer, by its number."""
+    """Ask an exporter in this process; return the problem of each answer, by its number."""
     near, far = (trio.SocketStream(each) for each in trio.socket.socketpair())
-    reader, found = OBSERVER.reader(), dict[int, str]()
+    reader, found = EXPORTER.reader(), dict[int, str]()
     async with near, far, trio.open_nursery() as nursery:
-        nursery.start_soon(Observer(far, folder).run)
+        nursery.start_soon(Exporter(far, folder).run)
         for each in asked:
-            await near.send_all(OBSERVER.encode(each))
+            await near.send_all(EXPORTER.encode(each))
         with trio.fail_after(10):
             while len(found) < len(asked):
                 reader.feed(await near.receive_some())
                 for frame in reader.frames():
-                    message = OBSERVER.decode(ObserverMessage, frame)
+                    message = EXPORTER.decode(ExporterMessage, frame)
                     assert isinstance(message, Answered | HistoryAnswered)
                     found[message.number] = message.page.problem
         nursery.cancel_scope.cancel()
     return found
 
 
-async def test_a_question_that_it_cannot_answer_ends_no_observer(tmp_path: Path) -> None:
+async def test_a_question_that_it_cannot_answer_ends_no_exporter(tmp_path: Path) -> None:
     """A number that SQLite does not take ended it, and everybody's connections to the web."""
     write(tmp_path, [record(1)])
     too_large = RecordQuery(after=SIGNED_MAX, by="a key that there is not")
@@ -153,7 +153,7 @@ def test_while_it_is_away_the_table_answers(tmp_path: Path) -> None:
     records = tuple(record(number) for number in range(5, 9))
 
     async def main() -> None:
-        link = ObserverLink(
+        link = ExporterLink(
             monitoring_folder(tmp_path), lambda: PoolState(records=records, record_count=8), LOG
         )
         link.records_written()
@@ -166,7 +166,7 @@ def test_while_it_is_away_the_table_answers(tmp_path: Path) -> None:
 def test_one_that_is_stopped_keeps_nobody_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(observer_link, "ANSWER_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(exporter_link, "ANSWER_TIMEOUT_S", 0.3)
 
     async def main() -> None:
         async with observed(tmp_path) as link:
@@ -178,7 +178,7 @@ def test_one_that_is_stopped_keeps_nobody_waiting(
                 with trio.fail_after(60):
                     for _ in range(3):
                         assert (await link.ask(EVERYTHING)).problem == AWAY
-                    with trio.fail_after(observer_link.SUM_TIMEOUT_S / 2):
+                    with trio.fail_after(exporter_link.SUM_TIMEOUT_S / 2):
                         assert (await link.ask(RecordQuery(by="user"))).problem == AWAY
                     async with trio.open_nursery() as nursery:
                         for _ in range(300):  # more than any queue holds
@@ -281,7 +281,7 @@ def test_it_is_started_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     with caplog.at_level(logging.WARNING):
         trio.run(main)
     lines = [each.getMessage() for each in caplog.records]
-    assert "the observer has ended (the connection was closed, status -9); again in 1 s" in lines
+    assert "the exporter has ended (the connection was closed, status -9); again in 1 s" in lines
 
 
 def test_it_reads_and_writes_its_own_folder_only(tmp_path: Path) -> None:
@@ -291,9 +291,9 @@ def test_it_reads_and_writes_its_own_folder_only(tmp_path: Path) -> None:
     if sandbox.landlock_version() < 1:
         pytest.skip("this kernel has no Landlock")
     script = (
-        "import sys; from pathlib import Path; from gpupool.monitoring import observer\n"
+        "import sys; from pathlib import Path; from gpupool.monitoring import exporter\n"
         "folder = Path(sys.argv[1])\n"
-        "observer.confine(folder, connects=True)\n"
+        "exporter.confine(folder, connects=True)\n"
         "(folder / 'x').write_text('mine')\n"
         "try: (folder.parent / 'ca.key').read_text()\n"
         "except PermissionError: print('refused')\n"
@@ -341,7 +341,7 @@ def test_samples_become_history_that_it_answers(tmp_path: Path) -> None:
     )
 
     async def main() -> None:
-        away = ObserverLink(monitoring_folder(tmp_path), lambda: state, LOG)
+        away = ExporterLink(monitoring_folder(tmp_path), lambda: state, LOG)
         nothing = await away.answer(query)
         assert isinstance(nothing, HistoryPage)
         assert nothing.problem

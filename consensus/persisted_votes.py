@@ -76,7 +76,7 @@ _TERM_ONLY = frozenset({"request_vote", "response_vote", "heartbeat", "pulled", 
 _log = logging.getLogger(__name__)
 
 
-class Promises:
+class PersistedVotes:
     """One node's memory of the others, and its own state of repair."""
 
     def __init__(self, context: NodeContext, start: Start) -> None:
