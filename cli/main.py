@@ -205,7 +205,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     words = sys.argv[1:] if args is None else list(args)
     code = run(words)
     if args is None and words[:1] in (["run"], ["shell"]):
-        from gpupool.remoting.local.exits import leave
+        from gpupool.remoting.local.terminal import leave
 
         leave(code)
     sys.exit(code)
@@ -285,7 +285,7 @@ def _run(args: list[str], invocation: Invocation) -> int:
     except click.Abort:
         return 128 + signal.SIGINT
     except KeyboardInterrupt:
-        from gpupool.remoting.local.exits import die_of
+        from gpupool.remoting.local.terminal import die_of
 
         die_of(signal.SIGINT)
     except GpupoolError as error:

@@ -36,10 +36,10 @@ from gpupool.monitoring.frames import (
     RecordsWritten,
     ServerMessage,
 )
+from gpupool.monitoring.history.history_file import storage_of
 from gpupool.monitoring.history.history_reader import read_history
 from gpupool.monitoring.history.history_settings import HistorySettings
 from gpupool.monitoring.history.history_writer import HistoryWriter
-from gpupool.monitoring.history.kept_files import storage_of
 from gpupool.monitoring.history.series import SLOT_S
 from gpupool.monitoring.http.http_door import HttpDoor
 from gpupool.monitoring.http.http_frames import (

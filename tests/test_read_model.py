@@ -9,7 +9,7 @@ from tests.cli.conftest import gpu, pool, server, telemetry
 
 from gpupool.cli.commands.view import leases_body
 from gpupool.cli.lib.columns import GPU_COLUMNS, LEASE_COLUMNS, SERVER_COLUMNS, Column, Glyphs
-from gpupool.cli.tui.health_panel import health_of
+from gpupool.cli.tui.panels import health_of
 from gpupool.monitoring.web.live_documents import Memory, summary, work
 from gpupool.pool.model.ids import GpuId, Milliseconds
 from gpupool.pool.model.state import Partition

@@ -124,7 +124,7 @@ def run(
         return run_async(partial(dry_run_of, options, click.echo))
     ending = run_async(partial(run_program, options))
     if ending.signal:
-        from gpupool.remoting.local.exits import die_of
+        from gpupool.remoting.local.terminal import die_of
 
         die_of(ending.signal)
     return ending.code
@@ -172,7 +172,7 @@ def shell(wanted: Wanted, credentials: str | None, door: str, quiet: bool) -> in
         )
         ending = run_async(partial(run_program, options))
     if ending.signal:
-        from gpupool.remoting.local.exits import die_of
+        from gpupool.remoting.local.terminal import die_of
 
         die_of(ending.signal)
     return ending.code

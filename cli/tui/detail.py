@@ -15,8 +15,8 @@ from gpupool.cli.lib.columns import (
 from gpupool.cli.lib.table_lines import live_table
 from gpupool.cli.lib.terminal_chart import Frame, chart
 from gpupool.cli.tui.answers import Answers
-from gpupool.cli.tui.health_panel import finding_lines, health_of
 from gpupool.cli.tui.keys import DAY_S, UiState
+from gpupool.cli.tui.panels import finding_lines, health_of
 from gpupool.cli.tui.tree import session_words
 from gpupool.pool.model.ids import GpuId
 from gpupool.pool.read_model.pool_snapshot import LeaseRow, PoolSnapshot

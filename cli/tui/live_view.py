@@ -27,8 +27,8 @@ from gpupool.cli.tui.panels import chosen_server
 from gpupool.cli.tui.terminal_keys import MOUSE_OFF, MOUSE_ON, decode_keys
 from gpupool.pool.errors import GpupoolError
 from gpupool.remoting.client.pool_client import Pool
-from gpupool.remoting.local.exits import die_of
 from gpupool.remoting.local.logins import connected
+from gpupool.remoting.local.terminal import die_of
 from gpupool.remoting.protocol import messages as m
 
 FRAME_S = 0.04

@@ -16,9 +16,8 @@ from gpupool.cli.lib.columns import (
 from gpupool.cli.lib.table_lines import table_lines
 from gpupool.cli.tui.answers import Answers
 from gpupool.cli.tui.detail import detail_lines
-from gpupool.cli.tui.health_panel import health_lines
 from gpupool.cli.tui.keys import KEYS, OVERLAYS, Key, Mode, UiState
-from gpupool.cli.tui.panels import Panel, chosen_row, is_stale, panels, row_json
+from gpupool.cli.tui.panels import Panel, chosen_row, health_lines, is_stale, panels, row_json
 from gpupool.cli.tui.tree import tree_lines
 from gpupool.cli.tui.trends import pool_line, trend_width
 from gpupool.pool.read_model.pool_snapshot import PoolSnapshot

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from gpupool.monitoring.accounting import day_of
 from gpupool.monitoring.history import episode_table
-from gpupool.monitoring.history.gpu_marks import word_of
 from gpupool.monitoring.history.history_settings import NOT_BEGUN
 from gpupool.monitoring.history.history_store import FILE_NAME, connect
 from gpupool.monitoring.history.series import (
@@ -32,6 +31,7 @@ from gpupool.monitoring.history.series import (
     Table,
     tier_for,
 )
+from gpupool.monitoring.history.time_slots import word_of
 from gpupool.pool.history_query import (
     POINTS_MAX,
     CapacitySum,

@@ -2,18 +2,45 @@
 
 A clock that was set back makes no rows until it has caught up, so that no slot is there twice; what
 is left out is counted. A reading that is not to be had is in no sum and no count. Pure.
+
+A mark of a GPU is a number, so that it is a key of a table: a reason, of which milliseconds are
+kept, or an Xid error, of which it is kept how often it came. A GPU to which nothing happens has no
+rows.
 """
 
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from gpupool.monitoring.history.gpu_marks import reason_mark, xid_mark
 from gpupool.monitoring.history.series import SLOT_S, WAIT_UNITS_A_MS
 from gpupool.monitoring.sample import GpuBooks, LeaseBooks, PoolBooks, Sample
 from gpupool.pool.model.ids import GpuId, LeaseId
 from gpupool.pool.model.units import KIB, MIB
 from gpupool.pool.telemetry import GpuTelemetry, HostTelemetry, SessionTelemetry
+
+REASONS = ("power", "thermal", "hw_thermal", "hw_power_brake", "sync_boost")
+"""Those of ``GpuTelemetry.throttled_s``, in an order that stays: their places are in files."""
+
+FIRST_XID = 1000
+THROTTLED, XID = "throttled", "xid"
+
+
+def reason_mark(reason: str) -> int | None:
+    """Return the mark of a reason for which clocks are held down; None if it is not known."""
+    return REASONS.index(reason) if reason in REASONS else None
+
+
+def xid_mark(xid: int) -> int:
+    """Return the mark of an Xid error."""
+    return FIRST_XID + xid
+
+
+def word_of(mark: int) -> str:
+    """Return a mark's word for questions: ``throttled.power``, ``xid.79``; empty for none."""
+    if mark >= FIRST_XID:
+        return f"{XID}.{mark - FIRST_XID}"
+    return f"{THROTTLED}.{REASONS[mark]}" if 0 <= mark < len(REASONS) else ""
+
 
 GAP_S = 15
 """After longer silence counters begin anew: growth meanwhile is of no slot."""

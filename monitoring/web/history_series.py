@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import trio
 
-from gpupool.monitoring.history.gpu_marks import THROTTLED, XID
 from gpupool.monitoring.history.history_report import find_subject, lines_of, metrics_of
+from gpupool.monitoring.history.time_slots import THROTTLED, XID
 from gpupool.monitoring.usage_asking import problems_of, silent_servers
 from gpupool.monitoring.web.pool_source import PoolSource
 from gpupool.pool.errors import GpupoolError, UsageError

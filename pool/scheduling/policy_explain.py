@@ -20,8 +20,7 @@ from gpupool.pool.scheduling import fairness
 from gpupool.pool.scheduling.fairness import Place
 from gpupool.pool.scheduling.offers import NoOffer
 from gpupool.pool.scheduling.placement import make_offer
-from gpupool.pool.scheduling.preemption import Rules, choose
-from gpupool.pool.scheduling.preemption_times import before_entry, entry_of
+from gpupool.pool.scheduling.preemption import Rules, before_entry, choose, entry_of
 
 SPARED_MAX = 12
 """Leases of which is said why they are not suspended."""

@@ -4,13 +4,14 @@ Memory on the new server is taken with the order, by the rules of a grant. That 
 given back by ``FreeLease``, once the lease is gone from there and its server has killed what is
 left. So both count in the books of the GPUs meanwhile. Limits of the policy count one of them.
 
-What ends the lease ends both parts. What ends the new part alone has the lease stay.
+What ends the lease ends both parts. What ends the new part alone has the lease stay. A
+lease goes on GPUs like those that it has, with room for as much.
 """
 
 from dataclasses import replace
 
 from gpupool.pool.model.formats import ALL_STARVED_SINCE
-from gpupool.pool.model.ids import Incarnation, LeaseId, ServerId, lease_name
+from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, ServerId, lease_name
 from gpupool.pool.model.relocation import (
     RELOCATION_MS,
     ConfirmRelocated,
@@ -21,18 +22,72 @@ from gpupool.pool.model.relocation import (
 )
 from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
 from gpupool.pool.model.state import (
+    Gpu,
     Lease,
+    Partition,
     PartStatus,
     PoolState,
+    Server,
     ServerStatus,
     with_changes,
 )
-from gpupool.pool.model.suspension import SuspensionHistory
-from gpupool.pool.policy.admission import duration_text
-from gpupool.pool.scheduling.relocations import plan_relocation
+from gpupool.pool.model.suspension import GpuMove, SuspensionHistory
+from gpupool.pool.policy.admission import Admission, duration_text
+from gpupool.pool.scheduling.moves import kept_refusal, unlike
 from gpupool.pool.transitions.audit import emit_event, record
 from gpupool.pool.transitions.lease_suspensions import order_refusal, recount, with_order
 from gpupool.pool.transitions.leases import TEXT_LENGTH_MAX, charge, stay, units_by_server
+
+
+def plan_relocation(
+    state: PoolState, lease: Lease, target: Server
+) -> tuple[Partition, ...] | Result:
+    """Return partitions on another server, one for each that a lease has, in their order.
+
+    Each time it is the GPU that is left the fullest. A lease that is moved leaves alone what is
+    kept for anybody.
+    """
+    if not target.grantable:
+        why = target.drain_reason or target.status.value
+        return refuse(RefusalKind.BUSY, f"server {target.name} grants nothing now: {why}")
+    chosen: list[Partition] = []
+    for part in lease.partitions:
+        gpu = state.servers[part.server].gpus.get(part.gpu)
+        if gpu is None:
+            return refuse(RefusalKind.BUSY, "one of its GPUs is not in the pool now")
+        taken = {each.gpu for each in chosen}
+        found = _best(state, lease, target, part, gpu, taken)
+        if isinstance(found, Result):
+            return found
+        chosen.append(Partition(target.id, found.id, part.memory))
+    return tuple(chosen)
+
+
+def _best(
+    state: PoolState, lease: Lease, target: Server, part: Partition, gpu: Gpu, taken: set[GpuId]
+) -> Gpu | Result:
+    """Return the GPU for one partition, or why there is none; the last reason is told."""
+    if gpu.parent is not None:
+        return refuse(RefusalKind.NEVER, f"GPU {gpu.index} that it has is a MIG instance")
+    like = [each for each in target.gpus.values() if not unlike(gpu, each)]
+    size = f"{part.memory >> 20} MiB"
+    why = refuse(RefusalKind.NEVER, f"{target.name} has no GPU like GPU {gpu.index} that it has")
+    if like:
+        why = refuse(RefusalKind.BUSY, f"no GPU of {target.name} has {size} free for it")
+    fitting: list[Gpu] = []
+    for other in like:
+        if other.id in taken or other.unfit or other.memory_free < part.memory:
+            continue
+        moves = [GpuMove(target.id, part.gpu, other.id)]
+        place = [(target, other)]
+        refusal = Admission(state).place_refusal(lease.user, place)
+        refusal = refusal or kept_refusal(state, lease, moves)
+        if refusal is None:
+            fitting.append(other)
+        else:
+            why = refusal
+    return min(fitting, key=lambda each: (each.memory_free, each.index)) if fitting else why
+
 
 R = RelocationState
 

@@ -81,8 +81,7 @@ from gpupool.remoting.protocol.addresses import parse_listen
 from gpupool.remoting.server.committer import Committer
 from gpupool.remoting.server.control_server import BackgroundWork, ControlServer
 from gpupool.remoting.server.controller import Controller
-from gpupool.remoting.server.server_settings import ServerSettings
-from gpupool.remoting.server.software import ServerInstance, Software
+from gpupool.remoting.server.server_settings import ServerInstance, ServerSettings, Software
 from gpupool.remoting.transport.address_book import AddressBook
 from gpupool.remoting.transport.authority.certificate_renewal import ServerCertificates
 from gpupool.remoting.transport.authority.server_authorities import ServerAuthorities

@@ -9,7 +9,7 @@ from gpupool.monitoring.history.history_settings import HistorySettings
 from gpupool.pool.errors import GpupoolError, UsageError
 from gpupool.pool.values import Emulation
 from gpupool.remoting.devices.fault_script import Entry, ScriptError, parse_script
-from gpupool.remoting.host.limits import HostLimits
+from gpupool.remoting.host.host_parts import HostLimits
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.transport.authority.web_certificate import SiteFiles
 

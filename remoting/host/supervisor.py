@@ -45,12 +45,11 @@ from gpupool.pool.model.state import Gpu, Lease, Partition
 from gpupool.pool.telemetry import GpuTelemetry, SessionTelemetry
 from gpupool.remoting.host import departures, host_memory
 from gpupool.remoting.host.budget import Budget
-from gpupool.remoting.host.host_parts import HostParts
+from gpupool.remoting.host.host_parts import HostLimits, HostParts
 from gpupool.remoting.host.inventory import Inventory, Log
 from gpupool.remoting.host.isolation.confinement import Confinement
 from gpupool.remoting.host.isolation.held_sockets import Network
 from gpupool.remoting.host.lease_network import LeaseNetwork
-from gpupool.remoting.host.limits import HostLimits
 from gpupool.remoting.host.measuring.session_meter import (
     LeaseUse,
     Totals,

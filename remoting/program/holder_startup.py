@@ -77,7 +77,7 @@ async def start_holder(
 
 
 def _interruption(number: int) -> BaseException:
-    from gpupool.remoting.local.exits import die_of
+    from gpupool.remoting.local.terminal import die_of
 
     if number:
         die_of(number)

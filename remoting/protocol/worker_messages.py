@@ -7,6 +7,11 @@ process that talks to strangers cannot say it. The worker tells ``Ready`` to bot
 budget have a socket pair of their own and a fixed binary form, because a program may wait for each
 of them. The worker is not trusted with more than its lease: the host decodes its messages as
 strictly as those of a stranger.
+
+Messages about a worker's GPU turns go over a third socket pair. Each packet is one message of a
+fixed size, because some of them are on the way of a program's next launch. Both ends are always of
+the same build. The host takes nothing in them on trust: a worker that says what it may not, or too
+much, is killed.
 """
 
 import struct
@@ -30,6 +35,15 @@ from gpupool.pool.model.bounds import (
 )
 from gpupool.remoting.protocol.message_family import FrameFamily, Message, message
 
+TURN_MESSAGE = struct.Struct("<HHI")
+"""A device in the order of ``Assign``; an order or a word; a number."""
+
+CLOSE, OPEN, WATCH = range(3)
+"""Orders to a worker. The number of ``CLOSE`` comes back with ``DRAINED``."""
+
+WANT, IDLE, DRAINED = range(3)
+"""Words of a worker. Its launches wait; it has had none for a while; all its work is over."""
+
 # The largest assignment, 256 devices, needs half of this; all fit an empty socket buffer. Both ends
 # are always of the same build.
 WORKER = FrameFamily("worker", size_max=48 * 1024)
@@ -39,7 +53,6 @@ EXIT_HOST_GONE = 3
 
 TEXT_SIZE_MAX = 2000
 """Characters of a log line or a reason that a worker reports; the rest is cut off."""
-
 
 # --- from the host to the worker ----------------------------------------------------------------
 

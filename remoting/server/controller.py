@@ -94,7 +94,7 @@ from gpupool.remoting.server.policy_service import PolicyService
 from gpupool.remoting.server.proposer import Proposer
 from gpupool.remoting.server.reconciler import Reconciler
 from gpupool.remoting.server.relocating.relocation_service import RelocationService
-from gpupool.remoting.server.server_settings import ControllerSettings
+from gpupool.remoting.server.server_settings import ControllerSettings, ServerInstance
 from gpupool.remoting.server.service_context import (
     Authorities,
     Client,
@@ -102,7 +102,6 @@ from gpupool.remoting.server.service_context import (
     Handler,
     ServiceContext,
 )
-from gpupool.remoting.server.software import ServerInstance
 from gpupool.remoting.server.view_service import ViewService
 from gpupool.remoting.server.wait_queue import WaitQueue
 from gpupool.remoting.transport.authority.ca_store import NextCa

@@ -13,7 +13,7 @@ from gpupool.pool.model.policy import PACKED_SIZE_MAX, Policy
 from gpupool.pool.model.results import RefusalKind, Result
 from gpupool.pool.model.state import PoolState
 from gpupool.pool.scheduling.policy_explain import explain
-from gpupool.pool.scheduling.preemption_times import suspendable_in_ms
+from gpupool.pool.scheduling.preemption import suspendable_in_ms
 from gpupool.pool.transitions import policy_versions
 from gpupool.pool.transitions.policy_versions import Draft
 from gpupool.pool.transitions.uploads import parts_of

@@ -30,8 +30,8 @@ from gpupool.pool.transitions.authorities import fingerprint_of
 from gpupool.pool.transitions.batches import goes_on
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.server.proposer import Decision
+from gpupool.remoting.server.server_settings import Software
 from gpupool.remoting.server.service_context import ServiceContext
-from gpupool.remoting.server.software import Software
 
 FOREIGN_STEP = 256 << 20
 """Memory of foreign processes is reported when it has changed by more than this."""

@@ -25,8 +25,7 @@ from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.sessions import SessionHost
 from gpupool.remoting.server.actions import Action, Hangup, KillLease, Send
 from gpupool.remoting.server.proposer import Decision, Proposer
-from gpupool.remoting.server.server_settings import ControllerSettings
-from gpupool.remoting.server.software import ServerInstance
+from gpupool.remoting.server.server_settings import ControllerSettings, ServerInstance
 from gpupool.remoting.server.wait_queue import WaitQueue
 
 LOG = logging.getLogger("gpupool.leases")

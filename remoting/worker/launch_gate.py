@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from gpupool.remoting.protocol.turn_messages import (
+from gpupool.remoting.protocol.worker_messages import (
     CLOSE,
     DRAINED,
     IDLE,

@@ -35,7 +35,7 @@ from gpupool.remoting.server.actions import (
 from gpupool.remoting.server.controller import Controller
 from gpupool.remoting.server.proposer import Propose
 from gpupool.remoting.server.reconciler import LaterStartError
-from gpupool.remoting.server.software import ServerInstance, Software
+from gpupool.remoting.server.server_settings import ServerInstance, Software
 from gpupool.simulations.cluster.caller import Packet
 from gpupool.simulations.cluster.moved_addresses import links_of
 from gpupool.simulations.cluster.run_context import Environment

@@ -47,7 +47,7 @@ from gpupool.pool.telemetry import GpuTelemetry, SessionTelemetry
 from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.remoting.protocol.sessions import Departure
 from gpupool.remoting.server.controller import Controller
-from gpupool.remoting.server.software import ServerInstance, Software
+from gpupool.remoting.server.server_settings import ServerInstance, Software
 from gpupool.remoting.transport.system_clock import SystemClock
 
 PARTITION_SIZE = 10 << 30

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
-from gpupool.monitoring.history.gpu_marks import reason_mark
 from gpupool.monitoring.history.history_reader import read_history
 from gpupool.monitoring.history.history_settings import HistorySettings
 from gpupool.monitoring.history.history_store import FILE_NAME, HistoryStore
@@ -27,7 +26,7 @@ from gpupool.monitoring.history.series import (
     TABLES,
     TIERS,
 )
-from gpupool.monitoring.history.time_slots import Row, Slot
+from gpupool.monitoring.history.time_slots import Row, Slot, reason_mark
 from gpupool.monitoring.sample import GpuBooks, LeaseBooks
 from gpupool.pool.history_query import HistoryQuery
 from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds

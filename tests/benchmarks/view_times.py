@@ -32,8 +32,7 @@ from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.framing import ANSWER_SIZE_MAX, HEADER
 from gpupool.remoting.protocol.token_text import hash_secret
 from gpupool.remoting.server.control_server import ControlServer
-from gpupool.remoting.server.server_settings import ControllerSettings
-from gpupool.remoting.server.software import Software
+from gpupool.remoting.server.server_settings import ControllerSettings, Software
 from gpupool.remoting.transport.authority.certificate_renewal import ServerCertificates
 from gpupool.remoting.transport.peer_transport import PeerTransport
 from gpupool.remoting.transport.pki import (

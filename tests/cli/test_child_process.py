@@ -25,7 +25,7 @@ PARENT = textwrap.dedent(
     import os, sys, trio
     from gpupool.remoting.program import child_process as child
     from gpupool.cli.lib.output import run_async
-    from gpupool.remoting.local.exits import die_of
+    from gpupool.remoting.local.terminal import die_of
     from gpupool.pool.errors import GpupoolError
 
     async def main():
@@ -229,5 +229,7 @@ def test_endings() -> None:
 
 
 def test_die_of_a_signal_that_does_not_end_a_process() -> None:
-    code = "import signal; from gpupool.remoting.local.exits import die_of; die_of(signal.SIGCHLD)"
+    code = (
+        "from gpupool.remoting.local.terminal import die_of; die_of(__import__('signal').SIGCHLD)"
+    )
     assert outcome([sys.executable, "-c", code])[0] == 128 + signal.SIGCHLD

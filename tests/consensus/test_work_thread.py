@@ -10,8 +10,8 @@ import pytest
 import trio
 import trio.testing
 
+from gpupool.consensus.driver import WORK_PAUSE_S, WorkThread
 from gpupool.consensus.snapshot_transfer import Work
-from gpupool.consensus.work_thread import WORK_PAUSE_S, WorkThread
 from gpupool.pool.errors import StorageError
 
 

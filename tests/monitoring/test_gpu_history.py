@@ -6,13 +6,19 @@ from pathlib import Path
 import pytest
 from tests.monitoring.samples import GIB, START_MS, gpu_id, sample, table
 
-from gpupool.monitoring.history.gpu_marks import REASONS, reason_mark, word_of, xid_mark
+from gpupool.monitoring.history.history_file import storage_of
 from gpupool.monitoring.history.history_reader import read_history
 from gpupool.monitoring.history.history_settings import HistorySettings
 from gpupool.monitoring.history.history_store import FILE_NAME
 from gpupool.monitoring.history.history_writer import HistoryWriter
-from gpupool.monitoring.history.kept_files import storage_of
-from gpupool.monitoring.history.time_slots import Slot, SlotMaker
+from gpupool.monitoring.history.time_slots import (
+    REASONS,
+    Slot,
+    SlotMaker,
+    reason_mark,
+    word_of,
+    xid_mark,
+)
 from gpupool.monitoring.sample import Sample
 from gpupool.pool.history_query import HistoryPage, HistoryQuery
 from gpupool.pool.model.ids import LeaseId, Milliseconds, lease_name

@@ -14,7 +14,7 @@ from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import Partition
 from gpupool.pool.model.suspension import GpuMove
 from gpupool.pool.scheduling.moves import kept_refusal, moved, plan_moves, unlike
-from gpupool.pool.scheduling.relocations import plan_relocation
+from gpupool.pool.transitions.lease_relocations import plan_relocation
 
 
 def changed_gpu(pool: Pool, which: GpuId, server: ServerId = A, **changes: object) -> None:

@@ -9,8 +9,13 @@ from gpupool.pool.model.ids import GpuId, LeaseId, TokenId
 from gpupool.pool.model.state import Partition
 from gpupool.pool.scheduling.fairness import going_first
 from gpupool.pool.scheduling.offers import NoOffer
-from gpupool.pool.scheduling.preemption import EXACT_MAX, Rules, preemptions
-from gpupool.pool.scheduling.preemption_times import entry_of, suspendable_in_ms
+from gpupool.pool.scheduling.preemption import (
+    EXACT_MAX,
+    Rules,
+    entry_of,
+    preemptions,
+    suspendable_in_ms,
+)
 
 
 def test_a_lease_that_clears_all_gpus_is_enough() -> None:

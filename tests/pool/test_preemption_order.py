@@ -14,11 +14,11 @@ from gpupool.pool.scheduling.preemption import (
     Rules,
     choose,
     due_preemptions,
+    entry_of,
     is_due,
     preemptions,
     reason_text,
 )
-from gpupool.pool.scheduling.preemption_times import entry_of
 
 LEASES_MAX = "gpupool.pool.scheduling.preemption.EXACT_MAX"
 SERVERS_MAX = "gpupool.pool.scheduling.preemption.SERVERS_MAX"

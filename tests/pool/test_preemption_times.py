@@ -6,8 +6,7 @@ from tests.pool.test_preemption import MINUTE_MS, POLICY, Preempting, small
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.ids import LeaseId
 from gpupool.pool.model.state import Request
-from gpupool.pool.scheduling.preemption import Rules
-from gpupool.pool.scheduling.preemption_times import entry_of, suspendable_in_ms
+from gpupool.pool.scheduling.preemption import Rules, entry_of, suspendable_in_ms
 
 PAUSES = POLICY.replace("max_suspended", "min_run_time = '10m'\nmax_suspended")
 
@@ -76,7 +75,7 @@ def test_nothing_is_said_where_nobody_gives_way(user: str, policy: str) -> None:
 # --- the bounded number of instants ---------------------------------------------------------------
 
 ALL_PAUSE = PAUSES.replace("priority = 5", "priority = 5\npreemptible = true\nmin_run_time = '10m'")
-INSTANTS = "gpupool.pool.scheduling.preemption_times.LATER_MAX"
+INSTANTS = "gpupool.pool.scheduling.preemption.LATER_MAX"
 
 
 def resumed_by_root(pool: Preempting, *leases: LeaseId) -> None:

@@ -1,4 +1,7 @@
-"""Executes the records of one client process, in their order."""
+"""Executes the records of one client process, in their order.
+
+At the end of its lease's turn on a GPU it waits for all work of the client process.
+"""
 
 import ctypes
 import time
@@ -7,7 +10,7 @@ from typing import Any
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.devices.base import Budget, DeviceSpec
-from gpupool.remoting.driver_api.executor.api import INVALID_HANDLE, INVALID_VALUE, Api
+from gpupool.remoting.driver_api.executor.api import INVALID_HANDLE, INVALID_VALUE, Api, CudaError
 from gpupool.remoting.driver_api.executor.client_state import WORDS, Client, HandlerGroup
 from gpupool.remoting.driver_api.executor.contexts import Contexts
 from gpupool.remoting.driver_api.executor.direct import Direct
@@ -42,12 +45,42 @@ from gpupool.remoting.driver_api.executor.rare.green_contexts import GreenContex
 from gpupool.remoting.driver_api.executor.rare.queries import Queries, Tensors
 from gpupool.remoting.driver_api.executor.rare.texture_references import References
 from gpupool.remoting.driver_api.executor.streams import Streams
-from gpupool.remoting.driver_api.executor.turn_end import TurnEnd
 from gpupool.remoting.driver_api.schema.decoding import Decoder, decoder
 from gpupool.remoting.driver_api.schema.layout import HEADER, Record
 from gpupool.remoting.driver_api.schema.records import BY_NAME, NUMBERS
 from gpupool.remoting.worker import launch_gate
+from gpupool.remoting.worker.launch_gate import LaunchGate
 from gpupool.remoting.worker.peer_links import Links
+
+
+class TurnEnd:
+    """Waits for the work of a device, on a thread of the gate."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._api = client.api
+
+    def follow(self, gate: LaunchGate) -> None:
+        """Let the launch gate drain pending work through this object."""
+        gate.drain = self._drain
+        gate.is_awaited = lambda: bool(self._client.session.began)
+
+    def _drain(self, device: int) -> None:
+        """Wait for all that was issued; a failure is the program's, which hears of it itself."""
+        client, runtime = self._client, self._api.runtime
+        runtime.setDevice(client.ordinals[device])
+        # To wait for a context, or for the legacy stream, would spoil the captures of its streams.
+        with client.captures.lock:
+            if not client.captures.streams:
+                runtime.deviceSynchronize()
+                return
+        for stream in list(client.streams.values()):
+            try:
+                if stream and not int(self._api.call("cuStreamIsCapturing", stream)):
+                    runtime.streamSynchronize(stream)
+            except CudaError:
+                continue  # it has ended meanwhile
+
 
 LAUNCH = BY_NAME["LAUNCH"].struct
 

@@ -19,8 +19,8 @@ import trio
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.ids import GpuId, LeaseId
 from gpupool.remoting.host.sharing.turns import Got, Order, Turns, least_wake
-from gpupool.remoting.protocol import turn_messages, worker_messages
-from gpupool.remoting.protocol.turn_messages import TURN_MESSAGE
+from gpupool.remoting.protocol import worker_messages
+from gpupool.remoting.protocol.worker_messages import TURN_MESSAGE
 
 WORDS_PER_S = 5000
 """More than a worker of ours says in a second, of all its GPUs."""
@@ -29,9 +29,9 @@ READ_MAX = 64
 """Of one worker's words at a time, so that none keeps the others waiting."""
 
 ORDERS = {
-    Order.CLOSE: turn_messages.CLOSE,
-    Order.OPEN: turn_messages.OPEN,
-    Order.WATCH: turn_messages.WATCH,
+    Order.CLOSE: worker_messages.CLOSE,
+    Order.OPEN: worker_messages.OPEN,
+    Order.WATCH: worker_messages.WATCH,
 }
 
 
@@ -279,11 +279,11 @@ class Arbiter:
             seated.broken = "it spoke of a GPU that it has not"
             return
         gpu = seated.gpus[device]
-        if word == turn_messages.WANT:
+        if word == worker_messages.WANT:
             self._turns[gpu].want(worker, now)
-        elif word == turn_messages.IDLE:
+        elif word == worker_messages.IDLE:
             self._turns[gpu].idle(worker, now)
-        elif word == turn_messages.DRAINED:
+        elif word == worker_messages.DRAINED:
             self._turns[gpu].drained(worker, number, now)
         else:
             seated.broken = "it said something of its turns that is no word"

@@ -41,8 +41,7 @@ from gpupool.remoting.protocol.sessions import NO_MOVES, Departure, SessionDevic
 from gpupool.remoting.protocol.token_text import TokenText, hash_secret
 from gpupool.remoting.protocol.view_encoding import MadeView, ViewOrder, make_view_at_once
 from gpupool.remoting.server.control_server import BackgroundWork, ControlServer
-from gpupool.remoting.server.server_settings import ControllerSettings
-from gpupool.remoting.server.software import Software
+from gpupool.remoting.server.server_settings import ControllerSettings, Software
 from gpupool.remoting.transport.authority.certificate_renewal import ServerCertificates
 from gpupool.remoting.transport.peer_transport import PeerTransport
 from gpupool.remoting.transport.pki import Authority, Identity, TlsContexts, create_ca, fingerprint

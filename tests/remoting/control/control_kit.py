@@ -18,8 +18,7 @@ from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.remoting.protocol.sessions import SessionHost
 from gpupool.remoting.server.control_server import ControlServer
 from gpupool.remoting.server.controller import Controller
-from gpupool.remoting.server.server_settings import ControllerSettings
-from gpupool.remoting.server.software import ServerInstance, Software
+from gpupool.remoting.server.server_settings import ControllerSettings, ServerInstance, Software
 from gpupool.remoting.transport.authority.certificate_renewal import ServerCertificates
 from gpupool.remoting.transport.authority.server_authorities import ServerAuthorities
 from gpupool.remoting.transport.peer_transport import PeerTransport

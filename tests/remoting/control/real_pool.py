@@ -30,7 +30,7 @@ from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.protocol.token_text import TokenText, format_token, hash_secret
 from gpupool.remoting.server.committer import Committer
 from gpupool.remoting.server.control_server import ControlServer
-from gpupool.remoting.server.software import Software
+from gpupool.remoting.server.server_settings import Software
 from gpupool.remoting.transport.authority.certificate_renewal import (
     RenewalSettings,
     ServerCertificates,

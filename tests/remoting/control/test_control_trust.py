@@ -53,8 +53,7 @@ from gpupool.remoting.protocol.token_text import TokenText, format_token, hash_s
 from gpupool.remoting.server.control_server import ControlServer
 from gpupool.remoting.server.listener import accept_queue, router
 from gpupool.remoting.server.listener.router import WebDoor, client_hello_name
-from gpupool.remoting.server.server_settings import ServerSettings
-from gpupool.remoting.server.software import Software
+from gpupool.remoting.server.server_settings import ServerSettings, Software
 from gpupool.remoting.transport.authority.certificate_renewal import ServerCertificates
 from gpupool.remoting.transport.client_tls import client_context, first_contact_context
 from gpupool.remoting.transport.dial import Greeting, connect

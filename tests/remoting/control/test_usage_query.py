@@ -213,4 +213,4 @@ async def test_a_server_that_is_connected_and_silent_is_no_address_that_is_not_k
     with pytest.raises(UnreachableError, match="no server answers this") as error:
         await ask_usage(connections, RecordQuery())  # type: ignore[arg-type]
     assert error.value.why == "server fake does not answer: no answer in time"
-    assert "observer" in error.value.hint
+    assert "exporter" in error.value.hint

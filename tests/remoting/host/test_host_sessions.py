@@ -18,8 +18,8 @@ from gpupool.pool.model.ids import GpuId, LeaseId, TokenId
 from gpupool.pool.model.state import Partition
 from gpupool.pool.user_bound import UserBound
 from gpupool.remoting.host import unix_listener
+from gpupool.remoting.host.host_parts import HostLimits
 from gpupool.remoting.host.inventory import Inventory
-from gpupool.remoting.host.limits import HostLimits
 from gpupool.remoting.host.worker_handle import WorkerState
 from gpupool.remoting.protocol import handshake
 from gpupool.remoting.protocol.sessions import SessionInfo

@@ -22,8 +22,8 @@ from gpupool.pool.host_suspension import HostSuspension, SuspensionPhase
 from gpupool.pool.model.ids import GpuId, LeaseId
 from gpupool.pool.model.state import Lease
 from gpupool.remoting.host import host_memory
+from gpupool.remoting.host.host_parts import HostLimits
 from gpupool.remoting.host.inventory import Inventory
-from gpupool.remoting.host.limits import HostLimits
 from gpupool.remoting.host.suspension import room, spilled_memory, suspensions
 from gpupool.remoting.host.suspension.spilled_memory import SpillError
 from gpupool.remoting.host.worker_handle import WorkerHandle

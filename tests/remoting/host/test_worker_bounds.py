@@ -18,10 +18,9 @@ from test_worker_reach import ALL, attack
 
 from gpupool.pool.model.ids import LeaseId
 from gpupool.remoting.host import host_memory, orphan_reaper
-from gpupool.remoting.host.host_parts import HostParts
+from gpupool.remoting.host.host_parts import HostLimits, HostParts
 from gpupool.remoting.host.isolation import lease_cgroups, users
 from gpupool.remoting.host.isolation.lease_cgroups import LeaseCgroups, own_group
-from gpupool.remoting.host.limits import HostLimits
 from gpupool.remoting.host.measuring import worker_files
 from gpupool.remoting.host.memory_watchdog import MemoryWatchdog
 from gpupool.remoting.host.worker_handle import WorkerSession

@@ -18,8 +18,8 @@ from host_kit import GIB, SERVER, EchoClient, MakeHost
 from gpupool.pool.errors import GpupoolError, LeaseLostError, StorageError
 from gpupool.pool.model.units import MIB
 from gpupool.remoting.host import orphan_reaper, spawn
+from gpupool.remoting.host.host_parts import HostLimits
 from gpupool.remoting.host.inventory import Inventory
-from gpupool.remoting.host.limits import HostLimits
 from gpupool.remoting.host.worker_pool import why_there
 from gpupool.remoting.protocol import worker_messages
 

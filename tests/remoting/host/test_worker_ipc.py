@@ -19,8 +19,8 @@ from host_kit import MakeHost
 from test_worker_confinement import as_root, in_child
 from test_worker_reach import ALL, SOCKETS, attack, having, with_filter
 
+from gpupool.remoting.host.host_parts import HostLimits
 from gpupool.remoting.host.isolation import confinement
-from gpupool.remoting.host.limits import HostLimits
 from gpupool.remoting.host.measuring import unnamed_files as measuring
 from gpupool.remoting.host.measuring.unnamed_files import unnamed_files
 from gpupool.remoting.host.measuring.worker_files import UNSEEN_SIZE
