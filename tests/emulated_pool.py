@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tests import scripted_join
+
 COMMAND = [sys.executable, "-m", "gpupool.cli.main"]
 DEADLINE_S = 90.0
 
@@ -91,14 +93,15 @@ class EmulatedPool:
 
     def _start(self, number: int, token: str) -> None:
         name = f"gpu-{number}"
-        words = [*COMMAND, "join", "--emulate", self._gpus, "--listen", "127.0.0.1:0"]
+        words = ["--emulate", self._gpus, "--listen", "127.0.0.1:0"]
         words += ["--name", name, "--state-dir", str(self.folder / name)]
         words += ["--token", token] if token else ["--pool-name", "lab"]
+        command = [*COMMAND, "join"]
         if number in self._faults:
             path = self.folder / f"{name}.toml"
             path.write_text(self._faults[number])
-            words += ["--emulate-faults", str(path)]
-        self._spawn(words, self.folder / f"{name}.log", self.env)
+            command = [*scripted_join.COMMAND, str(path)]
+        self._spawn([*command, *words], self.folder / f"{name}.log", self.env)
 
     def _spawn(self, words: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
         with log.open("ab") as out:

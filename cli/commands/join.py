@@ -68,11 +68,6 @@ if TYPE_CHECKING:
     help="Offer N GPUs of MEM each that NumPy emulates, as 4:16G, and no real one.",
 )
 @click.option(
-    "--emulate-faults",
-    type=click.Path(dir_okay=False, exists=True),
-    help="A script (TOML) of readings and errors of the emulated GPUs; see docs/telemetry.md.",
-)
-@click.option(
     "--gpus",
     metavar="LIST",
     help="Offer just these GPUs: nvidia-smi's numbers, as 0,2, or beginnings of UUIDs.",
@@ -191,7 +186,6 @@ def command(
     pool_name: str | None,
     witness: bool,
     emulate: Emulation | None,
-    emulate_faults: str | None,
     gpus: str | None,
     gpm: str,
     data_encryption: str,
@@ -218,8 +212,8 @@ def command(
     """
     warning = token_warning(token, at_once=log_format == "text")
     token = given_token(token, token_file)
-    check_gpus(gpus, emulate_faults, witness=witness, emulates=emulate is not None)
-    from gpupool.remoting.daemon.join_options import JoinOptions, history_settings, read_faults
+    check_gpus(gpus, witness=witness, emulates=emulate is not None)
+    from gpupool.remoting.daemon.join_options import JoinOptions, history_settings
     from gpupool.remoting.daemon.state_dir import may_be_new
 
     folder = _folder(state_dir, address, token, ca)
@@ -233,7 +227,6 @@ def command(
         pool_name=pool_name or f"{paths.default_name()}-pool",
         witness=witness,
         emulate=emulate,
-        faults=read_faults(Path(emulate_faults)) if emulate_faults else (),
         gpm=gpm,
         gpus=tuple(word.strip() for word in (gpus or "").split(",") if word.strip()),
         data_encryption=data_encryption,
@@ -285,16 +278,12 @@ def _checked_timeout(client_timeout: float) -> float:
     return client_timeout
 
 
-def check_gpus(
-    gpus: str | None, emulate_faults: str | None, *, witness: bool, emulates: bool
-) -> None:
+def check_gpus(gpus: str | None, *, witness: bool, emulates: bool) -> None:
     """Raise ``UsageError`` when the options about GPUs do not fit each other."""
     if witness and emulates:
         raise UsageError("a witness offers no GPU", hint="leave out --witness or --emulate")
     if gpus and (witness or emulates):
         raise UsageError("--gpus chooses among real GPUs", hint="leave out --witness or --emulate")
-    if emulate_faults and not emulates:
-        raise UsageError("--emulate-faults is for emulated GPUs", hint="add --emulate")
     if emulates:
         from gpupool.remoting.daemon.join_options import need_numpy
 

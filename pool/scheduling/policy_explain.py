@@ -168,15 +168,15 @@ class _Case:
         if theirs[0] != ours[0]:
             return f"{_gib(instead)} would be moved with it, and {_gib(chosen)} are without it"
         if theirs[1] != ours[1] and theirs[1][: len(ours[1])] == ours[1]:
-            return f"equal cost, of {len(instead)} leases instead of {len(chosen)}"
+            return f"the same memory is moved, of {len(instead)} leases instead of {len(chosen)}"
         if theirs[1] != ours[1]:
             return (
-                f"equal cost; priorities are higher: {_numbers(theirs[1])} "
+                f"the same memory is moved; priorities are higher: {_numbers(theirs[1])} "
                 f"instead of {_numbers(ours[1])}"
             )
         if theirs[2] != ours[2]:
             return (
-                "equal cost; it would end a longer run: "
+                "the same memory is moved; it would end a longer run: "
                 f"{duration_text(theirs[2])} instead of {duration_text(ours[2])}"
             )
         return "it would do as well, and lower numbers are taken first"

@@ -66,7 +66,6 @@ from gpupool.remoting.daemon.state_dir import (
 )
 from gpupool.remoting.daemon.systemd import make_runtime_dir, notify_systemd
 from gpupool.remoting.daemon.web_door import WebParts
-from gpupool.remoting.devices.fault_script import ScriptedNvml
 from gpupool.remoting.devices.nvml import PynvmlNvml
 from gpupool.remoting.devices.slow_readings import read_by_others
 from gpupool.remoting.host.device_lock import DeviceLocks
@@ -114,7 +113,6 @@ async def find_gpus(
             PynvmlNvml(gpm=_reads_gpm(options.gpm)) if has_nvml else None,
             emulated_count=emulate.count if emulate else 0,
             emulated_memory=emulate.memory if emulate else 1,
-            script=partial(ScriptedNvml, options.faults) if options.faults else None,
             only=options.gpus,
             device_locks=DeviceLocks(),
             log=logging.getLogger("gpupool.gpus").warning,

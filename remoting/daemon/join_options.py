@@ -8,7 +8,6 @@ from pathlib import Path
 from gpupool.monitoring.history.history_settings import HistorySettings
 from gpupool.pool.errors import GpupoolError, UsageError
 from gpupool.pool.values import Emulation
-from gpupool.remoting.devices.fault_script import Entry, ScriptError, parse_script
 from gpupool.remoting.host.host_parts import HostLimits
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.transport.authority.web_certificate import SiteFiles
@@ -38,7 +37,6 @@ class JoinOptions:
     pool_name: str
     witness: bool
     emulate: Emulation | None
-    faults: tuple[Entry, ...]  # of emulated GPUs, by a script
     gpus: tuple[str, ...]  # to offer; empty: all
     gpm: str  # auto, on, off
     data_encryption: str
@@ -92,15 +90,3 @@ def history_settings(
     if not keep_10s <= keep_1m <= keep_1h:
         raise UsageError("coarser figures are kept for as long as finer ones, or for longer")
     return HistorySettings(round(keep_10s), round(keep_1m), round(keep_1h), round(history_max))
-
-
-def read_faults(path: Path) -> tuple[Entry, ...]:
-    """Return the entries of a script of faults.
-
-    Raises:
-        UsageError: when it cannot be read, or is none.
-    """
-    try:
-        return parse_script(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ScriptError) as error:
-        raise UsageError(f"cannot take faults from {path}", why=str(error)) from error

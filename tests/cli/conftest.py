@@ -293,9 +293,9 @@ class LiveServer:
         self.log = folder / f"{name}.log"
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self, *arguments: str) -> None:
+    def start(self, *arguments: str, join: Sequence[str] = (*GPUPOOL, "join")) -> None:
         """Start it; the same state directory makes it the same server again, at its address."""
-        argv = [*GPUPOOL, "join", "--emulate", "2:8G", "--name", self.name]
+        argv = [*join, "--emulate", "2:8G", "--name", self.name]
         argv += ["--state-dir", str(self.state_dir), "--log-format", "json", *arguments]
         if not self.state_dir.exists():
             argv += ["--listen", "127.0.0.1:0"]

@@ -229,7 +229,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO)
     options = JoinOptions(
         token="x", address=None, listen=None, advertise=None, state_dir=folder, name="a",
-        pool_name="lab", witness=False, emulate=Emulation(1, 1 << 30), faults=(),
+        pool_name="lab", witness=False, emulate=Emulation(1, 1 << 30),
                                                                        gpm="auto",
                                                                        gpus=(),
         data_encryption="tls", ca=None, operator_token=False, client_timeout_s=10,

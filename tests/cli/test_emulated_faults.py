@@ -1,4 +1,4 @@
-"""``join --emulate-faults``: a script's faults reach telemetry, metrics and health."""
+"""The faults of a script reach telemetry, metrics and health."""
 
 import json
 import re
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import scripted_join
 from tests.cli.conftest import DEADLINE_S, LivePool
 
 SCRIPT = """
@@ -73,7 +74,7 @@ def test_a_lost_gpu_is_seen_everywhere(lone: LivePool) -> None:
     server = lone.servers["a"]
     script = lone.folder / "faults.toml"
     script.write_text(SCRIPT)
-    server.start("--emulate-faults", str(script))
+    server.start(join=(*scripted_join.COMMAND, str(script)))
     server.wait_for_log("is listening")
     (shown,) = until(lone, lambda: lone.view()["servers"])
     scraped = Scraped(lone, shown["address"])

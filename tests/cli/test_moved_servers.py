@@ -124,7 +124,7 @@ def options(tmp_path: Path) -> JoinOptions:
     return JoinOptions(
         token="", address=None, listen=Address("127.0.0.1", 0), advertise=None,
         state_dir=tmp_path / "state", name="a", pool_name="lab", witness=True, emulate=None,
-        faults=(), gpm="auto", gpus=(), data_encryption="tls", ca=None, operator_token=False,
+        gpm="auto", gpus=(), data_encryption="tls", ca=None, operator_token=False,
         client_timeout_s=10, drain_timeout_s=0, labels=(),
     )  # fmt: skip
 

@@ -360,7 +360,7 @@ def looks(path: Path) -> list[tuple[str, int, int]]:
     ("names", "held"),
     [
         (["notes"], "notes"),
-        (["keeper/letter", ".ssh/authorized_keys"], r"\.ssh, privileged helper"),
+        (["keeper/letter", ".ssh/authorized_keys"], r"\.ssh, keeper"),
         (["keeper/letter"], "keeper"),
         (["ca.key"], "ca.key"),
         ([".bashrc", ".config/x"], r"\.bashrc"),

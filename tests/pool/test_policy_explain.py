@@ -160,17 +160,17 @@ priority = 10
         (
             (("cy", 0, 60), ("ada", 1, 60)),
             1,
-            "equal cost; priorities are higher: 5 instead of 0",
+            "the same memory is moved; priorities are higher: 5 instead of 0",
         ),
         (
             (("ada", 0, 60), ("bob", 1, 60)),
             1,
-            "equal cost; it would end a longer run: 2m instead of 1m",
+            "the same memory is moved; it would end a longer run: 2m instead of 1m",
         ),
         (
             (("ada", 0, 60), ("ada", 1, 30), ("ada", 1, 30)),
             0,
-            "equal cost, of 2 leases instead of 1",
+            "the same memory is moved, of 2 leases instead of 1",
         ),
         ((("ada", 0, 30), ("ada", 1, 60)), 0, "60 GiB would be moved with it, and 30 GiB"),
     ],

@@ -24,7 +24,7 @@ from gpupool.remoting.driver_api.executor.api import (
     POOL_HANDLES,
 )
 
-PROGRAM = HERE / "programs" / "persisted_votes.py"
+PROGRAM = HERE / "programs" / "promises.py"
 IMAGE = str(KERNELS / "test_kernels.sm_90.cubin")
 NATIVE = ROOT / "tests" / "testdata" / "cuda-promises.txt"
 

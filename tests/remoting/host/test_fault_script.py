@@ -2,9 +2,9 @@
 
 import pytest
 from host_kit import GIB, SERVER
+from tests.fault_script import Entry, ScriptedNvml, ScriptError, parse_script
 
 from gpupool.pool.model.ids import GpuId
-from gpupool.remoting.devices.fault_script import Entry, ScriptedNvml, ScriptError, parse_script
 from gpupool.remoting.host.inventory import Inventory
 
 SCRIPT = """

@@ -2,8 +2,8 @@
 
 import pytest
 from host_kit import GIB, SERVER, MakeHost, until
+from tests.fault_script import ScriptedNvml, parse_script
 
-from gpupool.remoting.devices.fault_script import ScriptedNvml, parse_script
 from gpupool.remoting.host.inventory import Inventory
 
 SCRIPT = parse_script("[[at]]\ngpu = 1\ncomputes_wrongly = true\n")
