@@ -1,6 +1,6 @@
 """The outcome of each flag, kind and attribute of CUDA's calls, a line each; argument: a cubin.
 
-    python persisted_votes.py test_kernels.sm_90.cubin
+    python promises.py test_kernels.sm_90.cubin
 
 Run natively and behind the door: the lines must be the same, but for those that an attribute or a
 page tells of.
