@@ -21,7 +21,7 @@ class DiskRoom:
     """Whether the last sync of a driver found disk space."""
 
     def __init__(self) -> None:
-        """Have room."""
+        """Assume that the disk has room."""
         self._lacks = ""
 
     def refused(self, error: NoRoomError) -> None:

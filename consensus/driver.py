@@ -128,7 +128,7 @@ class WorkThread:
         done: Callable[[Work, float], None],
         after_work: Callable[[], None],
     ) -> None:
-        """Have nothing to do.
+        """Start without any work.
 
         Args:
             put: takes an event of the node, on the trio thread.

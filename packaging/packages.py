@@ -24,7 +24,7 @@ PREFIX = "/opt/gpupool"
 UNITS = ("gpupool.service", "gpupool-keeper.socket", "gpupool-keeper@.service")
 PYTHONS = {"deb": ("3.11", "3.12", "3.13"), "rpm": ("3.12", "3.13")}
 SOURCE_ONLY = "pysyncobj"
-"""Has no wheels in the package index; it is pure Python."""
+"""A pure-Python dependency without wheels in the package index."""
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 

@@ -99,7 +99,7 @@ class RecordPage:
 
 @dataclass(frozen=True, slots=True)
 class CheckQuery:
-    """Have a server test its links and GPUs now."""
+    """Ask a server to test its links and GPUs now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class CheckPage:
 
 @dataclass(frozen=True, slots=True)
 class BandwidthQuery:
-    """Have a server measure the way to another one."""
+    """Ask a server to measure its bandwidth to another server."""
 
     peer: ServerKey
 

@@ -141,7 +141,7 @@ async def _send(pool: "Pool", lease: "LeaseView", server: ServerId) -> str:
 
 
 async def _send_somewhere(pool: "Pool", view: "PoolView", lease: "LeaseView") -> str:
-    """Have a lease go to another server, the one with most free memory first.
+    """Move a lease to another server, trying the one with most free memory first.
 
     Raises:
         GpupoolError: when none takes it; the reason has those of all.

@@ -249,8 +249,8 @@ OPTIONS = (
     click.option(
         "--share",
         type=SHARE,
-        help="Share of each GPU's time when others want theirs, 0.01 to 1; by default as of its "
-        "memory.",
+        help="Minimum share of GPU time under contention, 0.01 to 1 (default: same as the memory "
+        "share).",
     ),
     click.option(
         "--wait",

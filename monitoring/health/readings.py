@@ -56,7 +56,7 @@ class Readings:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A check's result now, before any patience: see ``finding_tracker``."""
+    """A check's result now, before any patience: see ``FindingTracker``."""
 
     check: str
     subject: str

@@ -76,7 +76,7 @@ class EpisodeBook:
                 del self._unwritten[_identity(each)]
 
     def write_again(self) -> None:
-        """Have all that goes on written once more: the file is a new one."""
+        """Mark all open episodes as unwritten: the file is a new one."""
         for episode in self._open.values():
             self._note(episode)
 

@@ -176,6 +176,11 @@ def main() -> int:
     header = (options.include / "cuda.h").read_text()
     found = VERSION.search(header)
     assert found is not None
+    records = (HERE / "shim" / "include" / "generated_records.h").read_text()
+    made_of = re.search(r"GP_CUDA_HEADERS (\d+)", records)
+    if made_of and int(found[1]) < int(made_of[1]):
+        made = f"the generated files are of {made_of[1]}"
+        sys.exit(f"{options.include} has CUDA {found[1]}, and {made}")
     functions = parse_functions(preprocess(options.include))
     typedefs = (options.include / "cudaTypedefs.h").read_text()
     typedefs += (options.include / "cudaProfilerTypedefs.h").read_text()

@@ -51,6 +51,7 @@ STAND_INS = {
 """A pronoun in a noun's place, and a verb that hides its subject."""
 PRONOUNS = re.compile(
     r"\b(?:what|whose|who|whom|who(?:m)?ever|whatever|whichever)\b|\bof (?:its|their|one's) own\b"
+    r"|^(?:Have|Has)\b"
     r"|(?<!, )(?<!\b(?:by|of|to|in|at|on) )(?<!\b(?:for|via) )(?<!\b(?:from|with|than|into) )"
     r"(?<!\b(?:after|under) )(?<!\b(?:before|behind) )(?<!\bthrough )\bwhich\b",
     re.IGNORECASE,

@@ -23,7 +23,7 @@ _WORD = re.compile(r"""[^\s,;:()\[\]'"]+""")
 
 @dataclass(frozen=True, slots=True)
 class ForgetUser:
-    """Have the accounts and the histories know a user by a pseudonym alone."""
+    """Replace a user's name by a pseudonym in the accounts and histories."""
 
     salt: bytes  # drawn by who orders it, which makes a repetition known
     digest: bytes

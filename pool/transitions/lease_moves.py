@@ -71,7 +71,7 @@ def move_lease(state: PoolState, command: MoveLease) -> Step:
 def _resume_there(
     state: PoolState, command: MoveLease, lease: Lease, moves: tuple[GpuMove, ...], where: str
 ) -> Step:
-    """Have a suspended lease take other GPUs than it had, and go on with them."""
+    """Move a suspended lease to other GPUs, and resume it there."""
     there = moved(lease, moves)
     no_room = resume_refusal(state, there) or kept_refusal(state, lease, moves)
     if no_room is not None:

@@ -157,7 +157,7 @@ def _unsuitable(state: PoolState, lease: Lease, target: ServerId) -> Result | No
 
 
 def confirm_relocated(state: PoolState, command: ConfirmRelocated) -> Step:
-    """Have the lease be the new server's; the old one is to free its part."""
+    """Assign the lease to the new server; the old one is to free its part."""
     lease = _leaving(state, command.lease, command.number)
     if isinstance(lease, Result):
         return state, lease
@@ -179,7 +179,7 @@ def confirm_relocated(state: PoolState, command: ConfirmRelocated) -> Step:
 
 
 def refuse_relocation(state: PoolState, command: RefuseRelocation) -> Step:
-    """Have the lease stay where it is; the new server is to free its part."""
+    """Leave the lease on its old server; the new server is to free its part."""
     lease = _leaving(state, command.lease, command.number)
     if isinstance(lease, Result):
         return state, lease

@@ -126,7 +126,7 @@ def confirm_suspended(state: PoolState, command: ConfirmSuspended) -> Step:
 
 
 def _arrive(state: PoolState, lease: Lease) -> Step:
-    """Have a lease go on with other GPUs, or with those that it has just given back.
+    """Resume a lease on other GPUs, or on the GPUs that it has just given back.
 
     Its memory is its own again before anybody else's command comes, so the way back is free.
     """
@@ -147,7 +147,7 @@ def _arrive(state: PoolState, lease: Lease) -> Step:
 
 
 def refuse_suspension(state: PoolState, command: RefuseSuspension) -> Step:
-    """Have all servers of a lease go on, because one of them could not suspend or move it."""
+    """Resume a lease on all its servers, because one of them could not suspend or move it."""
     if _is_arriving(state.leases.get(command.lease)):
         return _go_back(state, command)
     lease = _of_server(state, command, S.SUSPENDING)
@@ -162,7 +162,7 @@ def refuse_suspension(state: PoolState, command: RefuseSuspension) -> Step:
 
 
 def _go_back(state: PoolState, command: RefuseSuspension) -> Step:
-    """Have a lease that was moved go on with its old GPUs: its server cannot use the new ones.
+    """Resume a moved lease on its old GPUs: its server cannot use the new ones.
 
     Its workers have nothing on any GPU, so the new ones are given back in the step that takes the
     old ones again. When somebody has these by now, it is suspended until they are free. On several

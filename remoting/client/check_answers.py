@@ -1,4 +1,4 @@
-"""Has all servers of a pool test themselves, or measure the ways between them, pair after pair.
+"""Asks a pool's servers to test themselves, or to measure their bandwidth, pair after pair.
 
 A round has each server in one pair at most, so that no measurement takes another's share of an
 interface; the rounds are those of a tournament, which has each pair once.
@@ -83,7 +83,7 @@ def rounds(servers: Sequence[ServerId]) -> list[list[tuple[ServerId, ServerId]]]
 
 
 async def ask_bandwidth(connections: Connections) -> BandwidthAnswer:
-    """Have the pairs of all servers that answer measured, a round of pairs at a time."""
+    """Measure the bandwidth of all pairs of servers that answer, a round of pairs at a time."""
 
     async def reach(server: ServerId) -> ServerConnection:
         return await connections.reach(server, REACH_S)

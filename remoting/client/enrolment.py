@@ -110,7 +110,7 @@ async def join_pool(
     cluster_id: str = "",
     dial: Dial = dial_tls,
 ) -> JoinedPool:
-    """Have this machine admitted as a server, by any voter that answers.
+    """Enrol this machine as a server of the pool, through any voter that answers.
 
     Repeating it with the same token and server id, after a lost answer, is safe. With
     ``cluster_id`` it is admitted to that pool only.

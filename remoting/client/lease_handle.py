@@ -115,7 +115,7 @@ class LeaseHandle:
         *,
         timeout_s: float = SESSION_TIMEOUT_S,
     ) -> list[SessionAnswer]:
-        """Have a worker started on every server of the lease, for one client process.
+        """Start a worker on every server of the lease, for one client process.
 
         Args:
             door: the door by which the program reaches its workers.

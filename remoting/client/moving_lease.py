@@ -32,13 +32,13 @@ Ask = Callable[[], Awaitable[str]]
 """Asks whether the program may go on; returns why not, empty when it may."""
 
 Bring = Callable[[bytes, OpenedSession, Ask], Awaitable[str]]
-"""Has the process with a session bring it to another one; returns why it stays."""
+"""Tells a session's process to move to another session; returns the reason if it stays."""
 
 LOG = logging.getLogger("gpupool.client")
 
 
 async def stays_where_it_is(_session: bytes, _offer: OpenedSession, _ask: Ask) -> str:
-    """Have a program stay: nobody here can tell it that it is to go."""
+    """Return the reason that a program stays: nobody here can tell it to move."""
     return "its lease is held by gpupool alloc or a Python program, which does not tell it to go"
 
 

@@ -270,13 +270,13 @@ class Pool:
         return await ask_history(self.connections, query, servers)
 
     async def run_checks(self) -> "CheckAnswer":
-        """Have all servers that answer test their links and idle GPUs now."""
+        """Test the links and idle GPUs of all servers that answer, now."""
         from gpupool.remoting.client.check_answers import ask_checks
 
         return await ask_checks(self.connections)
 
     async def measure_bandwidth(self) -> "BandwidthAnswer":
-        """Have all servers that answer measure the ways between them; operators only."""
+        """Measure the bandwidth between all servers that answer; operators only."""
         from gpupool.remoting.client.check_answers import ask_bandwidth
 
         return await ask_bandwidth(self.connections)

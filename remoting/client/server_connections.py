@@ -249,7 +249,7 @@ class Connections:
             await trio.sleep_forever()
 
     def listen(self, listener: Listener) -> None:
-        """Have ``listener`` called from now on."""
+        """Add ``listener``, to be called from now on."""
         self._listeners.append(listener)
 
     def unlisten(self, listener: Listener) -> None:
@@ -257,7 +257,7 @@ class Connections:
         self._listeners.remove(listener)
 
     def widen(self, count: int) -> None:
-        """Have up to ``count`` connections."""
+        """Raise the limit of connections to ``count``."""
         if count > self._width:
             self._width = count
             self._follow_members()

@@ -44,7 +44,7 @@ async def open_listeners(listen: Address) -> list[trio.SocketListener]:
 
 
 def _defer_silent(listener: trio.SocketListener) -> None:
-    """Have the kernel hold new connections until they say something: clients always speak first."""
+    """Defer new connections in the kernel until they send data: clients always speak first."""
     if sys.platform == "linux":
         with suppress(OSError):
             listener.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, SILENT_S)

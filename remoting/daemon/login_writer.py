@@ -53,7 +53,7 @@ class LoginWriter(ForkedProcess):
         super().__init__(*fork(socket.SOCK_STREAM, _serve))
 
     def save(self, credentials: Credentials) -> str:
-        """Have a login written, once; return the sentence of ``save_login``.
+        """Write a login, once; return the sentence of ``save_login``.
 
         Raises:
             StorageError: when it cannot be written.

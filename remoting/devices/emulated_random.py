@@ -75,7 +75,7 @@ def generator_state(value: Any) -> list[Any]:
 
 
 def set_generator_state(value: Any, state: list[Any]) -> None:
-    """Have a generator go on where another one was.
+    """Set a random generator to the state of another one.
 
     Raises:
         ValueError: it is no state of a generator of this kind.

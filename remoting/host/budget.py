@@ -82,7 +82,7 @@ class Budget:
             raise BudgetError(f"lease {lease} is open with other partitions")
 
     def move(self, lease: LeaseId, moves: Mapping[GpuId, GpuId]) -> None:
-        """Have everything of a lease on some GPUs be on others; harmless if it is not open."""
+        """Move a lease's books from some GPUs to others; harmless if the lease is not open."""
         book = self._leases.get(lease)
         if book is None:
             return
@@ -151,7 +151,7 @@ class Budget:
         share.charged = size
 
     def pledge(self, worker: WorkerKey, gpu: GpuId, token: bytes, size: int) -> None:
-        """Have ``size`` bytes that ``worker`` reserved be charged as long as anybody holds them.
+        """Keep ``size`` reserved bytes of ``worker`` charged as long as any worker holds them.
 
         Raises:
             BudgetError: when it has not reserved so much, or the token is for something else.
@@ -234,7 +234,7 @@ class Budget:
         return share.reserved + share.pledged, share.charged
 
     def begin_reading(self) -> None:
-        """Have ``peak`` begin anew: the driver is asked from now on how much each worker has."""
+        """Reset ``peak``: the driver is asked from now on for each worker's memory."""
         for book in self._leases.values():
             for share in book.shares.values():
                 share.peak = share.reserved + share.pledged

@@ -303,7 +303,7 @@ class SessionOpener:
         partitions: Sequence[Partition],
         gpus: Sequence[Gpu],
     ) -> None:
-        """Have a worker take turns with other leases, unless NVIDIA's daemon mixes their work."""
+        """Add a worker to its GPUs' turns, unless NVIDIA's MPS daemon mixes the leases' work."""
         if worker.session.real and mps_folders.is_used():
             return
         pairs = zip(gpus, partitions, strict=True)

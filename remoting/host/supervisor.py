@@ -278,14 +278,14 @@ class HostSupervisor:
     # --- suspension -----------------------------------------------------------------------------
 
     def suspend(self, lease: LeaseId, number: int) -> None:
-        """Have the workers of a lease let go of the GPUs' memory; returns at once.
+        """Suspend a lease's workers, which release their GPU memory; return at once.
 
         An order with a lower ``number`` than an earlier one does nothing.
         """
         self._suspensions.suspend(lease, number)
 
     def resume(self, lease: LeaseId, number: int, moves: Mapping[GpuId, GpuId] = NO_MOVES) -> None:
-        """Have the workers of a lease go on, with all that they had; returns at once."""
+        """Resume a lease's workers with all their state; return at once."""
         self._suspensions.resume(lease, number, moves)
 
     def suspensions(self) -> Mapping[LeaseId, HostSuspension]:

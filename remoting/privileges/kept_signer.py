@@ -31,7 +31,7 @@ _CREDENTIALS = struct.Struct("3i")  # struct ucred of unix(7)
 def ask_for_signer(
     helper: socket.socket, state: int, former: FormerCa | None = None
 ) -> RemoteVault:
-    """Have a privileged helper start a signer for the server with this state directory.
+    """Ask a privileged helper to start a signer for the server with this state directory.
 
     Raises:
         GpupoolError: when it does not.

@@ -100,7 +100,7 @@ class Followers:
         self._moves: dict[trio.SocketStream, _Move] = {}
 
     async def bring(self, session: bytes, offer: OpenedSession, ask: Ask) -> str:
-        """Have the process with a session go on with another one; return why it stays."""
+        """Tell a session's process to move to another session; return the reason if it stays."""
         stream = self._sessions.get(session.hex())
         if stream is None:
             return "its program uses an older cupy of gpupool, or does not run on this machine"

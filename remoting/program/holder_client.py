@@ -107,7 +107,7 @@ class HeldLease(ProgramLease):
         return await _ask(self.record, request)
 
     async def open_session(self, request: SessionRequest) -> list[SessionAnswer]:
-        """Have the holder open sessions for one process of the program.
+        """Ask the holder to open sessions for one process of the program.
 
         Raises:
             GpupoolError: the holder answers with an error.
@@ -133,7 +133,7 @@ class HeldLease(ProgramLease):
 
 
 async def release_held(record: HeldRecord) -> int:
-    """Have a lease given back; return how many programs were using it.
+    """Release a held lease; return the number of programs that used it.
 
     Raises:
         GpupoolError: when its holder does not answer.

@@ -92,7 +92,7 @@ class GrantedLease(ProgramLease):
         return self._handle.server_names()
 
     async def open_session(self, request: SessionRequest) -> list[SessionAnswer]:
-        """Have a session opened on every server of the lease.
+        """Open a session on every server of the lease.
 
         Raises:
             GpupoolError: when the lease is over, or a server cannot start a worker.
@@ -102,7 +102,7 @@ class GrantedLease(ProgramLease):
         )
 
     def follow(self, bring: Bring) -> None:
-        """Have a process of the program brought along when the lease goes to another server."""
+        """Call ``bring`` to move the program's process when the lease goes to another server."""
         self._handle.bring = bring
 
     async def wait_lost(self) -> str:
@@ -218,7 +218,7 @@ class LazyLease(ProgramLease):
                 await hold.release()
 
     async def open_session(self, request: SessionRequest) -> list[SessionAnswer]:
-        """Have a session opened, on a lease that is taken now if there is none.
+        """Open a session, on a lease that is taken now if there is none.
 
         Raises:
             GpupoolError: when there is no lease to be had, or it cannot serve a session.
@@ -233,7 +233,7 @@ class LazyLease(ProgramLease):
         return await GrantedLease(hold).open_session(request)
 
     def follow(self, bring: Bring) -> None:
-        """Have a process of the program brought along when the lease goes to another server."""
+        """Call ``bring`` to move the program's process when the lease goes to another server."""
         self._bring = bring
 
     async def wait_lost(self) -> str:

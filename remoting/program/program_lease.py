@@ -36,7 +36,7 @@ class ProgramLease(ABC):
 
     @abstractmethod
     async def open_session(self, request: SessionRequest) -> list[SessionAnswer]:
-        """Have a session opened on every server of the lease, for one process of the program.
+        """Open a session on every server of the lease, for one process of the program.
 
         Raises:
             GpupoolError: when that cannot be done.
@@ -59,7 +59,7 @@ class ProgramLease(ABC):
         """
 
     def follow(self, bring: Bring) -> None:
-        """Have a process of the program brought along when the lease goes to another server.
+        """Call ``bring`` to move the program's process when the lease goes to another server.
 
         A lease whose source does not do this stays while a process uses it.
         """

@@ -427,7 +427,7 @@ class _Run:
         return hold
 
     async def _estimate(self, pool: Pool, request: Request, line: WaitingLine) -> None:
-        """Have the line say when GPUs are free, if limits of leases or the policy say so."""
+        """Show the time until GPUs are free in the line, if lease limits or the policy tell it."""
         await trio.sleep(ESTIMATE_AFTER_S)
         from gpupool.remoting.program.dry_run import follow_start
 

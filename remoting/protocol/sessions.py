@@ -118,7 +118,7 @@ class SessionHost(Protocol):
         ...
 
     def suspend(self, lease: LeaseId, number: int) -> None:
-        """Have the workers of a lease let go of the GPUs' memory; return at once.
+        """Suspend a lease's workers, which release their GPU memory; return at once.
 
         An order with a lower number than an earlier one of this lease, or the same again, does
         nothing. Sessions of the lease are opened once it has been resumed.
@@ -126,7 +126,7 @@ class SessionHost(Protocol):
         ...
 
     def resume(self, lease: LeaseId, number: int, moves: Mapping[GpuId, GpuId] = NO_MOVES) -> None:
-        """Have the workers of a lease go on, with all that they had; return at once.
+        """Resume a lease's workers with all their state; return at once.
 
         One that has not begun to be suspended is not suspended any more when this returns. What a
         suspended one has on a GPU that is a key of ``moves`` is on the other GPU from then on.

@@ -33,7 +33,7 @@ class Hangup:
 
 @dataclass(frozen=True, slots=True)
 class StartSession:
-    """Have the host start a worker; report with ``session_opened``."""
+    """Tell the host to start a worker; report with ``session_opened``."""
 
     number: int
     lease: Lease
@@ -45,7 +45,7 @@ class StartSession:
 
 @dataclass(frozen=True, slots=True)
 class KillLease:
-    """Have the host kill all workers of a lease, now."""
+    """Tell the host to kill all workers of a lease now."""
 
     lease: LeaseId
     reason: str

@@ -91,7 +91,7 @@ class AdminService:
         context.propose_for(client, call, commands.Tick(), then)
 
     def _get_usage(self, client: Client, call: int, message: m.GetUsage) -> None:
-        """Have the exporter answer; a majority is not needed, and every server has the records."""
+        """Answer from the exporter; no majority is needed, and every server keeps the records."""
         query = message.query
         if query.by not in ("", *KEYS):
             raise UsageError(f"usage is not summed by {query.by[:64]}")

@@ -43,7 +43,7 @@ class BackupService:
         self._context.propose_for(client, call, commands.NoteBackup(client.user), then)
 
     def _put_part(self, client: Client, call: int, message: m.PutPart) -> None:
-        """Have one part replicated; ``apply`` checks its size and number."""
+        """Replicate one part of a backup; ``apply`` checks its size and number."""
         command = commands.StagePart(message.upload, message.part, message.data)
 
         def then(result: Result) -> m.Message:

@@ -134,7 +134,7 @@ class PolicyService:
     def _compile(
         self, client: Client, call: int, packed: bytes, then: Callable[[Draft], None]
     ) -> None:
-        """Have a document compiled, and go on with the draft; answer the call when it is none.
+        """Compile a document, and pass its draft to ``then``; answer the call when it is invalid.
 
         Raises:
             UsageError: when the document is too large to be one.

@@ -126,7 +126,7 @@ class Reconciler:
             self._report_issuer(state, server)
 
     def _follow_suspensions(self, state: PoolState, counts: Mapping[LeaseId, int]) -> None:
-        """Have the host suspend and resume leases as the table says, and say how far it is."""
+        """Suspend and resume leases on the host as the table says, and report its progress."""
         host = self._host
         plan = plan_suspensions(state, self._self, self._incarnation, host.suspensions(), counts)
         for lease, number in plan.suspend:

@@ -135,7 +135,7 @@ class OpenCalls(Generic[T]):
 
     @contextmanager
     def opened(self, key: Hashable = None) -> Generator[OpenCall[T]]:
-        """Have a call under way in the body; after the end it is done at once."""
+        """Open a call for the body; after the connection's end, the call is done at once."""
         call = OpenCall[T](next(self._numbers))
         if self.ended:
             call.done.set()

@@ -93,7 +93,7 @@ def _prctl(option: int, argument: int) -> bool:
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when the thread that started it ends.
+    """Tell the kernel to kill this process when the thread that started it ends.
 
     The setting is lost whenever the uid changes, so this is called again after that. A parent
     that died before the call is noticed by the changed parent id.

@@ -371,7 +371,7 @@ class Worker:
             raise
 
     def _dial(self, server: str) -> socket.socket:
-        """Have the host connect to another server of the lease; raise OSError if it cannot."""
+        """Ask the host to connect to another server of the lease; raise OSError if it cannot."""
         self._channel.send(worker_messages.Dial(server))
         dialled = self._dialled.get()
         if isinstance(dialled, str):

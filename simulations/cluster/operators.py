@@ -157,7 +157,7 @@ class Operator:
         self._order(m.EndLease(lease, "by order"), lambda _at: None)
 
     def suspend(self, lease: LeaseId, for_s: float) -> None:
-        """Have a lease let go of its GPUs for a while."""
+        """Suspend a lease, and resume it after ``for_s`` seconds."""
 
         def suspended(_at: float) -> None:
             self.process.after(for_s, resume)
@@ -170,12 +170,12 @@ class Operator:
         self._order(order, suspended)
 
     def move(self, lease: LeaseId, server: ServerId, to: tuple[GpuId, ...]) -> None:
-        """Have a lease go on with other GPUs of a server; without any, the pool chooses."""
+        """Move a lease to other GPUs of a server; the pool chooses them if ``to`` is empty."""
         number = self._random.randbytes(16)
         self._order(m.MoveLease(lease, server, (), to, number), lambda _at: None)
 
     def relocate(self, lease: LeaseId, server: ServerId) -> None:
-        """Have a lease go on with another server."""
+        """Move a lease to another server."""
         order = m.RelocateLease(lease, server, self._random.randbytes(16))
         self._order(order, lambda _at: None)
 
@@ -197,7 +197,7 @@ class Operator:
         self._order(m.ForgetUser(user, salt), lambda _at: None)
 
     def back_up(self) -> None:
-        """Have a backup made, which the table takes note of."""
+        """Order a backup, which the table takes note of."""
         self._order(m.GetBackup(), lambda _at: None)
 
     def set_clock(self) -> None:

@@ -138,7 +138,7 @@ class Machine:
         return sums
 
     def set_away(self, lease: LeaseId, away: bool) -> None:
-        """Have all workers of a lease let go of their memory, or have it again."""
+        """Release the memory of a lease's workers, or restore it."""
         for worker in self.workers:
             if worker.lease == lease:
                 worker.away = away

@@ -229,7 +229,7 @@ async def hostile_workers(folder: Path, seconds: float, kind: str) -> int:
 
 
 async def run_code(hold: LeaseHandle, code: str) -> None:
-    """Have a worker of the lease run code, and wait for its answer or its end."""
+    """Run code in a worker of the lease, and wait for its answer or its end."""
     (opened,) = await hold.open_session("hostile", "hostile.py")
     assert isinstance(opened, OpenedSession)
     target = SessionAddress(

@@ -98,7 +98,7 @@ def timed_alone(xp: Any, operation: Callable[[], Any]) -> float:
 
 
 def timed_calls() -> list[int]:
-    """Have the worker's executor time calls that nobody waits for; return its ns, and how many."""
+    """Time the executor's calls that nobody waits for; return a list of their ns and count."""
     executor: Any = importlib.import_module("gpupool.remoting.array_api.server.array_executor")
     run, took = executor.Executor.run, [0, 0]
 

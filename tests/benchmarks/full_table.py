@@ -179,7 +179,7 @@ class IdleHost:
         return (), ()
 
     def depart(self, lease: LeaseId, target: ServerId | None) -> Departure:
-        """Have nothing that could go."""
+        """Return an empty departure."""
         return Departure()
 
     def weigh(self, weights: Mapping[LeaseId, float]) -> None:

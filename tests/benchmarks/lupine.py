@@ -170,7 +170,7 @@ class LupineServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def need(self) -> None:
-        """Have it running.
+        """Start the Lupine server unless it is running.
 
         Raises:
             RuntimeError: when it does not start.

@@ -103,7 +103,7 @@ class Player:
         return float("nan")
 
     def make(self, workload: str, limit: float) -> None:
-        """Have a workload made, and find out how many steps a round takes."""
+        """Make a workload, and find out how many steps a round takes."""
         self.failed = ""
         self.value = self._number(f"make {workload}", "READY", limit)
         self.steps = 1

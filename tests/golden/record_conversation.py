@@ -53,7 +53,7 @@ async def found(cluster: Cluster) -> None:
 
 
 async def converse(cluster: Cluster) -> None:
-    """Have clients do all that clients do."""
+    """Run clients through all their actions."""
     await login(format_token(cluster.token_text("ada")), client="ada@test", dial=cluster.dial)
     async with cluster.client("ada") as ada, cluster.client("bob") as bob:
         await use(ada, bob)

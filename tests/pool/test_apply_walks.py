@@ -77,7 +77,7 @@ class Walker:
         return c.ConfirmSuspended(lease.id, server, incarnation, number, GIB)
 
     def relocation(self, state: PoolState) -> c.Command:
-        """Have a lease go to another server, or say that it has gone or stays."""
+        """Return a command to move a lease to another server, or to confirm or refuse a move."""
         going = [each for each in state.leases.relocating().values() if each.held]
         if self.random.random() < 0.3 or not going:
             target = self.random.choice(list(SERVERS))

@@ -21,7 +21,7 @@ from gpupool.pool.scheduling.preemption import preemptions
 
 @pytest.fixture
 def _many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have any number of leases count as many."""
+    """Count any number of leases as many."""
     monkeypatch.setattr(LEASES_MAX, 0)
 
 
@@ -157,7 +157,7 @@ def test_a_gpu_that_is_ready_has_nothing_missing_whatever_is_free_on_it() -> Non
 
 
 def strangers(pool: Preempting, index: int, size: int) -> None:
-    """Have processes that are not the pool's use so many bytes of a GPU."""
+    """Report so many bytes of a GPU as used by processes outside the pool."""
     reading = {GpuId(f"{A}-{index}"): c.GpuReading(size, "")}
     assert pool.do(c.ReportGpus(A, ONE, reading)).ok
 

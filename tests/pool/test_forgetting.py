@@ -16,7 +16,7 @@ def forget(pool: Pool, user: str, salt: bytes = SALT) -> Result:
 
 
 def used(pool: Pool, user: str) -> None:
-    """Have a lease, and end it."""
+    """Grant a lease to a user, and end it."""
     lease = pool.grant(user, 1, 0.25)
     (server,) = pool.state.leases[lease].parts
     assert pool.do(c.EndLease(lease, "done")).ok

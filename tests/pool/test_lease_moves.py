@@ -237,7 +237,7 @@ def test_a_restart_of_the_server_in_each_step_ends_it_and_frees_both() -> None:
 
 
 def other_gpu(pool: Moving, **changes: object) -> None:
-    """Have GPU 1 of the first server be of another kind."""
+    """Replace GPU 1 of the first server by another kind of GPU."""
     server = pool.state.servers[A]
     gpus = tuple(
         replace(each, **changes) if each.index == 1 else each  # pyright: ignore[reportArgumentType]

@@ -18,7 +18,7 @@ from gpupool.pool.transitions.lease_relocations import plan_relocation
 
 
 def changed_gpu(pool: Pool, which: GpuId, server: ServerId = A, **changes: object) -> None:
-    """Have one GPU of a server be as nothing that a server says would make it."""
+    """Change one GPU of a server in the pool's state, as no report of a server could."""
     servers = pool.state.servers
     found = servers[server]
     other = replace(found.gpus[which], **changes)  # pyright: ignore[reportArgumentType]

@@ -18,7 +18,7 @@ MIB = 1 << 20
 def with_gpus(
     pool: Pool, server: ServerId, *gpus: tuple[str, int], parts: tuple[int, ...] = ()
 ) -> Pool:
-    """Have a server have these GPUs, each a model and its bytes; ``parts`` are of one card."""
+    """Set a server's GPUs, each a model and its bytes; ``parts`` are of one card."""
     card = GpuId(f"{server}+card")
     found = {
         GpuId(f"{server}+{n}"): Gpu(
@@ -272,7 +272,7 @@ def test_eight_of_the_known_values_are_told(count: int) -> None:
 
 
 def with_readings(pool: Pool, **readings: object) -> Pool:
-    """Have the GPUs of ``A`` have these values."""
+    """Set these values on the GPUs of ``A``."""
     server = pool.state.servers[A]
     gpus = {key: replace(gpu, **readings) for key, gpu in server.gpus.items()}  # type: ignore[arg-type]
     servers = pool.state.servers.set(A, replace(server, gpus=gpus))

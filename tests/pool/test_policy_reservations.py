@@ -36,7 +36,7 @@ def gpu(number: int) -> GpuId:
 
 
 def away(pool: Pool, lease: LeaseId) -> None:
-    """Have a lease suspended, and its memory given back."""
+    """Suspend a lease, and give its memory back."""
     assert pool.do(c.SuspendLease(lease, "", "root", operator=True)).ok
     suspension = pool.state.leases[lease].suspension
     assert suspension is not None

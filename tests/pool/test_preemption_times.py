@@ -16,7 +16,7 @@ def told(pool: Preempting, user: str = "boss", request: Request | None = None) -
 
 
 def resumed_again(pool: Preempting, lease: LeaseId) -> None:
-    """Have a lease be suspended for a request, and go on."""
+    """Suspend a lease for a request, and resume it."""
     request = pool.request()
     pool.wait("boss", request)
     assert pool.lead()
@@ -79,7 +79,7 @@ INSTANTS = "gpupool.pool.scheduling.preemption.LATER_MAX"
 
 
 def resumed_by_root(pool: Preempting, *leases: LeaseId) -> None:
-    """Have leases be suspended by an operator, and go on."""
+    """Suspend and resume leases as an operator."""
     for lease in leases:
         assert pool.do(c.SuspendLease(lease, "a pause", "root", operator=True)).ok
         pool.confirm(lease)

@@ -356,7 +356,7 @@ def test_leases_on_what_cannot_be_suspended_are_named() -> None:
 
 
 def with_driver(pool: Pool, version: str, *, emulated: bool = False) -> None:
-    """Have server B come up with a driver of this version."""
+    """Start server B with a driver of this version."""
     server = pool.state.servers[B]
     gpus = tuple(replace(gpu, emulated=emulated) for gpu in server.gpus.values())
     up = c.ServerUp(B, ONE, "b:1", "1", version, "13.0", gpus, {}, accounts=True)

@@ -60,7 +60,7 @@ def lease_of(pool: Moving) -> LeaseView:
 
 
 def with_gpu(state: PoolState, **changes: Any) -> PoolState:
-    """Have the first GPU of the first server be another one."""
+    """Return the state with changed fields of the first server's first GPU."""
     server = state.servers[A]
     changed = replace(server.gpus[gpu(0)], **changes)
     return with_server(state, gpus={**server.gpus, changed.id: changed})

@@ -229,7 +229,7 @@ def _warn(found: FoundUsage) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @pool_options
 def forget(credentials: str | None, user: str, yes: bool) -> None:
-    """Have the accounts and the histories of all servers know USER by a pseudonym alone.
+    """Anonymize USER in the accounts and histories of all servers.
 
     For operators. USER must have no lease and no waiting request. Servers that are away do it when
     they are back, within 90 days. Tokens, the policy and the audit keep the name; so do copies that

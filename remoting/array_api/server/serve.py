@@ -369,7 +369,7 @@ def make_backend(
 
 
 def _end_turns_of(devices: Sequence[DeviceSpec]) -> None:
-    """Have real GPUs waited for at the end of each turn."""
+    """Make the launch gate wait for real GPUs at the end of each turn."""
     gate = launch_gate.of_worker()
     runtime: Any = importlib.import_module("cupy").cuda.runtime
     ordinals = [spec.ordinal for spec in devices]

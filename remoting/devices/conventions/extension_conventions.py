@@ -143,7 +143,7 @@ def _check_matrix(a: Any) -> None:
 
 
 def _next_fast_len(_function: Operation) -> Operation:
-    """Have lengths of the factors that cuFFT is fast for: SciPy's have 11 too."""
+    """Limit FFT lengths to cuFFT's fast factors (2, 3, 5, 7): SciPy's lengths use 11 too."""
 
     def call(target: Any, real: Any = False) -> int:
         del real

@@ -228,7 +228,7 @@ class Client:
             self.launcher.keep(kind, number, handle)
 
     def end_issuing(self, kind: str, number: int) -> None:
-        """Have the launcher name an object no more that has ended."""
+        """Unregister an ended object from the launcher."""
         if self.launcher is not None:
             self.launcher.end(kind, number)
 

@@ -244,7 +244,7 @@ class Executor:
         return True
 
     def _issue(self, launcher: Launcher, start: int, end: int, *, alone: bool) -> int:
-        """Have the launcher issue records; return where the first lies that is left."""
+        """Issue records by the launcher; return the offset of the first record left."""
         at = launcher.run(self.buffer_address, start, end, alone=alone)
         client, outcome = self.client, launcher.outcome
         client.session.stream.calls += outcome.issued

@@ -20,7 +20,7 @@ def _address_of(function: Any) -> int:
 
 
 class HostFunctions(HandlerGroup):
-    """Has the driver come to a function's place in its stream, and wait there for the client.
+    """Calls the client's functions in stream order: the driver waits there for the client.
 
     The driver calls us on a thread of its own, which may not call CUDA, so another one sends what
     the function may read and tells the client. A callback tells of errors, unlike a host function,

@@ -51,7 +51,7 @@ class NativeTurns:
         return lost
 
     def begin(self) -> None:
-        """Have the launcher add functions that keep no stream: there is a thread that gets them."""
+        """Allow the launcher to add functions that block no stream: a thread gets their turns."""
         self._launcher.tell(self._self)
 
     def expect(self, number: int) -> int:

@@ -7,7 +7,7 @@ from gpupool.remoting.driver_api.executor import native_library
 
 
 def serve(line: int) -> None:
-    """Have a thread give memory back as the privileged helper says, without the interpreter's lock.
+    """Start a thread that gives memory back on the privileged helper's orders, without the GIL.
 
     Args:
         line: descriptor of the socket to the privileged helper, which is closed when that hangs up.

@@ -7,7 +7,7 @@ to what it made; a ``place`` is a device or a green context, as SET_DEVICE names
 from gpupool.remoting.driver_api.schema.layout import WORD, Record, asked, items, posted, rest, text
 
 SHARED = "token:u64[4]"
-"""In place of a handle; see tokens.py."""
+"""In place of a handle; see ``packaging/driver_api``."""
 
 JIT = "options:u64[6]"
 """Of the options of the compiler that are passed on: one more than each value, or 0."""

@@ -156,7 +156,7 @@ class Arbiter:
                     self._turns[gpu].set_share(seated.lease, share * weight, time.monotonic())
 
     def move(self, lease: LeaseId, moves: Mapping[GpuId, GpuId]) -> None:
-        """Have the workers of a lease that rests take their turns on other GPUs."""
+        """Move the turns of a resting lease's workers to other GPUs."""
         with self._lock:
             now, weight = time.monotonic(), self._weights.get(lease, 1.0)
             mine = [(n, each) for n, each in self._seated.items() if each.lease == lease]
@@ -307,7 +307,7 @@ class Arbiter:
                 continue  # It ends, which others find.
 
     def _seat(self, gpu: GpuId) -> None:
-        """Have all workers of a GPU hear of their turns, of which there are some from now on."""
+        """Open a socket for turn orders to each worker of a GPU that takes turns from now on."""
         for number, seated in self._seated.items():
             if gpu not in seated.gpus or seated.line is not None:
                 continue

@@ -98,7 +98,7 @@ def _spill(
 
 
 def _bring_back(workers: Sequence[KeptWorker]) -> list[int]:
-    """Have everything of workers in memory again; return the numbers of those that lost some."""
+    """Load the workers' spilled memory again; return the numbers of those that lost some."""
     lost: list[int] = []
     for worker in workers:
         if worker.spilled is not None:

@@ -191,7 +191,7 @@ class SpilledMemory:
             raise SpillError("its worker did not give the memory back")
 
     def bring_back(self) -> None:
-        """Have everything in memory again.
+        """Load all dropped memory from the disk again.
 
         Raises:
             SpillError: when some of it is lost.

@@ -137,11 +137,11 @@ class Suspensions:
     # --- orders ---------------------------------------------------------------------------------
 
     def suspend(self, lease: LeaseId, number: int) -> None:
-        """Have a lease be suspended; returns at once."""
+        """Suspend a lease; return at once."""
         self._order(lease, number, wanted=True)
 
     def resume(self, lease: LeaseId, number: int, moves: Mapping[GpuId, GpuId] = NO_MOVES) -> None:
-        """Have a lease go on, some of it on other GPUs; returns at once."""
+        """Resume a lease, on other GPUs as ``moves`` says; return at once."""
         self._order(lease, number, wanted=False, moves=moves)
 
     def _order(

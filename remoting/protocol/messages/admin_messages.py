@@ -150,7 +150,7 @@ class ChecksDone(Answer):
 
 @message(102, rights=Rights.OPERATOR)
 class RunChecks(CallFor[ChecksDone]):
-    """Have a server test its links and its idle GPUs; it takes some seconds."""
+    """Test the links and idle GPUs of a server, which takes some seconds."""
 
 
 @message(181)
@@ -163,7 +163,7 @@ class BandwidthIs(Answer):
 
 @message(103, rights=Rights.OPERATOR)
 class MeasureBandwidth(CallFor[BandwidthIs]):
-    """Have a server measure the way to another one, which takes about a second."""
+    """Measure a server's bandwidth to another server, which takes about a second."""
 
     peer: ServerId
 

@@ -65,7 +65,7 @@ class EndLease(LeaseOrder):
 
 @message(62, rights=Rights.OWNER_OR_OPERATOR)
 class SuspendLease(NumberedLeaseOrder):
-    """Have a lease let go of its GPUs until it is resumed; one's own, or any for an operator."""
+    """Suspend a lease: free its GPUs until a resume; one's own, or any for an operator."""
 
     lease: LeaseId
     why: str
@@ -81,7 +81,7 @@ class SuspendLease(NumberedLeaseOrder):
 
 @message(63, rights=Rights.OWNER_OR_OPERATOR)
 class ResumeLease(NumberedLeaseOrder):
-    """Have a suspended lease go on; one's own, or any for an operator."""
+    """Resume a suspended lease; one's own, or any for an operator."""
 
     lease: LeaseId
     order: bytes = b""
@@ -94,7 +94,7 @@ class ResumeLease(NumberedLeaseOrder):
 
 @message(66, rights=Rights.OWNER_OR_OPERATOR)
 class MoveLease(NumberedLeaseOrder):
-    """Have a lease go on with other GPUs of one of its servers; one's own, or any for an operator.
+    """Move a lease to other GPUs of one of its servers; one's own, or any for an operator.
 
     ``gpus`` are those that it leaves, empty for all that it has there; ``to`` are as many, in their
     order, or none for those that the pool chooses.
@@ -120,7 +120,7 @@ class MoveLease(NumberedLeaseOrder):
 
 @message(67, rights=Rights.OWNER_OR_OPERATOR)
 class RelocateLease(NumberedLeaseOrder):
-    """Have a lease go on with another server; one's own, or any for an operator."""
+    """Move a lease to another server; one's own, or any for an operator."""
 
     lease: LeaseId
     server: ServerId

@@ -405,7 +405,7 @@ class SetSilence(NumberedOrder):
 
 @message(65, rights=Rights.OPERATOR)
 class ForgetUser(NumberedOrder):
-    """Have the accounts and histories of all servers know a user by a pseudonym alone.
+    """Replace a user's name by a pseudonym in the accounts and histories of all servers.
 
     The name goes no further than the server that takes the order; its number salts the hash.
     """

@@ -272,7 +272,7 @@ class AcceptQueue:
     # --- handshakes ------------------------------------------------------------------------------
 
     async def _begin(self) -> None:
-        """Have the openings read and answered in another thread."""
+        """Read and answer the openings of connections in another thread."""
         limiter = trio.CapacityLimiter(1)
         while True:
             await self._has_openings.wait()

@@ -258,7 +258,7 @@ class PreauthLimits:
     # --- handshakes ------------------------------------------------------------------------------
 
     def request_handshake(self, place: Place, go: Callable[[], None]) -> None:
-        """Have ``go`` called when this connection may begin its handshake: here, or later.
+        """Call ``go`` when this connection may begin its handshake: here, or later.
 
         A later call comes from ``release``; none comes for a place that was given back.
         """

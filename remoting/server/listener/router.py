@@ -384,7 +384,7 @@ class Router:
             pauses.woke_up(trio.current_time() - wake_at)
 
     def request_turn(self, place: Place, go: Callable[[], None]) -> None:
-        """Have ``go`` called when a connection may begin its handshake: here, or later."""
+        """Call ``go`` when a connection may begin its handshake: here, or later."""
         self.limits.request_handshake(place, go)
         self._requested.set()
 

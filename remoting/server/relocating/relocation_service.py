@@ -110,7 +110,7 @@ class RelocationService:
                 context.send(connection, 0, push)
 
     def _refuse(self, lease: LeaseId, number: int, reason: str) -> None:
-        """Have a lease stay; while that is under way, it is not proposed again."""
+        """Propose to refuse a lease's relocation, unless that is proposed already."""
         if lease in self._refusing:
             return
         self._refusing.add(lease)

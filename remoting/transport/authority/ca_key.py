@@ -27,7 +27,7 @@ from gpupool.remoting.transport.pki import (
 
 
 class AuthoritySigner:
-    """Has the vault sign with one CA's key."""
+    """Asks the vault to sign with one CA's key."""
 
     def __init__(
         self,

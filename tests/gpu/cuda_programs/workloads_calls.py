@@ -175,7 +175,7 @@ def graph_replay() -> Made:
 
 
 def streams() -> Made:
-    """Have four streams wait for each other's events, five times around."""
+    """Make four streams wait for each other's events, five times around."""
     import torch
 
     lanes = [torch.cuda.Stream() for _ in range(4)]

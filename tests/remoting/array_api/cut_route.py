@@ -32,7 +32,7 @@ def namespace(pid: int | str) -> str:
 
 
 def enter(descriptor: int) -> None:
-    """Have the sockets that this thread makes from now on be in another namespace."""
+    """Move this thread, with the sockets it makes from now on, to another network namespace."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.setns(descriptor, CLONE_NEWNET):
         raise OSError(ctypes.get_errno(), "setns")

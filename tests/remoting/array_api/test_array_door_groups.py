@@ -49,7 +49,7 @@ class Kernels:
 
 @pytest.fixture(autouse=True)
 def groups(dropin: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Have functions marked, as for a worker on a real GPU, and all records defined anew.
+    """Mark functions, as for a worker on a real GPU, and define all records anew.
 
     Nothing but the functions themselves ends a group: neither time nor a look at the memory left.
     """

@@ -16,7 +16,7 @@ import pytest
 
 
 def _late_error(cp: Any) -> Any:
-    """Have a call fail that is not waited for; return its result."""
+    """Make a call fail that is not waited for; return its result."""
     [session] = cp._door.pool.sessions()
     cp.linalg.cholesky(cp.eye(3))
     made = cp.linalg.cholesky(-cp.eye(3))

@@ -36,7 +36,7 @@ handler_groups = executor.handler_groups
 
 
 class Anything(dict[int, Any]):
-    """Has every number."""
+    """A dictionary that makes a value for every missing number."""
 
     def __init__(self, made: Callable[[int], Any]) -> None:
         super().__init__()

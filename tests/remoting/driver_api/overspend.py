@@ -230,7 +230,7 @@ def graph_destroyed_while_it_runs(client: HostileClient) -> None:
 
 @case
 def graph_memory_that_outlives_its_graph(client: HostileClient) -> None:
-    """Have CUDA not keep it for other graphs once it is freed."""
+    """Check that CUDA keeps no freed graph memory for other graphs."""
     client.send(STREAM_CREATE, ONE, NON_BLOCKING)
     client.send("BEGIN_CAPTURE", ONE, 0, GRAPH)
     address = client.get("CAPTURE_ALLOCATE", ONE, GRAPH, 48 * MIB, 80)

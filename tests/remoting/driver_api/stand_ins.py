@@ -213,7 +213,7 @@ class LinksInVain(Links):
     """Connects to every other worker, and loses it at the first copy."""
 
     def __init__(self) -> None:
-        """Have no link."""
+        """Start without links."""
 
     def introduce(self, key: bytes, index: int, others: Sequence[Peer | None]) -> None:
         """Take the client's word for it."""
@@ -221,7 +221,7 @@ class LinksInVain(Links):
     def expect_lanes(
         self, ids: tuple[bytes, bytes], take: TakeLane, encrypts: Callable[[], bool]
     ) -> bool:
-        """Have no further connections."""
+        """Expect no further connections."""
         return False
 
     def connect(self, index: int) -> str:

@@ -314,7 +314,7 @@ def further(pool: FakeGpuPool, program: "subprocess.Popen[str]", count: int) -> 
 def finished(
     pool: FakeGpuPool, program: "subprocess.Popen[str]", lines: list[str], folder: Path
 ) -> str:
-    """Have a program end, and return all that it has printed."""
+    """Tell a program to end, and return all its output."""
     (folder / "end").touch()
     assert program.stdout is not None
     rest = program.stdout.read()

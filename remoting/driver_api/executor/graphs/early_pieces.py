@@ -187,7 +187,7 @@ class EarlyPieces:
                 self._names.pop(name, None)
 
     def use(self, executable: int, names: Mapping[int, int]) -> None:
-        """Have launches from now on call functions by these names, by place."""
+        """Set the function names, by place, that launches call from now on."""
         with self._lock:
             known = self._known[executable]
             self._replace(known, [known.names[place] for place in names if place in known.names])

@@ -161,7 +161,7 @@ class GraphLaunches(HandlerGroup):
 
     @contextlib.contextmanager
     def _naming(self, executable: int, hosts: Sequence[Host]) -> Generator[Callable[[], None]]:
-        """Have a graph's host nodes call by names of an executable that is made of them meanwhile.
+        """Name a graph's host functions for an executable that is instantiated in the block.
 
         What this gives is to be called if it was.
         """
@@ -226,7 +226,7 @@ class GraphLaunches(HandlerGroup):
             self._give_back(gone)
 
     def _give_back(self, gone: list[Allocation]) -> None:
-        """Have CUDA let go of memory that it keeps for graphs, and then count it as free.
+        """Trim the memory that CUDA keeps for graphs, and then count it as free.
 
         A launch may still run, and has its memory until it is over.
         """
@@ -270,7 +270,7 @@ class GraphLaunches(HandlerGroup):
             self.client.launcher.end("x", number)  # the next launch, which may not fail, is noted
 
     def _issue(self, number: int) -> None:
-        """Have the launcher launch and change an executable graph that nothing is noted of then."""
+        """Register an executable graph with the launcher if its launches need no bookkeeping."""
         made, launcher = self._executables[number], self.client.launcher
         if launcher is None:
             return

@@ -170,7 +170,7 @@ class Graphs(HandlerGroup):
         self.objects["g"].pop(graph, None)
 
     def issue(self, number: int) -> None:
-        """Have the launcher change a node, which was changed before: mostly the same ones are."""
+        """Register a changed graph node with the launcher: mostly the same nodes change again."""
         if self.client.launcher is not None and number not in self._issued:
             self._issued.add(number)
             self.client.launcher.keep("n", number, self.nodes[number].handle)

@@ -330,7 +330,7 @@ class Pools(HandlerGroup):
             self._looks = LOOKS
 
     def squeeze(self, device: int) -> bool:
-        """Have the pools of a device release their free memory; return whether there was any."""
+        """Release the free memory of a device's pools; return whether there was any."""
         with self._lock:
             before = sum(pool.held for pool in self._all())
             for pool in self._all():
@@ -352,7 +352,7 @@ class Pools(HandlerGroup):
                 self._settle(pool)
 
     def trim_graphs(self, device: int) -> None:
-        """Have CUDA let go of memory that it keeps for graphs."""
+        """Trim the memory that CUDA keeps for graphs on a device."""
         self._direct.call("cuDeviceGraphMemTrim", self.client.ordinals[device])
 
     # --- the books --------------------------------------------------------------------------------
@@ -382,7 +382,7 @@ class Pools(HandlerGroup):
         return True
 
     def pledge(self, pool: Pool) -> None:
-        """Have all that a pool has now be charged as long as any process has the pool."""
+        """Pledge a pool's present memory: it stays charged while any process has the pool."""
         with self._lock:
             if pool.token and pool.held > pool.pledged:
                 self._tokens.pledge(pool.token, pool.device, pool.held - pool.pledged)

@@ -116,7 +116,7 @@ class Launcher:
         self.library.launcher_keep(self._self, ord(kind), number, handle)
 
     def end(self, kind: str, number: int) -> None:
-        """Have an object named no more; harmless if it never was."""
+        """Unregister an object; harmless if it was never registered."""
         self.library.launcher_end(self._self, ord(kind), number)
 
     def event(self, number: int) -> int:

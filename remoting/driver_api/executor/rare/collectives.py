@@ -56,7 +56,7 @@ class Abort:
         self._failed: NcclError | None = None
 
     def run(self) -> None:
-        """Have NCCL end it; blocks for as long as that takes."""
+        """Abort the communicator in NCCL; block until that is done."""
         try:
             self._end()
         except NcclError as error:

@@ -204,7 +204,7 @@ class Nccl:
 
     @contextlib.contextmanager
     def group(self) -> Generator[None]:
-        """Have NCCL take the operations within together."""
+        """Run the NCCL operations within as one group."""
         self._check(self._library.ncclGroupStart())
         try:
             yield

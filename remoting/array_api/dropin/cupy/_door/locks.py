@@ -23,7 +23,7 @@ AT_ONCE = (False,)
 
 
 def alone(method: _Method) -> _Method:
-    """Have a method run while the ``lock`` of its object is held."""
+    """Wrap a method to hold its object's ``lock`` while it runs."""
 
     @functools.wraps(method)
     def holding(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -47,7 +47,7 @@ class MoveRefusedError(DoorError):
 def go_on(
     session: Session, offer: dict[str, Any], commit: Callable[[], None] = lambda: None
 ) -> None:
-    """Have the worker of an offer go on with all that a session's worker has.
+    """Move a session with all its worker's state to the worker of an offer.
 
     Args:
         session: alone in its process.
@@ -113,7 +113,7 @@ def _greeted(session: Session, offer: dict[str, Any], introduction: Any) -> Sess
 
 @contextlib.contextmanager
 def _still(session: Session) -> Generator[None]:
-    """Have all other threads wait before their next call or copy."""
+    """Block all other threads before their next call or copy."""
     until = time.monotonic() + LOCK_S
     parts: Any = session
     lock = parts._sender.lock
@@ -130,7 +130,7 @@ def _still(session: Session) -> Generator[None]:
 
 
 def _prepare(session: Session, introduction: Any) -> None:
-    """Have the old worker connect to the new one."""
+    """Tell the old worker to connect to the new one."""
     try:
         why = session.ask("peer.prepare", (introduction, 1), own_error=True)
     except Exception as error:
@@ -142,7 +142,7 @@ def _prepare(session: Session, introduction: Any) -> None:
 
 
 def _transfer(session: Session, arrival: Session) -> None:
-    """Have the old worker send its state to the new one; both have it afterwards."""
+    """Copy the state of the old worker to the new one; the old worker keeps it."""
     until = time.monotonic() + STATE_S
     leaving = session.begin("peer.depart", (1,))
     try:

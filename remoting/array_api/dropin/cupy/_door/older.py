@@ -19,7 +19,7 @@ else:
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Have the traceback of an error show a note."""
+    """Add a note to an error, which its traceback shows."""
     if sys.version_info >= (3, 11):
         error.add_note(note)
     elif error.args and isinstance(error.args[0], str):

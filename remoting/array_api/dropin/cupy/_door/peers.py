@@ -77,7 +77,7 @@ def connected(origin: Session, target: Session) -> itertools.count[int] | None:
 
 
 def move(source: Any, target: Session, handle: int, meta: Meta, *, existing: bool) -> int | None:
-    """Have the worker of ``source`` send its elements, in C order, to the worker of ``target``.
+    """Send the elements of ``source``, in C order, from its worker to the worker of ``target``.
 
     Args:
         source: an array of another session.

@@ -51,7 +51,7 @@ def attach(
 
 
 def tell_of_linalg(session: Session) -> None:
-    """Have a worker raise errors of `linalg` that only the elements show, or ignore them."""
+    """Tell a worker to raise, or to ignore, `linalg` errors that only the elements show."""
     if _LINALG in session.operations and session.failure is None:
         session.call(_LINALG, (judged.linalg_raises,), {})
 

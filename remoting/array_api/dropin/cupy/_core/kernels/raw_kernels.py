@@ -224,7 +224,7 @@ def _only_nvrtc(backend: str, jitify: bool) -> None:
 
 
 def _compile(kernel: Any, log_stream: Any) -> None:
-    """Have the worker compile; its compiler's log comes back only where it is asked for."""
+    """Compile in the worker; its compiler's log comes back only if ``log_stream`` is given."""
     if log_stream is None:
         kernel._gp_session.ask("kernel.compile", (kernel,))
     else:

@@ -92,7 +92,7 @@ class LinearTimeInvariant:
     _dt: Any
 
     def __new__(cls, *system: Any, **kwargs: Any) -> Any:
-        """Have the worker's library check and complete the arrays."""
+        """Ask the worker's library to check and complete the arrays."""
         if not cls._maker:
             raise NotImplementedError(
                 "The LinearTimeInvariant class is not meant to be used directly, use `lti` or "

@@ -58,7 +58,7 @@ def _start(A: Any, b: Any, x0: Any) -> tuple[Any, Any]:
 def _whole(
     name: str, matrices: Any, b: Any, x0: Any, rtol: float, atol: float, maxiter: Any, more: Any
 ) -> Any:
-    """Have the worker solve."""
+    """Solve the linear system in the worker."""
     kind = more.pop("callback_type", None)  # of a callback, of which there is none
     if kind not in (None, "x", "pr_norm"):
         raise ValueError(f"Unknown callback_type: {kind}")
