@@ -192,7 +192,8 @@ def test_a_pool_that_has_lost_its_key_gets_another_one(live: LivePool) -> None:
     early.start("--token", live.token("--server"))
     assert early.process is not None
     assert early.process.wait(20) == 1
-    assert '"gpupool ca status" lists the servers that have it' in early.log.read_text().replace("\\", "")
+    said = early.log.read_text().replace("\\", "")
+    assert '"gpupool ca status" lists the servers that have it' in said
     code, said = lab.ordered("ca", "rotate", "--yes")
     assert code == 0, (said, live.logs())
     live.wait_until(lambda _view: lab.authorities() == [[], ["a", "b", "c"]])
