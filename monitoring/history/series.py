@@ -106,7 +106,7 @@ CAPACITY = Table(
     (),
 )
 MARK = Table("mark_sample", ("gpu", "mark"), ("amount",), ())
-"""Events of a GPU, in the slots with any: ``gpu_marks`` defines marks."""
+"""Events of a GPU, in the slots with any: ``time_slots`` defines marks."""
 TABLES = (GPU, LEASE, SERVER, POOL, CAPACITY, MARK)
 
 

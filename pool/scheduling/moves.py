@@ -1,7 +1,7 @@
 """Where a lease can be moved: other GPUs of the same server, of the same model, with room.
 
-To another server a program goes by itself (``relocations``). MIG instances are not suspended at
-all.
+A program goes to another server by itself (``lease_relocations``). MIG instances are not suspended
+at all.
 """
 
 from collections.abc import Sequence

@@ -34,7 +34,7 @@ UNDO_S, UNDO_EVERY_S = 5.0, 0.05
 
 
 class RemoteHelper(ForkedProcess, PrivilegedHelper):
-    """Implements ``host.keepers.PrivilegedHelper``; calls need ``running``."""
+    """Implements ``host.privileged_helper.PrivilegedHelper``; calls need ``running``."""
 
     def __init__(self, sock: socket.socket, pid: int = -1) -> None:
         """Talk over ``sock``, a packet socket, to the helper ``pid``, which may be our child."""

@@ -291,7 +291,7 @@ class GpuChecked(WorkerMessage):
 
 @message(9)
 class TakeTurns(HostMessage):
-    """Brings the socket for the worker's turns (``turn_messages``)."""
+    """Brings the socket for the worker's turns."""
 
 
 def shortened(text: str) -> str:

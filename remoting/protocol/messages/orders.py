@@ -2,7 +2,7 @@
 
 An order declares everything about itself: its rights, its check, the replicated command that the
 server proposes for it, and the sentence that the person reads in the end. The server, the client
-and the command line (``AdminService``, ``Pool.operate``, ``connect.operate``) treat all alike.
+and the command line (``AdminService``, ``Pool.operate``, ``output.operate``) treat all alike.
 
     order           command           names a server     numbered
     CreateToken     CreateToken       no                 no: its token id makes it idempotent

@@ -7,7 +7,7 @@
 #define MAP_SIZE 128
 #define HEAD 8  // words of every description, before those of its kind
 
-enum { TILED, IM2COL, REPLACE, IM2COL_WIDE };  // as tensors.py in the worker counts them
+enum { TILED, IM2COL, REPLACE, IM2COL_WIDE };  // as queries.py in the worker counts them
 
 // Maps that the driver has made, by their descriptions: the same description gives the same bytes, and a
 // program that trains describes the same tensors at each step. A place is used again by whatever comes
