@@ -113,7 +113,6 @@ MANY_PARAMETERS = {
     "remoting/devices/host_kernels/host_typed:ReductionKernel": "CuPy has them",
     "simulations/cluster/simulated_driver:SimulatedDriver": "each port of a node is simulated",
     "simulations/cluster/simulated_links:SimulatedTransport": "each port of a link is simulated",
-    "simulations/kernel/machines:Machine": "a run draws each of them",
 }
 ATTRIBUTES_OF_A_CLASS = 20
 MANY_ATTRIBUTES = {

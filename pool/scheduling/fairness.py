@@ -22,10 +22,10 @@ former version keeps GPUs for one starved request alone, those that are nearest.
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import lru_cache
 from heapq import merge
 from itertools import islice
+from operator import attrgetter
 from typing import NamedTuple
 
 from gpupool.pool.model.formats import ALL_STARVED_SINCE
@@ -112,8 +112,9 @@ def reserved_for_others(
 def kept_from(state: PoolState, request: RequestId, user: str) -> list[ReservedGpus]:
     """Return the entries that go before this request, the first one first, with their GPUs."""
     found: list[ReservedGpus] = []
-    priority: int | None = None
-    own = state.waiting.get(request) if state.formats() >= ALL_STARVED_SINCE else None
+    priority, own = None, state.waiting.get(request)
+    if own and state.formats() < ALL_STARVED_SINCE:
+        own = None
     for each in going_first(state):
         if each.entry.request.id == request or (own and turn(own) < turn(each.entry)):
             break
@@ -129,6 +130,8 @@ def kept_from(state: PoolState, request: RequestId, user: str) -> list[ReservedG
 
 def going_first(state: PoolState) -> tuple[ReservedGpus, ...]:
     """Return the entries for which GPUs are kept, with these GPUs, the first one first."""
+    if not state.waiting and not state.leases.suspended():
+        return ()  # as at most grants
     known = _going_first.get(state)
     return known if known is not None else _going_first.put(tuple(_go_first(state)), state)
 
@@ -207,9 +210,8 @@ class _Line:
 @lru_cache(maxsize=4096)
 def shape_of(request: Request) -> Request:
     """Return the shape of a request: GPUs that serve one of a shape serve each of them."""
-    plain = Request(RequestId(b""), request.count, request.fraction, request.memory)
-    wanted = request.servers, request.across, request.filters
-    return _same_shape(replace(plain, servers=wanted[0], across=wanted[1], filters=wanted[2]))
+    shape = attrgetter("count", "fraction", "memory", "servers", "across", "filters")(request)
+    return _same_shape(Request(RequestId(b""), *shape))
 
 
 @lru_cache(maxsize=1024)
@@ -252,13 +254,10 @@ _places: Memo[frozenset[Place]] = Memo(64)
 
 def _is_starved(state: PoolState, lease: Lease) -> bool:
     """Return whether a suspended lease has long waited for nothing but room."""
-    found = lease.suspension
-    if found is None or not (lease.held and lease.is_away and found.resume_since):
+    found, limit = lease.suspension, state.now - state.starved_after_ms
+    if found is None or not (lease.held and lease.is_away and 0 < found.resume_since <= limit):
         return False
-    if found.resume_since > state.now - state.starved_after_ms:
-        return False
-    admission = Admission(state)
-    servers = state.servers
+    admission, servers = Admission(state), state.servers
     spots = [
         (servers[p.server], servers[p.server].gpus[p.gpu])
         for p in lease.partitions

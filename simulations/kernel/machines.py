@@ -65,8 +65,7 @@ class Machine:
         trace: Trace,
         random: Random,
         clock: DriftingClock,
-        gpu_count: int,
-        gpu_gib: int,
+        gpus_gib: Sequence[int],
         idle: float,
         kill_s: float,
         workers_changed: Callable[["Machine"], None],
@@ -108,11 +107,11 @@ class Machine:
             Gpu(
                 id=self.gpu_id(index),
                 index=index,
-                name=f"Simulated-{gpu_gib}",
-                memory_total=gpu_gib << 30,
+                name=f"Simulated-{gib}",
+                memory_total=gib << 30,
                 emulated=True,
             )
-            for index in range(gpu_count)
+            for index, gib in enumerate(gpus_gib)
         )
 
     def gpus(self) -> tuple[Gpu, ...]:
