@@ -45,7 +45,7 @@ help:
 	@echo "make test-packages    build, check and install all of that, twice; slow, some of it needs root"
 	@echo "make test-chart       render the Helm chart, and check it against Kubernetes' schemas"
 	@echo "make lint   only the budget of lines, ruff, pyright, the import rules, and the documents' style"
-	@echo "make docs   write docs/cli.md, docs/metrics.md and docs/errors.md anew from the program"
+	@echo "make docs   write the pages and alerts anew that come from the program"
 	@echo "make site   build the documentation site in build/site, and check all of its links"
 	@echo "make test-site   build it, and ask its search"
 	@echo "make clean  remove $(VENV) and what tools left behind"
@@ -283,10 +283,12 @@ test-cupy: $(VENV)/installed-dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check mpmath
 	$(BIN)/python tests/array_suite/run_suite.py "$(CUPY)" $(FOLDERS)
 
-docs: $(VENV)/installed
+docs: $(VENV)/installed-dev
 	$(BIN)/python packaging/reference.py > docs/cli.md
 	$(BIN)/python packaging/metrics_page.py docs/metrics.md
 	$(BIN)/python packaging/site/error_sentences.py > docs/errors.md
+	$(BIN)/python packaging/alert_rules.py > packaging/prometheus/alerts.yml
+	GPUPOOL_REWRITE=1 $(BIN)/pytest -q tests/monitoring/health/test_health_page.py
 
 $(VENV)/site/installed: $(BIN)/python requirements/docs.txt
 	rm -rf $(VENV)/site && $(PYTHON) -m venv $(VENV)/site

@@ -1,11 +1,12 @@
 """The alerts that a pool sends by itself, and the same for Prometheus: rules as data.
 
-A rule fires for what checks find, or for what the table says. ``packaging/alert_rules.py`` makes
-those of Prometheus.
+A rule fires for what checks find, or for what the table says. Checks of GPUs and servers are in
+one by their row of ``check_table``. ``make docs`` writes those of Prometheus.
 """
 
 from collections.abc import Iterable, Iterator
 
+from gpupool.monitoring.health.check_table import CHECKS
 from gpupool.monitoring.health.pool_health import PoolFinding, PoolHealth, line
 from gpupool.pool.alert_log import Condition, Rule
 from gpupool.pool.history_query import SampleSum
@@ -19,13 +20,16 @@ WASTE_SHARE = 0.5
 WASTED = "gpupool usage --wasted --since 7d"
 WASTE_HELD_H = 24.0
 """GPU-hours in a week, the minimum for an alert."""
+SHOWN = ("link-rtt", "foreign-use", "waiting")
+"""Checks that ``gpupool health`` shows, and of which no alert is sent."""
 
 
-def _of_checks(checks: tuple[str, ...], status: Health, *, pool: bool) -> str:
-    names = "|".join(checks)
-    series = f'gpupool_health_check_status{{check=~"{names}"}}'
-    wanted = ">= 1" if status is Health.WARN else "== 2"
-    return f"max without(instance, server) ({series}) {wanted}" if pool else f"{series} {wanted}"
+def _about(subject: str, status: Health, *but: str) -> Iterator[str]:
+    """Return the checks of a kind of subject that can be so bad, without some."""
+    for each in CHECKS:
+        bad = each.warns if status is Health.WARN else each.fails
+        if bad and each.subject.startswith(subject) and each.name not in (*but, *SHOWN):
+            yield each.name
 
 
 def _rule(
@@ -37,7 +41,10 @@ def _rule(
     for_s: float = 0.0,
     pool: bool = False,
 ) -> Rule:
-    expression = _of_checks(checks, status, pool=pool)
+    names = "|".join(checks)
+    expression = f'gpupool_health_check_status{{check=~"{names}"}}'
+    expression = f"max without(instance, server) ({expression})" if pool else expression
+    expression += " >= 1" if status is Health.WARN else " == 2"
     return Rule(name, severity, text, expression, checks, status, for_s)
 
 
@@ -57,20 +64,12 @@ RULES = (
         for_s=60,
         pool=True,
     ),
-    _rule(
-        "GpuFault",
-        "critical",
-        "A GPU is at fault.",
-        *("gpu-fault", "xid", "recovery", "ecc", "remapped-rows", "temperature"),
-        *("nvlink", "self-test"),
-    ),
+    _rule("GpuFault", "critical", "A GPU is at fault.", *_about("a GPU", Health.FAIL, "throttle")),
     _rule(
         "GpuSuspicious",
         "warning",
         "A GPU shows signs of failing, or was drained because of one.",
-        *("xid", "repeated-xid", "remapped-rows", "throttle", "pcie", "nvlink", "drained"),
-        "pcie-link",
-        *("ecc", "self-test", "gpu-count"),
+        *(*_about("a GPU", Health.WARN), "gpu-count"),
         status=Health.WARN,
         for_s=300,
     ),
@@ -113,8 +112,8 @@ RULES = (
         "ServerOverloaded",
         "warning",
         "A server is late, out of descriptors, or its links and workers are slow.",
-        *("event-loop", "descriptors", "apply-lag", "elections", "worker-start", "link", "address"),
-        *("memory", "processes", "mtu"),
+        *_about("the server", Health.FAIL, "clock"),
+        *_about("another ", Health.FAIL),
         for_s=60,
     ),
     _rule(

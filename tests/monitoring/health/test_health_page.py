@@ -18,7 +18,7 @@ def table() -> str:
 
 
 def test_the_table_is_the_codes() -> None:
-    """GPUPOOL_REWRITE=1 writes it anew."""
+    """``make docs`` writes it anew, by GPUPOOL_REWRITE=1."""
     text = PAGE.read_text("utf-8")
     wanted = BETWEEN.sub(lambda found: found[1] + table() + found[2], text)
     if os.environ.get("GPUPOOL_REWRITE"):
