@@ -69,7 +69,7 @@ class PolicyCompiler:
                         command, stdin=packed, capture_stdout=True, capture_stderr=True, check=False
                     )
         except (OSError, trio.TooSlowError) as error:
-            raise NotNowError(BROKEN, why=f"{error}"[:200]) from error
+            raise NotNowError(BROKEN, why=f"{error}"[:200] or "its reader took too long") from error
         head, body = done.stdout[:1], done.stdout[1:]
         if done.returncode == 0 and head == DRAFT and len(body) <= DRAFT_SIZE_MAX:
             return await trio.to_thread.run_sync(unpack_draft, body)

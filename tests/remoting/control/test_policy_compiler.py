@@ -1,4 +1,8 @@
-"""A separate process reads a user's document; the server's process parses none of it."""
+"""A separate process reads a user's document; the server's process parses none of it.
+
+The time of ``mock_clock`` stands still: a child on a busy machine meets its limit of processor
+time, and never before that the server's limit of real time.
+"""
 
 import os
 import site
@@ -20,7 +24,7 @@ from gpupool.pool.transitions.policy_versions import Draft, pack_text
 from gpupool.remoting.client.pool_client import Pool
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol import policy_text
-from gpupool.remoting.server.policy_compiler import PolicyCompiler
+from gpupool.remoting.server.policy_compiler import TIMEOUT_S, PolicyCompiler
 
 TEXT = """
 [[window]]
@@ -59,13 +63,15 @@ async def test_a_document_is_compiled_elsewhere(monkeypatch: pytest.MonkeyPatch)
         (b"", "damaged"),
     ],
 )
-async def test_a_document_that_is_none(packed: bytes, why: str) -> None:
+async def test_a_document_that_is_none(
+    mock_clock: trio.testing.MockClock, packed: bytes, why: str
+) -> None:
     with pytest.raises(UsageError, match=why):
         await PolicyCompiler().compile(packed, MONDAY_MS)
 
 
 @pytest.mark.parametrize("greed", ["bytearray(1 << 30)", "while True: pass"])
-async def test_a_child_that_takes_too_much(greed: str) -> None:
+async def test_a_child_that_takes_too_much(mock_clock: trio.testing.MockClock, greed: str) -> None:
     """A parser that is led astray ends with its child, and the server goes on."""
     script = (
         "from gpupool.remoting.server.policy_compiler import limit_resources\n"
@@ -73,6 +79,21 @@ async def test_a_child_that_takes_too_much(greed: str) -> None:
     )
     with pytest.raises(UsageError, match="too much time or memory"):
         await PolicyCompiler((sys.executable, "-c", script)).compile(pack_text(TEXT), MONDAY_MS)
+
+
+async def test_a_child_that_takes_too_long(
+    mock_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
+    """Such as one without a processor: nothing is known of the document."""
+    waits = PolicyCompiler((sys.executable, "-c", "import signal; signal.pause()"))
+
+    async def let_time_pass() -> None:
+        await trio.testing.wait_all_tasks_blocked()
+        mock_clock.jump(TIMEOUT_S)
+
+    nursery.start_soon(let_time_pass)
+    with pytest.raises(NotNowError, match="its reader took too long"):
+        await waits.compile(pack_text(TEXT), MONDAY_MS)
 
 
 async def test_a_child_that_breaks_is_no_mistake_of_the_user() -> None:
