@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import gc
 import struct
 from typing import Any
 
@@ -44,6 +45,18 @@ def runs_anywhere(name: str) -> bool:
     return name in _ANYWHERE or name.startswith(("cuda.", "peer."))
 
 
+_collecting = False
+"""Whether Python collects garbage."""
+
+
+def _note_collection(phase: str, _info: Any) -> None:
+    global _collecting
+    _collecting = phase == "start"
+
+
+gc.callbacks.append(_note_collection)
+
+
 class _End:
     """Goes with the last slot of a `Remote`: after a collection's destructors, which may use it."""
 
@@ -67,7 +80,10 @@ class Remote:
 
     def __del__(self) -> None:
         try:
-            self._gp_end = _End(self._gp_session.garbage, self._gp_handle)
+            if _collecting:
+                self._gp_end = _End(self._gp_session.garbage, self._gp_handle)
+            else:  # Only an append here too.
+                self._gp_session.garbage.append(self._gp_handle)
         except AttributeError:
             return  # creation failed before there was a handle
 
