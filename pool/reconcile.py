@@ -12,7 +12,6 @@ from gpupool.pool.host_suspension import HostSuspension, SuspensionPhase
 from gpupool.pool.model.commands import Command, EndLease, FreeLease, ServerContact, Tick
 from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, Milliseconds, RequestId, ServerId
 from gpupool.pool.model.relocation import BEGIN_MS, RefuseRelocation, RelocationState
-from gpupool.pool.model.served import serves, why_over
 from gpupool.pool.model.state import (
     WAITING_LAPSE_MS,
     Lease,
@@ -20,6 +19,8 @@ from gpupool.pool.model.state import (
     PoolState,
     Server,
     ServerStatus,
+    serves,
+    why_over,
     with_changes,
 )
 from gpupool.pool.model.suspension import (

@@ -5,7 +5,7 @@ of a server's loop may grow with their number, so each such command ends ``ENDED
 at most, and the table itself says what is left:
 
 - A token whose leases are not all ended is in ``PoolState.revoking``. Nothing is served to those
-  that are left (``model.served``), and nothing is granted to the token.
+  that are left (``why_over``), and nothing is granted to the token.
 - A server that is removed is in ``PoolState.removed`` at once, without a vote. It stays in
   ``PoolState.servers`` until all of its parts are freed.
 - A new start of a server is taken at once, but serves nothing before the parts of the former one

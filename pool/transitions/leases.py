@@ -12,7 +12,6 @@ from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds, RequestId, Serv
 from gpupool.pool.model.policy import Usage
 from gpupool.pool.model.relocation import BEGIN_MS, RELOCATION_MS, RelocationState
 from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
-from gpupool.pool.model.served import why_over
 from gpupool.pool.model.state import (
     CLOSED_REQUEST_COUNT_MAX,
     PARTITION_SIZE_MIN,
@@ -26,6 +25,7 @@ from gpupool.pool.model.state import (
     ServerStatus,
     TokenKind,
     Waiting,
+    why_over,
     with_changes,
 )
 from gpupool.pool.policy.admission import Admission

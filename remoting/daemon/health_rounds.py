@@ -34,7 +34,7 @@ from gpupool.pool.alert_gate import sends_alerts
 from gpupool.pool.errors import GpupoolError, NotNowError
 from gpupool.pool.history_query import HistoryPage, HistoryQuery, Storage
 from gpupool.pool.model.ids import GpuId, Milliseconds
-from gpupool.pool.model.served import serves
+from gpupool.pool.model.state import serves
 from gpupool.pool.record_query import (
     BandwidthPage,
     BandwidthQuery,

@@ -30,8 +30,7 @@ from gpupool.pool.model import commands
 from gpupool.pool.model.commands import Command
 from gpupool.pool.model.ids import LeaseId, RequestId, lease_name
 from gpupool.pool.model.results import RefusalKind, Result
-from gpupool.pool.model.served import serves, why_over
-from gpupool.pool.model.state import Lease, Partition, PartStatus
+from gpupool.pool.model.state import Lease, Partition, PartStatus, serves, why_over
 from gpupool.pool.model.suspension import SuspensionState, suspension_reason
 from gpupool.pool.policy.lease_ends import notice_text
 from gpupool.pool.refused_orders import places_text

@@ -13,8 +13,14 @@ from gpupool.pool.model.codec import decode
 from gpupool.pool.model.formats import VERSION
 from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, Milliseconds, ServerId, TokenId
 from gpupool.pool.model.results import RefusalKind, Result
-from gpupool.pool.model.served import why_over
-from gpupool.pool.model.state import LeaseRecord, Partition, PartStatus, PoolState, TokenKind
+from gpupool.pool.model.state import (
+    LeaseRecord,
+    Partition,
+    PartStatus,
+    PoolState,
+    TokenKind,
+    why_over,
+)
 from gpupool.pool.reconcile import plan_host, plan_leader
 from gpupool.pool.transitions import batches
 from gpupool.pool.transitions.batches import goes_on

@@ -26,7 +26,6 @@ from gpupool.pool.model.ids import (
 from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.relocation import Relocation, RelocationState
 from gpupool.pool.model.results import RefusalKind, Result, refuse
-from gpupool.pool.model.served import serves
 from gpupool.pool.model.silences import Silence, silence_scope
 from gpupool.pool.model.state import (
     Gpu,
@@ -37,6 +36,7 @@ from gpupool.pool.model.state import (
     ServerStatus,
     Token,
     TokenKind,
+    serves,
     with_changes,
 )
 from gpupool.pool.model.suspension import (

@@ -27,8 +27,7 @@ from gpupool.pool.model.relocation import (
     RelocationState,
 )
 from gpupool.pool.model.results import Result
-from gpupool.pool.model.served import serves, why_over
-from gpupool.pool.model.state import Lease, PartStatus
+from gpupool.pool.model.state import Lease, PartStatus, serves, why_over
 from gpupool.pool.refused_orders import places_text
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.server.proposer import Decision
