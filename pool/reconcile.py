@@ -36,9 +36,9 @@ from gpupool.pool.policy import lease_ends
 from gpupool.pool.policy.admission import Admission
 from gpupool.pool.policy.giving_way import away_too_long, window_reason, window_suspensions
 from gpupool.pool.scheduling.preemption import due_preemptions
-from gpupool.pool.transitions.batches import unfinished
 from gpupool.pool.transitions.lease_relocations import late_relocations
 from gpupool.pool.transitions.lease_suspensions import resume_refusal, way_back_refusal
+from gpupool.pool.transitions.leases import unfinished
 
 UNREACHABLE_AFTER_S = 10.0
 """Without contact for so long, a server's GPUs are not grantable (design section 3)."""

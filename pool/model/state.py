@@ -152,7 +152,7 @@ class Server:
         default_factory=dict[GpuId, GpuOrder], metadata=OPTIONAL
     )
     """The latest order about each GPU that was ever drained. It outlives the GPU's absence."""
-    freeing: bool = field(default=False, metadata=OPTIONAL)  # leases: ``transitions.batches``
+    freeing: bool = field(default=False, metadata=OPTIONAL)  # leases: ``transitions.leases``
     has_keys: bool = field(default=False, metadata=OPTIONAL)
     """It has the keys of all CAs that are trusted; unknown in a pool of a former version."""
     names: tuple[str, ...] = field(default=(), metadata=OPTIONAL)  # more addresses, by DNS names
@@ -454,7 +454,7 @@ class PoolState:
     silences: tuple[Silence, ...] = field(default=(), metadata=OPTIONAL)
     forgotten: tuple[Forgotten, ...] = field(default=(), metadata=OPTIONAL)  # the latest last
     backup_at: Milliseconds = field(default=Milliseconds(0), metadata=OPTIONAL)  # of the newest
-    revoking: tuple[TokenId, ...] = field(default=(), metadata=OPTIONAL)  # ``transitions.batches``
+    revoking: tuple[TokenId, ...] = field(default=(), metadata=OPTIONAL)  # ``transitions.leases``
     moving: ClockMove | None = field(default=None, metadata=OPTIONAL)  # ``clock_setting``
 
     def server_named(self, name: str) -> Server | None:
@@ -502,7 +502,7 @@ def with_changes(value: T, **changes: Any) -> T:
 def why_over(state: PoolState, lease: Lease) -> str:
     """Return why nothing is served to a lease any more; empty while it is.
 
-    A lease whose token was revoked may end a while later (``transitions.batches``).
+    A lease whose token was revoked may end a while later (``transitions.leases``).
     """
     if lease.token in state.revoking and lease.held:
         return state.tokens[lease.token].refusal(state.now)

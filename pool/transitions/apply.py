@@ -103,7 +103,7 @@ def apply(state: PoolState, index: int, envelope: Envelope) -> Step:
 
 
 def lease_of(state: PoolState, command: Command) -> LeaseId | None:
-    """Return the one lease that a command may change; ``batches`` has those that change many."""
+    """Return the one lease that a command may change; others change many (``end_leases_of``)."""
     if isinstance(command, CancelRequest):
         return state.by_request.get(command.request)
     return getattr(command, "lease", None)

@@ -13,7 +13,7 @@ beginning; what began before the accident keeps its end.
   in files of its own.
 
 Leases are many, so one command moves some of them only. ``PoolState.moving`` says which are left,
-and the leader proposes the same command again (``batches``). Until then those look as if they were
+and the leader proposes the same command again (``leases``). Until then those look as if they were
 of the time to come: none ends too early. One that a command changes is moved just before.
 """
 

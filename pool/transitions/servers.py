@@ -37,7 +37,7 @@ from gpupool.pool.model.state import (
     with_changes,
 )
 from gpupool.pool.scheduling.filters import LABEL_COUNT_MAX, label_refusal
-from gpupool.pool.transitions import batches
+from gpupool.pool.transitions import leases
 from gpupool.pool.transitions.accounts import begin_accounts
 from gpupool.pool.transitions.audit import emit_event, record
 
@@ -131,7 +131,7 @@ def remove_server(state: PoolState, command: RemoveServer) -> Step:
     if is_first and (refusal := _removal_refusal(state, server, command.by)):
         return state, refusal
     reason = f"server {server.name} left the pool"
-    state, is_left = batches.free_parts_at(state, server.id, reason)
+    state, is_left = leases.free_parts_at(state, server.id, reason)
     if is_first:
         state = with_changes(state, removed=state.removed | {server.id: state.now})
         state = with_changes(state, servers=_without_vote(state, server.id))
@@ -186,7 +186,7 @@ def removals_of_others(state: PoolState, survivor: ServerId, *, at_ms: int) -> l
         wrap(RemoveServer(server, RECOVERY), at_ms=at_ms, ttl_ms=0, era=state.era)
         for server in state.servers
         if server != survivor
-        for _ in range(1 + len(state.leases.at(server)) // batches.ENDED_AT_ONCE_MAX)
+        for _ in range(1 + len(state.leases.at(server)) // leases.ENDED_AT_ONCE_MAX)
     ]
 
 
@@ -218,7 +218,7 @@ def server_up(state: PoolState, command: ServerUp) -> Step:
     is_left = False
     if restarted or server.freeing:
         reason = f"server {server.name} restarted"
-        state, is_left = batches.free_parts_at(state, server.id, reason)
+        state, is_left = leases.free_parts_at(state, server.id, reason)
         server = state.servers[server.id]
     gpus: dict[GpuId, Gpu] = {}
     for gpu in command.gpus:

@@ -16,7 +16,7 @@ from gpupool.pool.model.state import (
     Token,
     with_changes,
 )
-from gpupool.pool.transitions import batches
+from gpupool.pool.transitions import leases
 from gpupool.pool.transitions.audit import emit_event, record
 
 MINUTES_SINCE = 7
@@ -87,7 +87,7 @@ def revoke_token(state: PoolState, command: RevokeToken) -> Step:
     if is_first:
         token = replace(token, revoked_at=state.now)
         state = with_changes(state, tokens=state.tokens | {token.id: token})
-    state, is_left = batches.end_leases_of(state, token.id, token.refusal(state.now))
+    state, is_left = leases.end_leases_of(state, token.id, token.refusal(state.now))
     others = tuple(each for each in state.revoking if each != token.id)
     if is_left or others != state.revoking:
         state = with_changes(state, revoking=(*others, token.id) if is_left else others)

@@ -27,7 +27,7 @@ from gpupool.pool.policy.weights import lease_weights
 from gpupool.pool.ports import RaftHealth, Role
 from gpupool.pool.reconcile import plan_host, plan_leader, plan_suspensions
 from gpupool.pool.transitions.authorities import fingerprint_of
-from gpupool.pool.transitions.batches import goes_on
+from gpupool.pool.transitions.leases import goes_on
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.server.proposer import Decision
 from gpupool.remoting.server.server_settings import Software

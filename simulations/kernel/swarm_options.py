@@ -5,7 +5,7 @@ from hashlib import sha256
 from random import Random
 from typing import TypeVar
 
-from gpupool.pool.transitions.batches import ENDED_AT_ONCE_MAX
+from gpupool.pool.transitions.leases import ENDED_AT_ONCE_MAX
 
 T = TypeVar("T")
 

@@ -20,8 +20,8 @@ from gpupool.consensus.core import progress
 from gpupool.consensus.core import raft_core as replication
 from gpupool.consensus.protocol import raft_settings
 from gpupool.consensus.storage import snapshot
-from gpupool.pool.transitions import batches, clock_setting
-from gpupool.pool.transitions.batches import ENDED_AT_ONCE_MAX
+from gpupool.pool.transitions import clock_setting, leases
+from gpupool.pool.transitions.leases import ENDED_AT_ONCE_MAX
 from gpupool.simulations.cluster.cluster import Cluster
 from gpupool.simulations.cluster.cluster_faults import ClusterFaults
 from gpupool.simulations.cluster.fault_schedule import Fault, happen, schedule
@@ -53,7 +53,7 @@ _SMALL: tuple[tuple[object, str, int], ...] = (
 def scaled(options: Options) -> Generator[None]:
     """Let servers send many messages where small ones are drawn, and end as many leases at once."""
     with ExitStack() as stack:
-        stack.enter_context(_set(batches, "ENDED_AT_ONCE_MAX", options.ends_at_once))
+        stack.enter_context(_set(leases, "ENDED_AT_ONCE_MAX", options.ends_at_once))
         if options.ends_at_once < ENDED_AT_ONCE_MAX:
             moved = options.ends_at_once
             stack.enter_context(_set(clock_setting, "MOVED_AT_ONCE_MAX", moved))

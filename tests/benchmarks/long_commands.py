@@ -32,7 +32,7 @@ from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import Token, TokenKind, with_changes
 from gpupool.pool.model.tables import LeaseTable
 from gpupool.pool.transitions import backup
-from gpupool.pool.transitions.batches import goes_on
+from gpupool.pool.transitions.leases import goes_on
 
 BY = "root"
 

@@ -40,7 +40,7 @@ from gpupool.pool.model.state import (
     TokenKind,
 )
 from gpupool.pool.policy.policy_document import parse_policy
-from gpupool.pool.transitions import backup, batches, clock_setting, leases, policy_versions
+from gpupool.pool.transitions import backup, clock_setting, leases, policy_versions
 from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.pool.transitions.backup import make_backup, to_file
 from gpupool.pool.transitions.uploads import parts_of
@@ -619,7 +619,7 @@ def batch() -> Script:
     script.run([*ups])
     script.run([grant(request(1), "ada", part(A, 0, 70)), grant(request(2), "ada", part(A, 1, 70))])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batches, "ENDED_AT_ONCE_MAX", 1)
+        patch.setattr(leases, "ENDED_AT_ONCE_MAX", 1)
         script.run([commands.RevokeToken(TokenId("ada" * 4), "root")])
         script.keep("with a token whose leases are being ended")
         script.run([dataclasses.replace(ups[0], incarnation=Incarnation(2))])

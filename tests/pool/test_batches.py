@@ -22,15 +22,15 @@ from gpupool.pool.model.state import (
     why_over,
 )
 from gpupool.pool.reconcile import plan_host, plan_leader
-from gpupool.pool.transitions import batches
-from gpupool.pool.transitions.batches import goes_on
+from gpupool.pool.transitions import leases
+from gpupool.pool.transitions.leases import goes_on
 from gpupool.pool.transitions.servers import removals_of_others
 
 ADA = TokenId("ada")
 REVOKE = c.RevokeToken(ADA, "root")
 REMOVE = c.RemoveServer(B, "root")
 C = ServerId("c" * 12)
-AT_ONCE = batches.ENDED_AT_ONCE_MAX
+AT_ONCE = leases.ENDED_AT_ONCE_MAX
 
 
 def up(pool: Pool, server: ServerId, incarnation: int, formats: int = VERSION) -> c.ServerUp:
@@ -81,7 +81,7 @@ def repeat(pool: Pool, command: c.Command) -> int:
 
 @pytest.fixture(autouse=True)
 def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "ENDED_AT_ONCE_MAX", 3)
+    monkeypatch.setattr(leases, "ENDED_AT_ONCE_MAX", 3)
 
 
 def test_a_revoked_token_gets_nothing_from_the_first_command_on() -> None:
@@ -233,7 +233,7 @@ def test_no_record_of_a_lease_is_lost_however_many_end(
     command: c.Command | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A command that freed more parts than the table keeps records of lost those beyond."""
-    monkeypatch.setattr(batches, "ENDED_AT_ONCE_MAX", AT_ONCE)
+    monkeypatch.setattr(leases, "ENDED_AT_ONCE_MAX", AT_ONCE)
     pool = pool_of()
     known: list[LeaseRecord] = []
     pool.machine.on_records = known.extend
@@ -266,7 +266,7 @@ def test_leases_end_alike_in_batches_and_at_once(
     found: list[object] = []
     for count in (at_once, 1000):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(batches, "ENDED_AT_ONCE_MAX", count)
+            patch.setattr(leases, "ENDED_AT_ONCE_MAX", count)
             pool = pool_of()
             for servers, user in zip(where, users, strict=False):
                 grant(pool, servers, user)

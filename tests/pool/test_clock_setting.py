@@ -14,9 +14,9 @@ from gpupool.pool.model.results import RefusalKind, Result
 from gpupool.pool.model.state import PoolState, Token, TokenKind, with_changes
 from gpupool.pool.model.suspension import SuspendRefusal
 from gpupool.pool.reconcile import plan_leader
-from gpupool.pool.transitions import batches, clock_setting
+from gpupool.pool.transitions import clock_setting, leases
 from gpupool.pool.transitions.apply import PoolMachine
-from gpupool.pool.transitions.batches import goes_on
+from gpupool.pool.transitions.leases import goes_on
 from gpupool.pool.transitions.servers import removals_of_others
 
 DAY_MS = 86_400_000
@@ -266,7 +266,7 @@ def all_moved(machine: PoolMachine) -> PoolState:
 def test_batches_with_other_commands_between_them_leave_what_one_step_leaves(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batches, "ENDED_AT_ONCE_MAX", 2)
+    monkeypatch.setattr(leases, "ENDED_AT_ONCE_MAX", 2)
     some, whole, walker = founded(), founded(), Walker(seed)
     now, meanwhile = 10_000, 0
 

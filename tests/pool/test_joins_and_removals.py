@@ -9,7 +9,7 @@ from gpupool.pool.model import commands as c
 from gpupool.pool.model.ids import Incarnation, Milliseconds, ServerId, TokenId
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import PoolState, ServerStatus, TokenKind, with_changes
-from gpupool.pool.transitions import batches, servers
+from gpupool.pool.transitions import leases, servers
 from gpupool.pool.transitions.servers import RECOVERY, join_server, remove_server, server_contact
 
 FAR = Milliseconds(2**52)
@@ -153,7 +153,7 @@ def test_labels_that_wait_for_a_name_are_taken_once() -> None:
 def test_a_server_leaves_with_one_act_and_one_event_however_many_steps_it_takes(
     by: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batches, "ENDED_AT_ONCE_MAX", 1)
+    monkeypatch.setattr(leases, "ENDED_AT_ONCE_MAX", 1)
     pool = Pool()
     upgraded(pool.machine)
     for _ in range(3):

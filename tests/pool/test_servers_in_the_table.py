@@ -11,7 +11,7 @@ from gpupool.pool.model.ids import GpuId, Incarnation, Milliseconds, ServerId
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import Gpu, PoolState, Server, ServerStatus, with_changes
 from gpupool.pool.scheduling.filters import LABEL_COUNT_MAX
-from gpupool.pool.transitions import batches
+from gpupool.pool.transitions import leases
 from gpupool.pool.transitions.servers import (
     removals_of_others,
     report_gpus,
@@ -43,7 +43,7 @@ def with_server(state: PoolState, server: ServerId, **changes: object) -> PoolSt
 def test_a_server_that_is_lost_is_removed_as_often_as_its_leases_need(
     lease_count: int, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batches, "ENDED_AT_ONCE_MAX", 2)
+    monkeypatch.setattr(leases, "ENDED_AT_ONCE_MAX", 2)
     pool = Pool()
     upgraded(pool.machine)
     for _ in range(lease_count):

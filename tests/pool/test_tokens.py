@@ -11,7 +11,7 @@ from gpupool.pool.model.formats import VERSION
 from gpupool.pool.model.ids import Milliseconds, ServerId, TokenId
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import PoolState, Token, TokenKind
-from gpupool.pool.transitions import batches, tokens
+from gpupool.pool.transitions import leases, tokens
 from gpupool.pool.transitions.tokens import create_token
 
 FAR = Milliseconds(2**52)
@@ -147,7 +147,7 @@ def test_how_long_a_token_is_good_for_is_rounded_down(life_ms: int, text: str, o
 def test_tokens_whose_leases_are_being_ended_do_not_push_one_another_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(batches, "ENDED_AT_ONCE_MAX", 1)
+    monkeypatch.setattr(leases, "ENDED_AT_ONCE_MAX", 1)
     pool = Pool()
     upgraded(pool.machine)
     for user in ("ada", "bob"):

@@ -4,7 +4,7 @@ import pytest
 
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import PoolState
-from gpupool.pool.transitions import batches
+from gpupool.pool.transitions import leases
 from gpupool.simulations.cluster.cluster import Cluster
 from gpupool.simulations.kernel.swarm_options import Options
 
@@ -14,7 +14,7 @@ AT_ONCE_S = 0.4
 
 @pytest.fixture(autouse=True)
 def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "ENDED_AT_ONCE_MAX", 1)
+    monkeypatch.setattr(leases, "ENDED_AT_ONCE_MAX", 1)
 
 
 def table(cluster: Cluster) -> PoolState:

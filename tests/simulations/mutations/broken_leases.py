@@ -32,7 +32,7 @@ from gpupool.pool.ports import RaftHealth
 from gpupool.pool.reconcile import HostPlan, plan_host
 from gpupool.pool.transitions import apply as state_machine
 from gpupool.pool.transitions import apply as transitions
-from gpupool.pool.transitions import batches, clock_setting, leases
+from gpupool.pool.transitions import clock_setting, leases
 from gpupool.pool.transitions.apply import HANDLERS
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.server import reconciler
@@ -149,7 +149,7 @@ def removal_left_undone() -> AbstractContextManager[None]:
 
 def _taken_up(kind: type[Command]) -> AbstractContextManager[None]:
     """Let leaders take up one kind of commands only that are not done."""
-    original = batches.unfinished
+    original = leases.unfinished
 
     def unfinished(state: PoolState) -> tuple[Command, ...]:
         return tuple(each for each in original(state) if isinstance(each, kind))

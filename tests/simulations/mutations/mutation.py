@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
-from gpupool.pool.transitions.batches import ENDED_AT_ONCE_MAX
+from gpupool.pool.transitions.leases import ENDED_AT_ONCE_MAX
 from gpupool.simulations.kernel.swarm_options import (
     NEWER_KINDS,
     NEWEST_KINDS,
