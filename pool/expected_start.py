@@ -8,8 +8,12 @@ from collections.abc import Mapping, Sequence
 
 from gpupool.pool.model.ids import LeaseId
 from gpupool.pool.model.state import Filter, Request
-from gpupool.pool.scheduling.capacity import WHOLE_SLACK, partition_size
-from gpupool.pool.scheduling.filters import first_mismatch, parse_filter
+from gpupool.pool.scheduling.filters import (
+    WHOLE_SLACK,
+    first_mismatch,
+    parse_filter,
+    partition_size,
+)
 from gpupool.pool.view import GpuView, LeaseView, PoolView, WaitingView
 
 NEVER = float("inf")

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from gpupool.monitoring.health.readings import Past, Readings, Result
 from gpupool.pool.model.state import ServerStatus, TokenKind, Waiting
 from gpupool.pool.model.units import DAY_MS, HOUR_MS
-from gpupool.pool.scheduling.capacity import fitting_cards
-from gpupool.pool.scheduling.filters import admitted
+from gpupool.pool.scheduling.filters import admitted, fitting_cards
 from gpupool.pool.telemetry import Health
 from gpupool.pool.view import MISSING_HINT, has_quorum
 

@@ -44,7 +44,7 @@ from gpupool.pool.model.state import (
 )
 from gpupool.pool.model.suspension import SuspensionState
 from gpupool.pool.policy.admission import Admission, least_need, sizes_of_all
-from gpupool.pool.scheduling.capacity import wanted_size
+from gpupool.pool.scheduling.filters import wanted_size
 from gpupool.pool.scheduling.soonest import (
     Board,
     Place,

@@ -1,4 +1,4 @@
-"""Filters of a request on servers and GPUs: ``gpu.memory >= 40GiB``.
+"""The GPUs that a request may take: by its filters, ``gpu.memory >= 40GiB``, and by its size.
 
 A filter is parsed once, where a person wrote it, and evaluated in offers, in ``apply`` and in views
 by the same pure functions. Evaluation is total: what a server does not know of itself equals
@@ -27,10 +27,23 @@ from difflib import get_close_matches
 from enum import Enum
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from gpupool.pool.model.ids import GpuId
 from gpupool.pool.model.sizes import exact_size_text, parse_size
-from gpupool.pool.model.state import Filter, Gpu, Operator, Request, Server
+from gpupool.pool.model.state import (
+    PARTITION_SIZE_MIN,
+    Filter,
+    Gpu,
+    Operator,
+    PoolState,
+    Request,
+    Server,
+)
+
+if TYPE_CHECKING:
+    from gpupool.pool.policy.admission import May
+
 
 FILTER_COUNT_MAX = 16
 VALUE_COUNT_MAX = 32
@@ -469,3 +482,58 @@ def _network(text: str) -> Network | None:
 def _ordered_address(text: str) -> Version | None:
     found = _address(text)
     return None if found is None else (found.version, int(found))
+
+
+# --- sizes ----------------------------------------------------------------------------------------
+
+WHOLE_SLACK = 0.95
+"""``-p 1`` asks for a whole GPU, and gets one of which others hold at most this little."""
+
+
+def partition_size(capacity: int, fraction: float) -> int:
+    """Return the bytes of ``fraction`` of a GPU, rounded down to whole MiB."""
+    return int(capacity * fraction) // PARTITION_SIZE_MIN * PARTITION_SIZE_MIN
+
+
+def wanted_size(gpu: Gpu, request: Request) -> int:
+    """Return the bytes that ``request`` asks of this GPU."""
+    if request.memory:
+        return request.memory
+    size = partition_size(gpu.capacity, request.fraction)
+    if request.fraction >= 1.0:
+        # A few MiB of a display server must not make a whole GPU unobtainable for ever.
+        grantable = partition_size(max(0, gpu.capacity - gpu.memory_foreign), 1.0)
+        if grantable >= WHOLE_SLACK * size:
+            return grantable
+    return size
+
+
+def any_could_ever_fit(state: PoolState, request: Request, may: "May | None" = None) -> bool:
+    """Return whether any server of the table, down ones included, could ever serve it.
+
+    With ``may``, only GPUs count that it admits.
+    """
+    total = 0
+    for server in state.servers.values():
+        gpus = admitted(request, server)
+        if may is not None:
+            gpus = [gpu for gpu in gpus if may(server, gpu)]
+        count = len(fitting_cards(gpus, request))
+        total += count
+        # Mostly the first server could, and there may be a thousand.
+        if (total if request.across else count) >= request.count:
+            return True
+    return False
+
+
+def fitting_cards(gpus: Sequence[Gpu], request: Request) -> dict[GpuId, int]:
+    """Return the cards on which, empty, a partition of the request fits, with their capacity."""
+    cards: dict[GpuId, int] = {}
+    for gpu in gpus:
+        capacity = gpu.capacity
+        size = request.memory or partition_size(capacity, request.fraction)
+        if 0 < size <= capacity and not gpu.clash:
+            card = gpu.parent or gpu.id
+            if capacity > cards.get(card, 0):
+                cards[card] = capacity
+    return cards

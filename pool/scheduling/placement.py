@@ -21,9 +21,17 @@ from gpupool.pool.policy.admission import (
     sizes_of_all,
 )
 from gpupool.pool.scheduling import fairness
-from gpupool.pool.scheduling.capacity import any_could_ever_fit, fitting_cards, wanted_size
 from gpupool.pool.scheduling.fairness import ReservedGpus
-from gpupool.pool.scheduling.filters import admitted, facts_text, filter_text, matches, names_server
+from gpupool.pool.scheduling.filters import (
+    admitted,
+    any_could_ever_fit,
+    facts_text,
+    filter_text,
+    fitting_cards,
+    matches,
+    names_server,
+    wanted_size,
+)
 from gpupool.pool.scheduling.offers import NoOffer, Offer, OfferedGpu
 
 Found = dict[str, list[Gpu]]

@@ -37,9 +37,8 @@ from gpupool.pool.model.suspension import SuspendLease, SuspensionState
 from gpupool.pool.policy.admission import Admission, number_text
 from gpupool.pool.policy.giving_way import not_suspendable, pause_end, running_since, too_early
 from gpupool.pool.scheduling import fairness
-from gpupool.pool.scheduling.capacity import wanted_size
 from gpupool.pool.scheduling.fairness import Place
-from gpupool.pool.scheduling.filters import admitted
+from gpupool.pool.scheduling.filters import admitted, wanted_size
 
 EXAMINED_MAX = 16
 """Waiting requests for which one pass looks for leases to suspend: half of them the first in the

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from gpupool.pool.model.ids import GpuId, Incarnation, ServerId
 from gpupool.pool.model.state import Partition, Placement, Request
-from gpupool.pool.scheduling.capacity import WHOLE_SLACK
+from gpupool.pool.scheduling.filters import WHOLE_SLACK
 from gpupool.pool.scheduling.offers import NoOffer, Offer, OfferedGpu
 
 Latencies = Mapping[ServerId, float]

@@ -24,8 +24,7 @@ from gpupool.pool.model.state import Lease, LeaseRecord, PoolState, Request, Ser
 from gpupool.pool.model.suspension import SuspensionState
 from gpupool.pool.model.tables import LeaseTable
 from gpupool.pool.policy.admission import May
-from gpupool.pool.scheduling.capacity import wanted_size
-from gpupool.pool.scheduling.filters import admitted
+from gpupool.pool.scheduling.filters import admitted, wanted_size
 
 LATEST_COUNT = 64
 """Ended leases that say how long leases run."""

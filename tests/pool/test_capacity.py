@@ -8,13 +8,13 @@ from tests.pool.policy_kit import GIB, A, B
 from gpupool.pool.model.ids import GpuId, RequestId
 from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.state import Gpu, PoolState, Request, Server, ServerStatus
-from gpupool.pool.scheduling.capacity import (
+from gpupool.pool.scheduling.filters import (
     any_could_ever_fit,
     fitting_cards,
+    parse_filter,
     partition_size,
     wanted_size,
 )
-from gpupool.pool.scheduling.filters import parse_filter
 from gpupool.pool.scheduling.placement import may_have_room
 
 MIB = 1 << 20

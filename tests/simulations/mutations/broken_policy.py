@@ -20,7 +20,7 @@ from gpupool.pool.policy.admission import Admission
 from gpupool.pool.policy.lease_ends import IdlePlan
 from gpupool.pool.policy.policy_calendar import FOREVER
 from gpupool.pool.policy.rulebook import Moment, Rulebook, Terms
-from gpupool.pool.scheduling import capacity, fairness, filters, preemption
+from gpupool.pool.scheduling import fairness, filters, preemption
 from gpupool.pool.scheduling.fairness import _Line, starved
 from gpupool.pool.scheduling.soonest import Span
 from gpupool.pool.transitions import leases, policy_versions
@@ -118,7 +118,7 @@ def keeps_what_is_free() -> AbstractContextManager[None]:
         request = entry.request
         for server, gpu_id in found:
             gpu = state.servers[server].gpus[gpu_id]
-            size = request.memory or capacity.partition_size(gpu.capacity, request.fraction)
+            size = request.memory or filters.partition_size(gpu.capacity, request.fraction)
             if gpu.memory_free < size:
                 return frozenset()
         return found
