@@ -5,8 +5,7 @@ say why alone, and stay in the words of their version: servers compare them.
 """
 
 from gpupool.pool.errors import DeniedError, GpupoolError, NotNowError, UsageError
-from gpupool.pool.model.commands import NAMES, Command, EndLease
-from gpupool.pool.model.formats import SINCE
+from gpupool.pool.model.commands import NAMES, SINCE, Command, EndLease
 from gpupool.pool.model.ids import lease_name
 from gpupool.pool.model.relocation import RelocateLease
 from gpupool.pool.model.results import RefusalKind, Result

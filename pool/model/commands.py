@@ -4,6 +4,7 @@ Every command is idempotent by its content (a request id, a token id, a server's
 one that was proposed twice because its outcome was unknown does no harm.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gpupool.pool.model.codec import OPTIONAL, CodecError, decode, encode
@@ -447,6 +448,30 @@ KINDS: dict[str, type[Command]] = {
     "refuse-relocation": RefuseRelocation,
 }
 NAMES = {kind: name for name, kind in KINDS.items()}
+
+SINCE: Mapping[str, int] = {
+    "set-silence": 7,
+    "note-backup": 7,
+    "suspend-lease": 7,
+    "confirm-suspended": 7,
+    "refuse-suspension": 7,
+    "resume-lease": 7,
+    "confirm-resumed": 7,
+    "move-lease": 7,
+    "forget-user": 7,
+    "relocate-lease": 9,
+    "confirm-relocated": 9,
+    "refuse-relocation": 9,
+}
+"""The version (``formats``) with which each command came; all others are older than versions."""
+
+
+def objection(command: str, formats: int) -> str:
+    """Return why a pool of the version ``formats`` cannot take a command; empty when it can."""
+    since = SINCE.get(command, 0)
+    if since <= formats:
+        return ""
+    return f"it needs version {since} on all servers, and the oldest has {formats}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ and after their own, and the pool speaks the lowest version of all its servers.
 
 What has come with a version is used from then on:
 
-- A command that is newer than the pool's version is refused before it is proposed (``SINCE``).
+- A command that is newer than the pool's version is refused before it is proposed
+  (``commands.SINCE``).
 - So is the use of a new field of an older command: it keeps its default, which is not written,
   until ``PoolState.formats`` has reached the field's version. ``apply`` itself reads new fields as
   they come, and changes its effects by that and by ``PoolState.formats`` alone.
@@ -19,8 +20,6 @@ go on without it, so it may turn out to be too old for them. Three things keep i
 their log: they do not link to it (``can_link``), the table refuses its ``ServerUp``, and the server
 stops by itself when its table says that the pool has a newer version (``PoolMachine``).
 """
-
-from collections.abc import Mapping
 
 from gpupool.pool.errors import GpupoolError
 
@@ -36,22 +35,6 @@ ADDRESSES_SINCE = 12
 
 BEFORE_VERSIONS = 5
 """Version of a server with a program that states none: it links to that version alone."""
-
-SINCE: Mapping[str, int] = {
-    "set-silence": 7,
-    "note-backup": 7,
-    "suspend-lease": 7,
-    "confirm-suspended": 7,
-    "refuse-suspension": 7,
-    "resume-lease": 7,
-    "confirm-resumed": 7,
-    "move-lease": 7,
-    "forget-user": 7,
-    "relocate-lease": 9,
-    "confirm-relocated": 9,
-    "refuse-relocation": 9,
-}
-"""The version with which each command came, by its name; all others are older than versions."""
 
 
 class OutdatedError(GpupoolError):
@@ -74,11 +57,3 @@ def can_link(other: int, agreed: int) -> bool:
     ``agreed`` is ``PoolState.formats``, which the other one must be able to read.
     """
     return abs(other - VERSION) <= 1 and other >= agreed
-
-
-def objection(command: str, formats: int) -> str:
-    """Return why a pool of the version ``formats`` cannot take a command; empty when it can."""
-    since = SINCE.get(command, 0)
-    if since <= formats:
-        return ""
-    return f"it needs version {since} on all servers, and the oldest has {formats}"

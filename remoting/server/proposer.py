@@ -49,8 +49,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpupool.pool.model.codec import CodecError, decode
-from gpupool.pool.model.commands import NAMES, Command, wrap
-from gpupool.pool.model.formats import VERSION, objection
+from gpupool.pool.model.commands import NAMES, Command, objection, wrap
+from gpupool.pool.model.formats import VERSION
 from gpupool.pool.model.ids import Plain
 from gpupool.pool.model.results import RefusalKind, Result, refuse
 from gpupool.pool.ports import (

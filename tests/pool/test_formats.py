@@ -8,7 +8,8 @@ from tests.pool.policy_kit import A, B, Pool
 from gpupool.pool.errors import NotNowError
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.codec import encode
-from gpupool.pool.model.formats import SINCE, VERSION, OutdatedError, can_link, objection
+from gpupool.pool.model.commands import SINCE, objection
+from gpupool.pool.model.formats import VERSION, OutdatedError, can_link
 from gpupool.pool.model.ids import Incarnation, LeaseId, Milliseconds, ServerId, TokenId
 from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.results import RefusalKind

@@ -8,7 +8,8 @@ from tests.pool.test_lease_moves import Moving, gpu, gpu_drained, part_of_a_card
 
 from gpupool.pool.errors import DeniedError, GpupoolError, NotNowError, UsageError
 from gpupool.pool.model import commands as c
-from gpupool.pool.model.formats import SINCE, VERSION
+from gpupool.pool.model.commands import SINCE
+from gpupool.pool.model.formats import VERSION
 from gpupool.pool.model.ids import LeaseId, Milliseconds
 from gpupool.pool.model.relocation import Relocation, RelocationState
 from gpupool.pool.model.results import RefusalKind, Result

@@ -6,7 +6,7 @@ import pytest
 from tests.pool.test_gpu_drains import Table
 
 from gpupool.pool.model import commands as c
-from gpupool.pool.model.formats import objection
+from gpupool.pool.model.commands import objection
 from gpupool.pool.model.ids import Milliseconds
 from gpupool.pool.model.results import RefusalKind, Result
 from gpupool.pool.model.silences import SILENCE_COUNT_MAX, SILENCE_MAX_MS

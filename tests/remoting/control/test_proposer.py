@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from gpupool.pool.model import formats
+from gpupool.pool.model import commands
 from gpupool.pool.model.codec import encode
 from gpupool.pool.model.commands import NAMES, Tick, unwrap
 from gpupool.pool.model.ids import Milliseconds, ServerId
@@ -259,7 +259,7 @@ def test_a_command_that_the_leaders_clocks_forbid_is_refused_for_good() -> None:
 
 def test_a_command_waits_for_the_oldest_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that does not know a command would have to stop when it is committed."""
-    monkeypatch.setattr(formats, "SINCE", {NAMES[Tick]: 7})
+    monkeypatch.setattr(commands, "SINCE", {NAMES[Tick]: 7})
     bench = Bench()
     assert not bench.attempts
     assert not bench.decisions, "never from within propose"

@@ -14,7 +14,8 @@ from tests.cli.conftest import pool, server
 from gpupool.pool.errors import AuthenticationError, RemoteProtocolError
 from gpupool.pool.model import commands
 from gpupool.pool.model.codec import CodecError, decode, encode, map_types
-from gpupool.pool.model.formats import VERSION, objection
+from gpupool.pool.model.commands import objection
+from gpupool.pool.model.formats import VERSION
 from gpupool.pool.model.ids import LeaseId, ServerId, TokenId
 from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.state import PoolState, Server, ServerStatus, TokenKind
