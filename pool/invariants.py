@@ -18,7 +18,7 @@ from gpupool.pool.model.state import (
     PoolState,
     Server,
 )
-from gpupool.pool.policy.usage import plus, usage_of
+from gpupool.pool.policy.rulebook import plus, usage_of
 
 ROWS_PER_APPLY = 2
 """Rows that a server checks with each command, 2 to 4 us each: see docs/adr/smaller/servers.md."""

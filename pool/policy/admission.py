@@ -12,8 +12,7 @@ from gpupool.pool.model.results import RefusalKind, Result, refuse
 from gpupool.pool.model.state import Gpu, PoolState, Request, Server
 from gpupool.pool.model.units import DAY_MS
 from gpupool.pool.policy.policy_calendar import UTC, offset_ms
-from gpupool.pool.policy.rulebook import Cap, Moment, Source, Terms, rulebook
-from gpupool.pool.policy.usage import NOTHING, USED, used
+from gpupool.pool.policy.rulebook import NOTHING, USED, Cap, Moment, Source, Terms, rulebook, used
 
 May = Callable[[Server, Gpu], bool]
 NOUNS = {"max_gpus": "GPUs", "max_memory": "GiB", "max_leases": "leases"}

@@ -7,28 +7,30 @@ instants, and what applies to a user only with them.
 Which rule counts: the most specific one, so a user's own before the class's, and that before
 ``[defaults]``; and at each of these places that of the last open window that has one. Limits of
 ``[pool]`` hold for all users together, those of a class for all of its members together, and
-``..._per_user`` and ``[defaults]`` for each user alone.
+``..._per_user`` and ``[defaults]`` for each user alone. What counts against them is the usage of
+leases (``usage_of``).
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from operator import attrgetter
 
 from gpupool.pool.model.ids import GpuId, LeaseId, ServerId
 from gpupool.pool.model.policy import (
     MILLI,
     MIN_RUN_MS,
     NO_LIMIT,
+    UNIT,
     Policy,
     Reservation,
     Rule,
     Usage,
     Window,
 )
-from gpupool.pool.model.state import Gpu, Lease, PoolState, Server
+from gpupool.pool.model.state import Gpu, Lease, Partition, PartStatus, PoolState, Server
 from gpupool.pool.policy.policy_calendar import FOREVER, Phase, phase
-from gpupool.pool.policy.usage import NOTHING, plus, usage_of, used
 
 RULEBOOK_COUNT_MAX = 8
 USER_COUNT_MAX = 16_384
@@ -477,3 +479,57 @@ def _number(source: Source | None) -> int:
 
 def _is_glob(user: str) -> bool:
     return bool(set(user) & set("*?["))
+
+
+# --- usage ----------------------------------------------------------------------------------------
+
+NOTHING = Usage()
+
+
+def units_of(partition: Partition, gpu: Gpu) -> int:
+    """Return the share of a GPU that a partition counts as, in units of ``policy.UNIT``."""
+    return partition.memory * UNIT // gpu.capacity if gpu.capacity else 0
+
+
+def usage_of(lease: Lease) -> Usage:
+    """Return the usage of a lease: the parts not freed yet; a suspended one counts as a lease.
+
+    One that goes to another server has memory on both, and counts one of them.
+    """
+    if lease.relocation is None and lease.parts and PartStatus.FREED not in lease.parts.values():
+        if lease.is_away:
+            return Usage(leases=1)
+        return Usage(sum(lease.units.values()), sum([p.memory for p in lease.partitions]), 1)
+    live = {server for server, part in lease.parts.items() if part is not PartStatus.FREED}
+    leases = 1 if live else 0
+    if lease.is_away:
+        return Usage(leases=leases)
+    if lease.relocation is not None:
+        live.discard(lease.relocation.uncounted)
+    return Usage(
+        units=sum(lease.units.get(server, 0) for server in live),
+        memory=sum(part.memory for part in lease.partitions if part.server in live),
+        leases=leases,
+    )
+
+
+def plus(one: Usage, other: Usage, sign: int = 1) -> Usage:
+    """Return the sum of two, or with ``sign`` -1 the difference."""
+    return Usage(
+        one.units + sign * other.units,
+        one.memory + sign * other.memory,
+        one.leases + sign * other.leases,
+    )
+
+
+USED: dict[str, Callable[[Usage], int]] = {
+    "max_gpus": attrgetter("units"),
+    "max_memory": attrgetter("memory"),
+    "max_leases": attrgetter("leases"),
+}
+"""The usage with which a cap of each dimension is compared."""
+
+
+def used(usage: Usage, dimension: str) -> int:
+    """Return the usage with which a cap of this dimension is compared."""
+    return USED[dimension](usage)

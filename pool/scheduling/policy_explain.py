@@ -15,7 +15,7 @@ from gpupool.pool.policy.admission import (
     time_text,
 )
 from gpupool.pool.policy.giving_way import running_since
-from gpupool.pool.policy.usage import NOTHING
+from gpupool.pool.policy.rulebook import NOTHING
 from gpupool.pool.scheduling import fairness
 from gpupool.pool.scheduling.fairness import Place
 from gpupool.pool.scheduling.offers import NoOffer

@@ -35,7 +35,7 @@ from gpupool.pool.model.state import (
 )
 from gpupool.pool.model.suspension import Span, times_away
 from gpupool.pool.policy.admission import Admission
-from gpupool.pool.policy.usage import units_of
+from gpupool.pool.policy.rulebook import units_of
 from gpupool.pool.transitions.audit import record
 
 

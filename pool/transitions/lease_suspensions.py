@@ -31,7 +31,7 @@ from gpupool.pool.policy.giving_way import (
     never_suspendable,
     window_suspensions,
 )
-from gpupool.pool.policy.usage import plus, usage_of
+from gpupool.pool.policy.rulebook import plus, usage_of
 from gpupool.pool.scheduling.moves import kept_refusal, moved
 from gpupool.pool.scheduling.preemption import is_due
 from gpupool.pool.transitions.audit import THE_POOL, emit_event, record

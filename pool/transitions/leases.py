@@ -70,7 +70,7 @@ from gpupool.pool.model.state import (
 )
 from gpupool.pool.policy.admission import Admission
 from gpupool.pool.policy.lease_ends import with_terms
-from gpupool.pool.policy.usage import NOTHING, plus, units_of, usage_of
+from gpupool.pool.policy.rulebook import NOTHING, plus, units_of, usage_of
 from gpupool.pool.scheduling import fairness
 from gpupool.pool.scheduling.filters import (
     filter_text,

@@ -18,8 +18,7 @@ from gpupool.pool.policy.admission import (
     sizes_of_all,
     time_text,
 )
-from gpupool.pool.policy.rulebook import Cap, Source
-from gpupool.pool.policy.usage import plus, used
+from gpupool.pool.policy.rulebook import Cap, Source, plus, used
 
 MIB = 1 << 20
 
