@@ -25,7 +25,6 @@ from gpupool.pool.model.ids import (
     ServerId,
     TokenId,
 )
-from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.results import RefusalKind, Result
 from gpupool.pool.model.state import (
     WAITING_COUNT_MAX,
@@ -39,6 +38,7 @@ from gpupool.pool.model.state import (
     Waiting,
     with_changes,
 )
+from gpupool.pool.model.tables import PersistentMap
 from gpupool.pool.scheduling.fairness import reserved_for_others
 from gpupool.pool.scheduling.offers import NoOffer, Offer
 from gpupool.pool.scheduling.placement import make_offer, may_have_room

@@ -21,7 +21,7 @@ from typing import Annotated, Any, TypeVar, cast
 from gpupool.pool.errors import LocalProtocolError
 from gpupool.pool.model.bounds import Bound
 from gpupool.pool.model.ids import Plain
-from gpupool.pool.model.persistent_map import PersistentMap
+from gpupool.pool.model.tables import PersistentMap
 
 T = TypeVar("T")
 Decoder = Callable[[Any], Any]

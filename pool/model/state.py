@@ -23,12 +23,11 @@ from gpupool.pool.model.ids import (
     ServerId,
     TokenId,
 )
-from gpupool.pool.model.persistent_map import Memo, PersistentMap
 from gpupool.pool.model.policy import DataEncryption, Policy, PolicyVersion, Usage
 from gpupool.pool.model.relocation import Relocation
 from gpupool.pool.model.silences import Silence
 from gpupool.pool.model.suspension import Span, Suspension, SuspensionHistory, SuspensionState
-from gpupool.pool.model.tables import LeaseTable, WaitingTable
+from gpupool.pool.model.tables import LeaseTable, Memo, PersistentMap, WaitingTable
 
 T = TypeVar("T")
 

@@ -6,10 +6,10 @@ give way to it, or because a window opens that allows it.
 
 from collections.abc import Callable, Iterable
 
-from gpupool.pool.model.persistent_map import Memo
 from gpupool.pool.model.policy import UNIT, Usage, Zone
 from gpupool.pool.model.results import RefusalKind, Result, refuse
 from gpupool.pool.model.state import Gpu, PoolState, Request, Server
+from gpupool.pool.model.tables import Memo
 from gpupool.pool.model.units import DAY_MS
 from gpupool.pool.policy.policy_calendar import UTC, offset_ms
 from gpupool.pool.policy.rulebook import NOTHING, USED, Cap, Moment, Source, Terms, rulebook, used

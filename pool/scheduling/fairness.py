@@ -30,7 +30,6 @@ from typing import NamedTuple
 
 from gpupool.pool.model.formats import ALL_STARVED_SINCE
 from gpupool.pool.model.ids import RequestId, ServerId
-from gpupool.pool.model.persistent_map import Memo, PersistentMap
 from gpupool.pool.model.policy import Usage
 from gpupool.pool.model.state import (
     Gpu,
@@ -43,6 +42,7 @@ from gpupool.pool.model.state import (
     with_changes,
 )
 from gpupool.pool.model.suspension import SuspensionState
+from gpupool.pool.model.tables import Memo, PersistentMap
 from gpupool.pool.policy.admission import Admission, least_need, sizes_of_all
 from gpupool.pool.scheduling.filters import wanted_size
 from gpupool.pool.scheduling.soonest import (

@@ -22,7 +22,6 @@ from itertools import combinations, islice
 
 from gpupool.pool.model.formats import ALL_STARVED_SINCE
 from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds, RequestId, ServerId
-from gpupool.pool.model.persistent_map import Memo
 from gpupool.pool.model.policy import MILLI
 from gpupool.pool.model.state import (
     Lease,
@@ -34,6 +33,7 @@ from gpupool.pool.model.state import (
     with_changes,
 )
 from gpupool.pool.model.suspension import SuspendLease, SuspensionState
+from gpupool.pool.model.tables import Memo
 from gpupool.pool.policy.admission import Admission, number_text
 from gpupool.pool.policy.giving_way import not_suspendable, pause_end, running_since, too_early
 from gpupool.pool.scheduling import fairness

@@ -19,10 +19,9 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds, ServerId
-from gpupool.pool.model.persistent_map import Memo, PersistentMap
 from gpupool.pool.model.state import Lease, LeaseRecord, PoolState, Request, Server
 from gpupool.pool.model.suspension import SuspensionState
-from gpupool.pool.model.tables import LeaseTable
+from gpupool.pool.model.tables import LeaseTable, Memo, PersistentMap
 from gpupool.pool.policy.admission import May
 from gpupool.pool.scheduling.filters import admitted, wanted_size
 

@@ -23,7 +23,6 @@ from gpupool.pool.model.commands import (
     wrap,
 )
 from gpupool.pool.model.ids import GpuId, Plain, ServerId
-from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
 from gpupool.pool.model.state import (
     NAME_LENGTH_MAX,
@@ -36,6 +35,7 @@ from gpupool.pool.model.state import (
     TokenKind,
     with_changes,
 )
+from gpupool.pool.model.tables import PersistentMap
 from gpupool.pool.scheduling.filters import LABEL_COUNT_MAX, label_refusal
 from gpupool.pool.transitions import leases
 from gpupool.pool.transitions.accounts import begin_accounts

@@ -72,8 +72,8 @@ from operator import is_not
 
 from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError, NotNowError
 from gpupool.pool.model.ids import ServerId
-from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.state import PoolState, Server, Token, TokenKind
+from gpupool.pool.model.tables import PersistentMap
 from gpupool.pool.ports import ConsensusHealth, Outcome, Randomness, Role
 from gpupool.pool.record_query import ExporterPage
 from gpupool.pool.table_clock import TableClock

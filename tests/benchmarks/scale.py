@@ -30,7 +30,6 @@ from gpupool.pool.model.ids import (
     ServerId,
     TokenId,
 )
-from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.state import (
     VOTER_COUNT_MAX,
     Gpu,
@@ -41,6 +40,7 @@ from gpupool.pool.model.state import (
     Token,
     TokenKind,
 )
+from gpupool.pool.model.tables import PersistentMap
 from gpupool.pool.ports import Committed, Outcome
 from gpupool.pool.reconcile import plan_host
 from gpupool.pool.scheduling.offers import Offer

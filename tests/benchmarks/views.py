@@ -27,9 +27,8 @@ from gpupool.monitoring.history.history_store import FILE_NAME, HistoryStore
 from gpupool.monitoring.history.time_slots import SlotMaker
 from gpupool.monitoring.sample import Sample, Sampler
 from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds, RequestId, ServerId
-from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.state import PoolState
-from gpupool.pool.model.tables import LeaseTable
+from gpupool.pool.model.tables import LeaseTable, PersistentMap
 from gpupool.pool.view_building import build_view
 from gpupool.remoting.client.subscription import viewers_of
 from gpupool.remoting.protocol import messages as m

@@ -9,7 +9,6 @@ from gpupool.pool.model.ids import (
     ServerId,
     TokenId,
 )
-from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.state import (
     Gpu,
     Lease,
@@ -19,7 +18,7 @@ from gpupool.pool.model.state import (
     Server,
     ServerStatus,
 )
-from gpupool.pool.model.tables import LeaseTable
+from gpupool.pool.model.tables import LeaseTable, PersistentMap
 from gpupool.pool.ports import RaftHealth, Role
 from gpupool.pool.telemetry import GpuTelemetry, HostTelemetry, SessionTelemetry, Telemetry
 

@@ -15,8 +15,8 @@ from gpupool.monitoring.history.history_reader import read_history
 from gpupool.monitoring.sample import CapacityBooks, pool_books
 from gpupool.pool.history_query import CapacitySum, HistoryPage, HistoryQuery
 from gpupool.pool.model.ids import Milliseconds, ServerId
-from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.state import Gpu, PoolState, ServerStatus, with_changes
+from gpupool.pool.model.tables import PersistentMap
 from gpupool.pool.policy.prices import prices_of
 
 DAY_S = 86_400

@@ -139,7 +139,7 @@ def test_a_constant_is_tested_where_its_module_is_used_or_where_that_is_imported
 def test_a_small_sample_of_mutants_dies(tmp_path: Path) -> None:
     """Eight of one module under its own tests, so that the script itself stays alive."""
     rows = tmp_path / "mutants.csv"
-    options = "--modules pool/model/persistent_map.py --sample 8 --seed 1 --seeds 0 --tests"
+    options = "--modules pool/model/tables.py --sample 8 --seed 1 --seeds 0 --tests"
     argv = [sys.executable, "-m", "tests.mutation", "--csv", str(rows), *options.split()]
     done = subprocess.run(
         [*argv, "tests/pool/test_persistent_map.py"], cwd=ROOT, capture_output=True, text=True

@@ -18,11 +18,11 @@ from gpupool.pool.model.ids import (
     ServerId,
     TokenId,
 )
-from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.policy import Policy, Zone
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import Gpu, Partition, PoolState, Request, TokenKind, with_changes
 from gpupool.pool.model.table_hash import TableHash
+from gpupool.pool.model.tables import PersistentMap
 from gpupool.pool.policy.policy_document import parse_policy
 from gpupool.pool.scheduling.offers import NoOffer, Offer
 from gpupool.pool.scheduling.placement import make_offer

@@ -9,9 +9,9 @@ from gpupool.pool.invariants import violations
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.codec import decode, encode
 from gpupool.pool.model.ids import Incarnation, ServerId
-from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import PoolState, with_changes
+from gpupool.pool.model.tables import PersistentMap
 from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.pool.transitions.authorities import (
     fingerprint_of,

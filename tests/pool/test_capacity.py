@@ -6,8 +6,8 @@ import pytest
 from tests.pool.policy_kit import GIB, A, B
 
 from gpupool.pool.model.ids import GpuId, RequestId
-from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.state import Gpu, PoolState, Request, Server, ServerStatus
+from gpupool.pool.model.tables import PersistentMap
 from gpupool.pool.scheduling.filters import (
     any_could_ever_fit,
     fitting_cards,

@@ -7,13 +7,16 @@ from typing import Any
 import pytest
 
 from gpupool.pool.model.ids import LeaseId, RequestId, ServerId
-from gpupool.pool.model.persistent_map import (
+from gpupool.pool.model.tables import (
     CHUNK_SIZE,
     SMALL_SIZE,
     SPARE_CHUNKS,
+    LeaseTable,
     PersistentMap,
+    SortedSet,
+    WaitingTable,
+    sorted_set,
 )
-from gpupool.pool.model.tables import LeaseTable, SortedSet, WaitingTable, sorted_set
 
 A, B, C = ServerId("a"), ServerId("b"), ServerId("c")
 

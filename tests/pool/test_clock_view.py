@@ -4,8 +4,8 @@ import pytest
 
 from gpupool.pool.clock_view import clock_problems, clock_view
 from gpupool.pool.model.ids import Milliseconds, ServerId
-from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.state import PoolState, Server
+from gpupool.pool.model.tables import PersistentMap
 from gpupool.pool.table_clock import BOUND_S, ClockReading, KnownClock, Source
 from gpupool.pool.view import ClockView, ServerClock
 

@@ -9,8 +9,7 @@ import pytest
 from gpupool.pool.model import codec
 from gpupool.pool.model.codec import OPTIONAL, CodecError, decode, decoder_of, encode, encoder_of
 from gpupool.pool.model.ids import LeaseId, Plain
-from gpupool.pool.model.persistent_map import PersistentMap
-from gpupool.pool.model.tables import WaitingTable
+from gpupool.pool.model.tables import PersistentMap, WaitingTable
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ from gpupool.pool.model.codec import encode
 from gpupool.pool.model.commands import SINCE, objection
 from gpupool.pool.model.formats import VERSION, OutdatedError, can_link
 from gpupool.pool.model.ids import Incarnation, LeaseId, Milliseconds, ServerId, TokenId
-from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.results import RefusalKind
 from gpupool.pool.model.state import PoolState, Server, ServerStatus, TokenKind, with_changes
 from gpupool.pool.model.suspension import SuspendLease
+from gpupool.pool.model.tables import PersistentMap
 from gpupool.pool.refused_orders import check_known_to_all
 from gpupool.pool.transitions.servers import RECOVERY
 

@@ -14,12 +14,11 @@ from gpupool.pool.model import commands as c
 from gpupool.pool.model.codec import decode
 from gpupool.pool.model.commands import wrap
 from gpupool.pool.model.ids import GpuId, Milliseconds, ServerId
-from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.relocation import Relocation, RelocationState
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import Gpu, GpuOrder, Lease, PartStatus, PoolState, Server
 from gpupool.pool.model.suspension import Suspension, SuspensionHistory, SuspensionState
-from gpupool.pool.model.tables import LeaseTable
+from gpupool.pool.model.tables import LeaseTable, PersistentMap
 from gpupool.pool.ports import RaftHealth, Role
 from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.pool.view_building import build_view

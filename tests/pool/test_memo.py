@@ -1,6 +1,6 @@
 """Answers that are kept beside the table."""
 
-from gpupool.pool.model.persistent_map import Memo
+from gpupool.pool.model.tables import Memo
 
 
 def test_an_answer_is_found_by_the_very_same_objects_only() -> None:

@@ -9,8 +9,14 @@ from hypothesis import strategies as st
 from tests.properties import examples
 
 from gpupool.pool.model.ids import LeaseId, RequestId, ServerId
-from gpupool.pool.model.persistent_map import CHUNK_SIZE, PersistentMap
-from gpupool.pool.model.tables import LeaseTable, SortedSet, WaitingTable, sorted_set
+from gpupool.pool.model.tables import (
+    CHUNK_SIZE,
+    LeaseTable,
+    PersistentMap,
+    SortedSet,
+    WaitingTable,
+    sorted_set,
+)
 
 KEYS = st.integers(0, 6 * CHUNK_SIZE)
 CHANGES = st.lists(st.tuples(st.sampled_from(["set", "without", "oldest"]), KEYS), max_size=80)

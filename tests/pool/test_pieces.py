@@ -11,8 +11,8 @@ from gpupool.consensus.protocol.cbor_pieces import encode_fields, map_head
 from gpupool.pool.model import codec, pieces
 from gpupool.pool.model.codec import OPTIONAL, CodecError, encode
 from gpupool.pool.model.ids import Plain
-from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.pieces import ROW_COUNT, PieceDecoder, Rows, fields_of
+from gpupool.pool.model.tables import PersistentMap
 
 
 @dataclass(frozen=True, slots=True)

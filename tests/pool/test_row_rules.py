@@ -23,7 +23,6 @@ from gpupool.pool.model.ids import (
     TokenId,
     lease_name,
 )
-from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.relocation import Relocation, RelocationState
 from gpupool.pool.model.results import RefusalKind, Result, refuse
 from gpupool.pool.model.silences import Silence, silence_scope
@@ -47,6 +46,7 @@ from gpupool.pool.model.suspension import (
     suspension_reason,
     times_away,
 )
+from gpupool.pool.model.tables import PersistentMap
 
 ONE = Milliseconds(1)
 A, B = ServerId("a" * 12), ServerId("b" * 12)

@@ -10,8 +10,8 @@ from gpupool.pool.clock_view import HELD_MAX_S, clock_problems
 from gpupool.pool.errors import DeniedError, NotNowError
 from gpupool.pool.model.commands import EndLease, SetClock, Tick, wrap
 from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId
-from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.state import PoolState, Server, with_changes
+from gpupool.pool.model.tables import PersistentMap
 from gpupool.pool.table_clock import (
     BOUND_S,
     ERROR_MAX_S,

@@ -11,8 +11,8 @@ from tests.pool.test_table_hash import OUTER, Blobs, Inner, Numbers, Outer
 
 from gpupool.pool.model import table_hash
 from gpupool.pool.model.ids import Plain
-from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.table_hash import BLOB_BYTES, TableHash, shape_of
+from gpupool.pool.model.tables import PersistentMap
 
 Name = NewType("Name", str)
 Short = NewType("Short", Name)

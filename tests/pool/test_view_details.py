@@ -11,7 +11,6 @@ from tests.pool.test_view_rows import HEALTH
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.formats import VERSION
 from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds, ServerId, TokenId
-from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.relocation import Relocation, RelocationState
 from gpupool.pool.model.state import (
     Event,
@@ -21,6 +20,7 @@ from gpupool.pool.model.state import (
     ServerStatus,
     with_changes,
 )
+from gpupool.pool.model.tables import PersistentMap
 from gpupool.pool.policy.giving_way import DRIVER_TOO_OLD
 from gpupool.pool.ports import RefusedBy, Role
 from gpupool.pool.transitions.authorities import NAME_COUNT_MAX, fingerprint_of

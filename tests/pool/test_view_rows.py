@@ -7,8 +7,8 @@ from tests.pool.policy_kit import A, B, Pool
 
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.ids import ServerId, TokenId
-from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.state import with_changes
+from gpupool.pool.model.tables import PersistentMap
 from gpupool.pool.ports import RaftHealth, Role
 from gpupool.pool.transitions.authorities import NAME_COUNT_MAX, fingerprint_of
 from gpupool.pool.view_building import ViewSource, build_view

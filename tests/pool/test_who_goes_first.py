@@ -8,8 +8,8 @@ from tests.pool.test_preemption import Preempting, small
 
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds, RequestId, TokenId
-from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.state import PartStatus, PoolState, Request, Waiting
+from gpupool.pool.model.tables import PersistentMap
 from gpupool.pool.scheduling.fairness import (
     ReservedGpus,
     going_first,

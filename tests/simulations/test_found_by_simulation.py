@@ -13,9 +13,9 @@ from gpupool.consensus.storage.superblock import SUPERBLOCK
 from gpupool.pool.model.codec import encode
 from gpupool.pool.model.commands import Tick
 from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, ServerId
-from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.results import RefusalKind, Result, refuse
 from gpupool.pool.model.state import Partition, PoolState, Server, ServerStatus
+from gpupool.pool.model.tables import PersistentMap
 from gpupool.pool.ports import Committed, Unknown
 from gpupool.pool.table_clock import TableClock
 from gpupool.remoting.server.proposer import Decision, Propose, Proposer

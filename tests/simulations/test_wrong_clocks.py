@@ -3,8 +3,8 @@
 import pytest
 
 from gpupool.pool.model.ids import Milliseconds, ServerId
-from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.state import PoolState, Server
+from gpupool.pool.model.tables import PersistentMap
 from gpupool.pool.transitions import clock_setting
 from gpupool.simulations.checkers.time_checker import TableTime
 from gpupool.simulations.cluster.cluster import Cluster

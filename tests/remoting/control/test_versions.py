@@ -17,8 +17,8 @@ from gpupool.pool.model.codec import CodecError, decode, encode, map_types
 from gpupool.pool.model.commands import objection
 from gpupool.pool.model.formats import VERSION
 from gpupool.pool.model.ids import LeaseId, ServerId, TokenId
-from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.state import PoolState, Server, ServerStatus, TokenKind
+from gpupool.pool.model.tables import PersistentMap
 from gpupool.pool.view import PoolView
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.connection import Connection, End
