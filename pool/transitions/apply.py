@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpupool.pool.invariants import InvariantSampler
-from gpupool.pool.model.codec import CodecError, decode, encode
+from gpupool.pool.model.codec import CodecError, TableHash, decode, encode
 from gpupool.pool.model.commands import (
     ApplyPolicy,
     CancelRequest,
@@ -62,7 +62,6 @@ from gpupool.pool.model.suspension import (
     ResumeLease,
     SuspendLease,
 )
-from gpupool.pool.model.table_hash import TableHash
 from gpupool.pool.policy import lease_ends
 from gpupool.pool.transitions import (
     accounts,

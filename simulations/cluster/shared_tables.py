@@ -8,9 +8,9 @@ checkers compare.
 
 from dataclasses import dataclass
 
+from gpupool.pool.model.codec import TableHash
 from gpupool.pool.model.ids import Plain
 from gpupool.pool.model.state import PoolState
-from gpupool.pool.model.table_hash import TableHash
 
 STEP_COUNT_MAX = 512
 """Steps remembered; a server that is further behind than that computes its own."""

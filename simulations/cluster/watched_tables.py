@@ -5,11 +5,11 @@ Steps that several servers compute are shared: see ``shared_tables``.
 
 from dataclasses import replace
 
+from gpupool.pool.model.codec import TableHash
 from gpupool.pool.model.formats import VERSION
 from gpupool.pool.model.ids import Plain
 from gpupool.pool.model.pieces import Field
 from gpupool.pool.model.state import Act, PoolState, with_changes
-from gpupool.pool.model.table_hash import TableHash
 from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.simulations.cluster.run_context import Environment
 

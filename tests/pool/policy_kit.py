@@ -6,7 +6,7 @@ from datetime import datetime
 
 from gpupool.pool.invariants import violations
 from gpupool.pool.model import commands as c
-from gpupool.pool.model.codec import decode
+from gpupool.pool.model.codec import TableHash, decode
 from gpupool.pool.model.commands import wrap
 from gpupool.pool.model.formats import VERSION
 from gpupool.pool.model.ids import (
@@ -21,7 +21,6 @@ from gpupool.pool.model.ids import (
 from gpupool.pool.model.policy import Policy, Zone
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import Gpu, Partition, PoolState, Request, TokenKind, with_changes
-from gpupool.pool.model.table_hash import TableHash
 from gpupool.pool.model.tables import PersistentMap
 from gpupool.pool.policy.policy_document import parse_policy
 from gpupool.pool.scheduling.offers import NoOffer, Offer

@@ -18,7 +18,6 @@ from gpupool.pool.model import (
     sizes,
     state,
     suspension,
-    table_hash,
 )
 from gpupool.pool.model.clock_move import ClockMove
 from gpupool.pool.model.results import Result
@@ -26,7 +25,13 @@ from gpupool.pool.model.results import Result
 DAY_MS = 24 * 60 * 60 * 1000
 
 BOUNDS: dict[ModuleType, dict[str, float]] = {
-    codec: {"INTEGER_MAX": 18_446_744_073_709_551_616, "ITEM_COUNT_MAX": 1_000_000},
+    codec: {
+        "INTEGER_MAX": 18_446_744_073_709_551_616,
+        "ITEM_COUNT_MAX": 1_000_000,
+        "HASH_BYTES": 16,
+        "BLOB_BYTES": 64,
+        "HASH_VERSION": 1,
+    },
     commands: {"VERSION": 1},
     forgetting: {
         "SALT_SIZE": 16,
@@ -74,7 +79,6 @@ BOUNDS: dict[ModuleType, dict[str, float]] = {
         "PARTITION_SIZE_MIN": 1_048_576,
     },
     suspension: {"SPAN_COUNT_MAX": 64, "DRIVER_SINCE": 570},
-    table_hash: {"HASH_BYTES": 16, "BLOB_BYTES": 64, "VERSION": 1},
 }
 """Another value needs a new version of the formats, from which on ``apply`` takes it."""
 

@@ -5,13 +5,12 @@ from tests.pool.policy_kit import Pool, upgraded
 
 from gpupool.pool.invariants import InvariantSampler
 from gpupool.pool.model import commands as c
-from gpupool.pool.model.codec import decode
+from gpupool.pool.model.codec import TableHash, decode
 from gpupool.pool.model.commands import wrap
 from gpupool.pool.model.formats import OutdatedError
 from gpupool.pool.model.ids import Incarnation, Milliseconds, TokenId
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import Event, PoolState, with_changes
-from gpupool.pool.model.table_hash import TableHash
 from gpupool.pool.transitions import audit
 from gpupool.pool.transitions.apply import PoolMachine
 

@@ -18,11 +18,10 @@ from tests.pool.policy_kit import whole_hash
 from tests.pool.pool_strategies import founding
 from tests.pool.test_apply_walks import Walker
 
-from gpupool.pool.model.codec import decode, encode
+from gpupool.pool.model.codec import BLOB_BYTES, HASH_BYTES, TableHash, decode, encode, shape_of
 from gpupool.pool.model.commands import wrap
 from gpupool.pool.model.ids import GpuId, Milliseconds
 from gpupool.pool.model.state import GpuOrder, PoolState, Server, with_changes
-from gpupool.pool.model.table_hash import BLOB_BYTES, HASH_BYTES, TableHash, shape_of
 from gpupool.pool.model.tables import PersistentMap
 from gpupool.pool.transitions.apply import PoolMachine
 

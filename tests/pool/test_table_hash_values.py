@@ -9,9 +9,9 @@ import pytest
 from tests.pool.policy_kit import whole_hash
 from tests.pool.test_table_hash import OUTER, Blobs, Inner, Numbers, Outer
 
-from gpupool.pool.model import table_hash
+from gpupool.pool.model import codec
+from gpupool.pool.model.codec import BLOB_BYTES, TableHash, shape_of
 from gpupool.pool.model.ids import Plain
-from gpupool.pool.model.table_hash import BLOB_BYTES, TableHash, shape_of
 from gpupool.pool.model.tables import PersistentMap
 
 Name = NewType("Name", str)
@@ -184,7 +184,7 @@ def test_a_shape_is_never_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         def digest(self) -> bytes:
             return bytes(self.size)
 
-    monkeypatch.setattr(table_hash, "blake2b", Zero)
+    monkeypatch.setattr(codec, "blake2b", Zero)
     assert shape_of(Unlucky) == 1
 
 
@@ -193,7 +193,7 @@ def test_a_piece_ends_with_the_row_that_fills_it(
     monkeypatch: pytest.MonkeyPatch, more: int, steps: int
 ) -> None:
     row = len(ascii((".only", 0, b"aa")))
-    monkeypatch.setattr(table_hash, "PIECE_BYTES", row + more)
+    monkeypatch.setattr(codec, "PIECE_BYTES", row + more)
     hashing, count = TableHash(Blobs((b"aa", b"bb"))), 1
     while hashing.step() is None:
         count += 1
