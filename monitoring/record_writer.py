@@ -14,7 +14,7 @@ from gpupool.pool.model.codec import encode
 from gpupool.pool.model.forgetting import Forgotten
 from gpupool.pool.model.state import LeaseRecord
 from gpupool.pool.record_query import PAGE_COUNT_MAX, RecordPage, RecordQuery
-from gpupool.pool.transitions.accounts import under_pseudonym
+from gpupool.pool.transitions.kept_records import under_pseudonym
 from gpupool.remoting.protocol import framing
 
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)

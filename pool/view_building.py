@@ -28,8 +28,8 @@ from gpupool.pool.ports import RaftHealth, Role
 from gpupool.pool.reconcile import UNREACHABLE_AFTER_S
 from gpupool.pool.scheduling.fairness import awaited_servers
 from gpupool.pool.scheduling.filters import filter_text
-from gpupool.pool.transitions.accounts import stay_since
 from gpupool.pool.transitions.authorities import NAME_COUNT_MAX, fingerprint_of, not_moved
+from gpupool.pool.transitions.kept_records import stay_since
 from gpupool.pool.transitions.silencing import silences_now
 from gpupool.pool.view import (
     ALARM,

@@ -64,10 +64,10 @@ from gpupool.pool.model.suspension import (
 )
 from gpupool.pool.policy import lease_ends
 from gpupool.pool.transitions import (
-    accounts,
     authorities,
     clock_setting,
     gpu_drains,
+    kept_records,
     lease_moves,
     lease_relocations,
     lease_suspensions,
@@ -78,9 +78,8 @@ from gpupool.pool.transitions import (
     tokens,
     uploads,
 )
-from gpupool.pool.transitions.accounts import records_since
-from gpupool.pool.transitions.audit import acts_since, emit_event, record
 from gpupool.pool.transitions.backup import restore_backup
+from gpupool.pool.transitions.kept_records import acts_since, emit_event, record, records_since
 
 
 def apply(state: PoolState, index: int, envelope: Envelope) -> Step:
@@ -184,7 +183,7 @@ HANDLERS: dict[type[Command], Callable[[PoolState, Any], Step]] = {
     RetireCa: authorities.retire_ca,
     ReportIssuer: authorities.report_issuer,
     SetSilence: silencing.set_silence,
-    ForgetUser: accounts.forget_user,
+    ForgetUser: kept_records.forget_user,
     SuspendLease: lease_suspensions.suspend_lease,
     ConfirmSuspended: lease_suspensions.confirm_suspended,
     RefuseSuspension: lease_suspensions.refuse_suspension,

@@ -14,7 +14,7 @@ from gpupool.pool.model.commands import ReportIssuer, RetireCa, RotateCa
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
 from gpupool.pool.model.state import PoolState, Server, with_changes
-from gpupool.pool.transitions.audit import emit_event, record
+from gpupool.pool.transitions.kept_records import emit_event, record
 
 CA_SIZE_MAX = 4096
 """Of a CA's certificate; ours have 400 bytes."""

@@ -29,7 +29,7 @@ from gpupool.pool.model.state import (
     TokenKind,
 )
 from gpupool.pool.scheduling.filters import LABEL_COUNT_MAX, label_refusal
-from gpupool.pool.transitions.audit import record
+from gpupool.pool.transitions.kept_records import record
 from gpupool.pool.transitions.policy_versions import UnpackError, unpack_text
 from gpupool.pool.transitions.shallow_json import load_shallow
 from gpupool.pool.transitions.uploads import PART_COUNT_MAX, assemble, parts_of

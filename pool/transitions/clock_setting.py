@@ -29,7 +29,7 @@ from gpupool.pool.model.silences import Silence
 from gpupool.pool.model.state import Lease, PoolState, Server, Token, with_changes
 from gpupool.pool.model.suspension import SuspensionHistory
 from gpupool.pool.model.tables import WaitingTable
-from gpupool.pool.transitions.audit import emit_event, record
+from gpupool.pool.transitions.kept_records import emit_event, record
 
 MOVED_AT_ONCE_MAX = 64
 """Leases that one command moves, in 2 to 4 ms."""

@@ -8,7 +8,7 @@ from gpupool.pool.model.commands import DrainGpu
 from gpupool.pool.model.ids import GpuId
 from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
 from gpupool.pool.model.state import GpuOrder, PoolState, Server, with_changes
-from gpupool.pool.transitions.audit import emit_event, record
+from gpupool.pool.transitions.kept_records import emit_event, record
 from gpupool.pool.transitions.servers import order_result, with_order
 
 AUTOMATIC = "auto: "

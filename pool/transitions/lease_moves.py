@@ -21,7 +21,7 @@ from gpupool.pool.model.suspension import (
 )
 from gpupool.pool.policy.giving_way import not_suspendable
 from gpupool.pool.scheduling.moves import kept_refusal, moved, no_gpu_there, plan_moves
-from gpupool.pool.transitions.audit import emit_event, record
+from gpupool.pool.transitions.kept_records import emit_event, record
 from gpupool.pool.transitions.lease_suspensions import (
     not_resumed_by,
     order_refusal,

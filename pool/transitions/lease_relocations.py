@@ -34,7 +34,7 @@ from gpupool.pool.model.state import (
 from gpupool.pool.model.suspension import GpuMove, SuspensionHistory
 from gpupool.pool.policy.admission import Admission, duration_text
 from gpupool.pool.scheduling.moves import kept_refusal, unlike
-from gpupool.pool.transitions.audit import emit_event, record
+from gpupool.pool.transitions.kept_records import emit_event, record
 from gpupool.pool.transitions.lease_suspensions import order_refusal, recount, with_order
 from gpupool.pool.transitions.leases import TEXT_LENGTH_MAX, charge, stay, units_by_server
 

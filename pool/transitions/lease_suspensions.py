@@ -34,7 +34,7 @@ from gpupool.pool.policy.giving_way import (
 from gpupool.pool.policy.rulebook import plus, usage_of
 from gpupool.pool.scheduling.moves import kept_refusal, moved
 from gpupool.pool.scheduling.preemption import is_due
-from gpupool.pool.transitions.audit import THE_POOL, emit_event, record
+from gpupool.pool.transitions.kept_records import THE_POOL, emit_event, record
 from gpupool.pool.transitions.leases import (
     TEXT_LENGTH_MAX,
     charge,

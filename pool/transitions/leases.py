@@ -79,8 +79,7 @@ from gpupool.pool.scheduling.filters import (
     well_formed,
 )
 from gpupool.pool.transitions import clock_setting
-from gpupool.pool.transitions.accounts import record_part, with_request
-from gpupool.pool.transitions.audit import emit_event, record
+from gpupool.pool.transitions.kept_records import emit_event, record, record_part, with_request
 
 TEXT_LENGTH_MAX = 200
 PARTITION_COUNT_MAX = 256

@@ -38,8 +38,7 @@ from gpupool.pool.model.state import (
 from gpupool.pool.model.tables import PersistentMap
 from gpupool.pool.scheduling.filters import LABEL_COUNT_MAX, label_refusal
 from gpupool.pool.transitions import leases
-from gpupool.pool.transitions.accounts import begin_accounts
-from gpupool.pool.transitions.audit import emit_event, record
+from gpupool.pool.transitions.kept_records import begin_accounts, emit_event, record
 
 GPU_COUNT_MAX = 64
 """Per server: eight cards of seven MIG instances, and some; more would not fit into a command."""

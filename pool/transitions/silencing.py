@@ -13,7 +13,7 @@ from gpupool.pool.model.silences import (
     Silence,
 )
 from gpupool.pool.model.state import PoolState, with_changes
-from gpupool.pool.transitions.audit import emit_event, record
+from gpupool.pool.transitions.kept_records import emit_event, record
 
 ORDERS_KEPT = 4
 

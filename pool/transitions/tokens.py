@@ -17,7 +17,7 @@ from gpupool.pool.model.state import (
     with_changes,
 )
 from gpupool.pool.transitions import leases
-from gpupool.pool.transitions.audit import emit_event, record
+from gpupool.pool.transitions.kept_records import emit_event, record
 
 MINUTES_SINCE = 7
 """The version of the formats from which on all servers say a short life in minutes."""

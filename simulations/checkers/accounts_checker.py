@@ -19,7 +19,7 @@ from gpupool.pool.model.relocation import RelocationState
 from gpupool.pool.model.state import Lease, LeaseRecord, PartStatus, PoolState
 from gpupool.pool.model.suspension import times_away
 from gpupool.pool.ports import RaftHealth, Role
-from gpupool.pool.transitions.accounts import records_since
+from gpupool.pool.transitions.kept_records import records_since
 from gpupool.pool.view_building import build_view
 from gpupool.simulations.kernel.failure_reporter import FailureReporter
 

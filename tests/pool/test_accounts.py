@@ -36,8 +36,8 @@ from gpupool.pool.model.state import (
     with_changes,
 )
 from gpupool.pool.model.suspension import SuspensionHistory
-from gpupool.pool.transitions.accounts import begin_accounts, record_part, records_since
 from gpupool.pool.transitions.apply import PoolMachine
+from gpupool.pool.transitions.kept_records import begin_accounts, record_part, records_since
 from gpupool.simulations.checkers.accounts_checker import AccountsClose, byte_ms
 from gpupool.simulations.kernel.failure_reporter import FailureReporter
 from gpupool.simulations.kernel.scheduler import Scheduler

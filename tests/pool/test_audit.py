@@ -22,7 +22,7 @@ from gpupool.pool.model.state import (
     with_changes,
 )
 from gpupool.pool.transitions.apply import PoolMachine
-from gpupool.pool.transitions.audit import acts_since, record
+from gpupool.pool.transitions.kept_records import acts_since, record
 from gpupool.pool.transitions.tokens import create_token, renew_token
 
 

@@ -11,8 +11,8 @@ from gpupool.pool.model.commands import unwrap, wrap
 from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, Milliseconds, RequestId, TokenId
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import PartStatus, PoolState, with_changes
-from gpupool.pool.transitions.accounts import stay_since
 from gpupool.pool.transitions.apply import apply, lease_of
+from gpupool.pool.transitions.kept_records import stay_since
 
 TWO = Incarnation(2)
 STALE = Result(False, "conflict", "not the current incarnation")

@@ -11,7 +11,7 @@ from gpupool.pool.model.formats import OutdatedError
 from gpupool.pool.model.ids import Incarnation, Milliseconds, TokenId
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import Event, PoolState, with_changes
-from gpupool.pool.transitions import audit
+from gpupool.pool.transitions import kept_records
 from gpupool.pool.transitions.apply import PoolMachine
 
 
@@ -34,7 +34,7 @@ def test_of_a_command_with_more_events_than_are_kept_those_that_are_kept_are_tol
     pool = Pool()
     for _ in range(3):
         pool.grant("ada")
-    monkeypatch.setattr(audit, "EVENT_COUNT_MAX", kept)
+    monkeypatch.setattr(kept_records, "EVENT_COUNT_MAX", kept)
     told: list[tuple[Event, ...]] = []
     pool.machine.on_events = told.append
     assert pool.do(c.RevokeToken(TokenId("ada"), "root")).ok

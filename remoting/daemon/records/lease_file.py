@@ -15,7 +15,7 @@ from gpupool.monitoring.record_lines import FILE_NAME, line_of, record_of
 from gpupool.pool.model.forgetting import Forgotten
 from gpupool.pool.model.ids import LeaseId, ServerId
 from gpupool.pool.model.state import Event, LeaseRecord, PoolState
-from gpupool.pool.transitions.accounts import under_pseudonym
+from gpupool.pool.transitions.kept_records import under_pseudonym
 from gpupool.pool.view import readable, visible
 from gpupool.remoting.daemon.records.numbered_log import FILE_SIZE_MAX, NumberedLog
 

@@ -8,7 +8,7 @@ from tests.simulations.mutations.patching import patched
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import Lease, PoolState, with_changes
 from gpupool.pool.transitions import leases
-from gpupool.pool.transitions.accounts import record_part
+from gpupool.pool.transitions.kept_records import record_part
 
 
 def counted_to_the_end() -> AbstractContextManager[None]:

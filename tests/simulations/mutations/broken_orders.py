@@ -14,7 +14,7 @@ from gpupool.pool.model.results import Step
 from gpupool.pool.model.silences import Silence
 from gpupool.pool.model.state import LeaseRecord, PoolState, with_changes
 from gpupool.pool.model.tables import LeaseTable, WaitingTable
-from gpupool.pool.transitions import accounts, silencing
+from gpupool.pool.transitions import kept_records, silencing
 from gpupool.simulations.kernel.swarm_options import Options
 
 
@@ -46,17 +46,17 @@ def repetition_prolongs() -> AbstractContextManager[None]:
 
 def client_remembered() -> AbstractContextManager[None]:
     """Let records lose the user's name, and keep that of his machine."""
-    original = accounts.under_pseudonym
+    original = kept_records.under_pseudonym
 
     def under_pseudonym(made: LeaseRecord, forgotten: tuple[Forgotten, ...]) -> LeaseRecord:
         return replace(original(made, forgotten), client=made.client)
 
-    return patched(accounts, "under_pseudonym", under_pseudonym)
+    return patched(kept_records, "under_pseudonym", under_pseudonym)
 
 
 def forgets_who_is_there() -> AbstractContextManager[None]:
     """Let users with leases or waiting requests be forgotten."""
-    original = accounts.forget_user
+    original = kept_records.forget_user
 
     def forget_user(state: PoolState, command: ForgetUser) -> Step:
         alone = with_changes(state, leases=LeaseTable(), waiting=WaitingTable())

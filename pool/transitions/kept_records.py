@@ -1,9 +1,14 @@
-"""The records of ended leases in the table, from which all accounts are made.
+"""What the table keeps of the past: events, administrative acts, and records of ended leases.
 
-When one server's part of a lease is freed, ``apply`` makes one numbered record of it. The table
-keeps the latest ``RECORD_COUNT_MAX``; every server also writes each record to a file of its own, as
-for the administrative acts (``audit``). So a server that was away gets what it missed with a
-snapshot, it knows a gap by the numbers, and what servers have written can be merged exactly.
+Events are for the live view. They come from leases, servers and operators alike, and the oldest are
+dropped first. Acts are for the audit: they are numbered, and leases never push one out. Records of
+ended leases are what all accounts are made from: when one server's part of a lease is freed,
+``apply`` makes one numbered record of it.
+
+The table keeps the latest ``ACT_COUNT_MAX`` acts and the latest ``RECORD_COUNT_MAX`` records. Every
+server also writes each of both to a file of its own as it applies it (``remoting.daemon.records``),
+so that the older ones are not lost. So a server that was away gets what it missed with a snapshot,
+it knows a gap by the numbers, and what servers have written can be merged exactly.
 
 Records begin with the first ``ServerUp`` that asks for them, and not with the program that applies
 it: servers apply an old log from different snapshots, and would number differently.
@@ -25,7 +30,11 @@ from gpupool.pool.model.ids import Milliseconds, ServerId
 from gpupool.pool.model.relocation import RelocationState
 from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
 from gpupool.pool.model.state import (
+    ACT_COUNT_MAX,
+    EVENT_COUNT_MAX,
     RECORD_COUNT_MAX,
+    Act,
+    Event,
     Lease,
     LeaseRecord,
     Partition,
@@ -36,7 +45,46 @@ from gpupool.pool.model.state import (
 from gpupool.pool.model.suspension import Span, times_away
 from gpupool.pool.policy.admission import Admission
 from gpupool.pool.policy.rulebook import units_of
-from gpupool.pool.transitions.audit import record
+
+BY_LENGTH_MAX = 64
+SUBJECT_LENGTH_MAX = 128
+TEXT_LENGTH_MAX = 400
+EVENT_SUBJECT_LENGTH_MAX = 200
+
+THE_POOL = "the pool"
+"""The author of acts that no user asked for."""
+
+
+def emit_event(state: PoolState, kind: str, subject: str, text: str) -> PoolState:
+    """Return ``state`` with one more event, the oldest dropped beyond the limit."""
+    subject, text = subject[:EVENT_SUBJECT_LENGTH_MAX], text[:TEXT_LENGTH_MAX]
+    event = Event(state.now, kind, subject, text)
+    return with_changes(state, events=(*state.events[-EVENT_COUNT_MAX + 1 :], event))
+
+
+def record(state: PoolState, kind: str, *, by: str, subject: str, text: str = "") -> PoolState:
+    """Return ``state`` with one more act; beyond the bound the oldest is dropped.
+
+    Handlers call it once for each change that an operator, or a server about itself, has made. A
+    command that was proposed twice, and changes nothing the second time, is no act.
+    """
+    act = Act(
+        number=state.act_count + 1,
+        index=state.index,
+        at=state.now,
+        kind=kind,
+        by=by[:BY_LENGTH_MAX] or THE_POOL,
+        subject=subject[:SUBJECT_LENGTH_MAX],
+        text=text[:TEXT_LENGTH_MAX],
+    )
+    acts = (*state.acts[-ACT_COUNT_MAX + 1 :], act)
+    return with_changes(state, acts=acts, act_count=act.number)
+
+
+def acts_since(state: PoolState, number: int) -> tuple[Act, ...]:
+    """Return the acts in the table with a number larger than ``number``, oldest first."""
+    count = min(max(0, state.act_count - number), len(state.acts))
+    return state.acts[len(state.acts) - count :]
 
 
 def begin_accounts(state: PoolState) -> PoolState:
