@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from gpupool.monitoring.record_lines import FILE_NAME, record_of
 from gpupool.pool.model.state import LeaseRecord
+from gpupool.pool.transitions.kept_records import LINES_FILE, record_of
 
 FILE_COUNT_MAX = 8
 BATCH = 500
@@ -16,7 +16,7 @@ class RecordReader:
     """Follows the file of one server. It is renamed when it is full, and a new one begins."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / FILE_NAME
+        self._path = folder / LINES_FILE
         self._inode = 0
         self._offset = 0
         self.damaged_lines = 0

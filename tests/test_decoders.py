@@ -30,7 +30,6 @@ from gpupool.consensus.protocol import membership, raft_messages
 from gpupool.consensus.storage import snapshot
 from gpupool.consensus.storage.disk import FileDisk
 from gpupool.consensus.storage.journal import JOURNAL, Journal
-from gpupool.monitoring import record_lines
 from gpupool.pool import values
 from gpupool.pool.errors import (
     AuthenticationError,
@@ -44,7 +43,7 @@ from gpupool.pool.model.ids import ServerId, TokenId
 from gpupool.pool.model.policy import Policy
 from gpupool.pool.model.state import PoolState, TokenKind
 from gpupool.pool.scheduling.filters import parse_filter
-from gpupool.pool.transitions import backup, policy_versions
+from gpupool.pool.transitions import backup, kept_records, policy_versions
 from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.remoting.array_api.server import array_exchange, array_results, element_types
 from gpupool.remoting.array_api.server import array_wire as arrays_wire
@@ -232,9 +231,9 @@ def cases(folder: Path) -> dict[str, Case]:
         ),
         # from files
         "line of a lease": Case(
-            lambda d: record_lines.record_of(d.decode()),
+            lambda d: kept_records.record_of(d.decode()),
             (ValueError,),
-            record_lines.line_of(record(1)).encode(),
+            kept_records.line_of(record(1)).encode(),
         ),
         "settings": Case(
             lambda d: settings_files.parse(d, Path("x")), usage, b"[run]\ncount = 2\n"

@@ -14,8 +14,11 @@ Records begin with the first ``ServerUp`` that asks for them, and not with the p
 it: servers apply an old log from different snapshots, and would number differently.
 """
 
+import json
 from dataclasses import replace
+from typing import cast
 
+from gpupool.pool.model.codec import CodecError, decode, encode
 from gpupool.pool.model.forgetting import (
     DIGEST_SIZE,
     FORGOTTEN_COUNT_MAX,
@@ -218,3 +221,37 @@ def under_pseudonym(made: LeaseRecord, forgotten: tuple[Forgotten, ...]) -> Leas
     for order in meant(orders, made.user):
         return replace(made, user=order.pseudonym, client="")
     return made
+
+
+LINES_FILE = "leases.jsonl"
+"""Written by the server, read by its exporter. Renamed files have ``.1`` to ``.7`` behind it."""
+
+LINES_SCHEMA = 1
+
+
+def line_of(made: LeaseRecord) -> str:
+    """Return one record as a line of JSON with its end, the form of ``leases.jsonl``."""
+    fields = encode(made)
+    assert isinstance(fields, dict)
+    return json.dumps({"schema": LINES_SCHEMA, **fields}, separators=(",", ":")) + "\n"
+
+
+def record_of(line: str) -> LeaseRecord:
+    """Return the record that a line holds.
+
+    Raises:
+        ValueError: when it holds none.
+    """
+    try:
+        fields = json.loads(line)
+    except RecursionError as error:
+        raise ValueError("a line that nests too deep") from error
+    if not isinstance(fields, dict):
+        raise ValueError("a line without fields")
+    named = cast("dict[str, object]", fields)
+    if named.pop("schema", None) != LINES_SCHEMA:
+        raise ValueError("a line of another schema")
+    try:
+        return decode(LeaseRecord, named, unknown_fields=True)
+    except CodecError as error:
+        raise ValueError(str(error)) from None

@@ -10,13 +10,13 @@ from tests.pool.test_accounts import recorded
 
 from gpupool.monitoring.accounting import KEYS, Range, gaps_of, sums, total
 from gpupool.monitoring.pages import sum_of, told
-from gpupool.monitoring.record_lines import line_of, record_of
 from gpupool.pool import record_query
 from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds
 from gpupool.pool.model.policy import UNIT
 from gpupool.pool.model.state import LeaseRecord, RecordedGpu
 from gpupool.pool.model.units import DAY_MS, HOUR_MS
 from gpupool.pool.record_query import RecordQuery
+from gpupool.pool.transitions.kept_records import line_of, record_of
 
 RECORDS = [record(number) for number in range(1, 200)]
 ALWAYS = Range()

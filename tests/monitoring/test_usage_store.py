@@ -12,7 +12,6 @@ from tests.monitoring.records import LOG, START_MS, record, write
 from gpupool.monitoring.accounting import Range, total
 from gpupool.monitoring.history import history_store
 from gpupool.monitoring.pages import told, with_recent
-from gpupool.monitoring.record_lines import record_of
 from gpupool.monitoring.record_writer import RecordWriter, answer
 from gpupool.monitoring.usage_store import FILE_NAME, UsageStore
 from gpupool.pool.errors import StorageError
@@ -20,6 +19,7 @@ from gpupool.pool.model.forgetting import Forgotten, digest_of
 from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId
 from gpupool.pool.model.state import LeaseRecord
 from gpupool.pool.record_query import RecordPage, RecordQuery
+from gpupool.pool.transitions.kept_records import record_of
 from gpupool.remoting.daemon.records import lease_file
 from gpupool.remoting.daemon.records.lease_file import LeaseLog, monitoring_folder
 

@@ -11,11 +11,10 @@ from pathlib import Path
 import trio
 
 from gpupool.monitoring.exporter_link import ExporterLink
-from gpupool.monitoring.record_lines import FILE_NAME, line_of, record_of
 from gpupool.pool.model.forgetting import Forgotten
 from gpupool.pool.model.ids import LeaseId, ServerId
 from gpupool.pool.model.state import Event, LeaseRecord, PoolState
-from gpupool.pool.transitions.kept_records import under_pseudonym
+from gpupool.pool.transitions.kept_records import LINES_FILE, line_of, record_of, under_pseudonym
 from gpupool.pool.view import readable, visible
 from gpupool.remoting.daemon.records.numbered_log import FILE_SIZE_MAX, NumberedLog
 
@@ -109,7 +108,7 @@ class LeaseLog(NumberedLog[LeaseRecord]):
             StorageError: when the file cannot be read or cut.
         """
         super().__init__(
-            monitoring_folder(state_dir) / FILE_NAME,
+            monitoring_folder(state_dir) / LINES_FILE,
             log,
             what="records of leases",
             lines_of=_lines,
