@@ -19,7 +19,7 @@ import trio
 
 from gpupool.monitoring.http.http_frames import TokenAnswered, TokenAsked, TokensSeen
 from gpupool.pool.errors import GpupoolError
-from gpupool.pool.network_turns import NetworkTurns
+from gpupool.pool.fair_access import NetworkTurns
 from gpupool.remoting.protocol.token_text import TEXT_LENGTH_MAX, parse_token
 from gpupool.remoting.transport.message_stream import OpenCalls
 

@@ -24,9 +24,9 @@ from gpupool.monitoring.http.http_frames import (
     WebSetup,
 )
 from gpupool.pool.errors import AuthenticationError, GpupoolError, RemoteProtocolError
+from gpupool.pool.fair_access import Holder, UserBound
 from gpupool.pool.model.ids import Milliseconds, TokenId
 from gpupool.pool.model.state import PoolState, Server, Token
-from gpupool.pool.user_bound import Holder, UserBound
 from gpupool.remoting.transport.descriptor_passing import receive_packet, send_packet
 
 UNPROVEN_S = 30.0

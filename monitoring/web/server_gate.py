@@ -29,7 +29,7 @@ from gpupool.monitoring.web.gate import (
 from gpupool.monitoring.web.lent_source import LentSource
 from gpupool.monitoring.web.pool_source import PoolSource
 from gpupool.pool.errors import AuthenticationError, UnreachableError, UsageError
-from gpupool.pool.user_bound import UserBound
+from gpupool.pool.fair_access import UserBound
 
 SESSION_S, IDLE_S = 12 * 3600.0, 3600.0
 SESSIONS_MAX, SESSION_BOUND = 64, UserBound(user=8, token=6)

@@ -6,9 +6,9 @@ Among them are its bounds and intervals: of one lease, of one worker, and of all
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpupool.pool.fair_access import UserBound
 from gpupool.pool.measures import Measures
 from gpupool.pool.model.units import MIB
-from gpupool.pool.user_bound import UserBound
 from gpupool.remoting.host.budget import Budget
 from gpupool.remoting.host.inventory import Inventory, Log
 from gpupool.remoting.host.privileged_helper import PrivilegedHelper

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 import trio
 
 from gpupool.pool.errors import GpupoolError, LeaseLostError, LeaseSuspendedError
+from gpupool.pool.fair_access import Holder
 from gpupool.pool.model.ids import GpuId, LeaseId, lease_name
 from gpupool.pool.model.sizes import SHARE_MIN
 from gpupool.pool.model.state import Gpu, Lease, Partition
 from gpupool.pool.model.units import MIB
-from gpupool.pool.user_bound import Holder
 from gpupool.remoting.host.budget import BudgetError
 from gpupool.remoting.host.departures import origin_of, servers_of
 from gpupool.remoting.host.host_parts import HostParts

@@ -11,9 +11,9 @@ from pathlib import Path
 import trio
 
 from gpupool.pool.errors import GpupoolError, RemoteProtocolError
+from gpupool.pool.fair_access import Holder
 from gpupool.pool.measures import Transport
 from gpupool.pool.model.ids import GpuId, LeaseId, ServerId
-from gpupool.pool.user_bound import Holder
 from gpupool.remoting.host import spawn
 from gpupool.remoting.host.budget import Budget, BudgetError
 from gpupool.remoting.host.measuring.execution import Execution

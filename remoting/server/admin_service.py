@@ -16,6 +16,7 @@ from gpupool.pool.errors import (
     UnknownNameError,
     UsageError,
 )
+from gpupool.pool.fair_access import UserBound
 from gpupool.pool.history_query import EVERYBODY, HistoryPage, HistoryQuery
 from gpupool.pool.model import commands
 from gpupool.pool.model.ids import GpuId, LeaseId, ServerId, lease_name
@@ -33,7 +34,6 @@ from gpupool.pool.record_query import (
 )
 from gpupool.pool.refused_orders import check_known_to_all, refusal_of
 from gpupool.pool.transitions.authorities import fingerprint_of
-from gpupool.pool.user_bound import UserBound
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import parse_address
 from gpupool.remoting.server.actions import AskUsage

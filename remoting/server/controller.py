@@ -71,6 +71,7 @@ What is never true:
 from operator import is_not
 
 from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError, NotNowError
+from gpupool.pool.fair_access import Holder, UserBound
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import PoolState, Server, Token, TokenKind
 from gpupool.pool.model.tables import PersistentMap
@@ -80,7 +81,6 @@ from gpupool.pool.table_clock import TableClock
 from gpupool.pool.telemetry import Telemetry
 from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.pool.transitions.policy_versions import Draft
-from gpupool.pool.user_bound import Holder, UserBound
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.sessions import SessionHost, SessionInfo
 from gpupool.remoting.protocol.view_encoding import MadeView

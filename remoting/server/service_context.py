@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gpupool.pool.errors import GpupoolError, NoQuorumError
+from gpupool.pool.fair_access import Holder, UserBound
 from gpupool.pool.model import commands
 from gpupool.pool.model.commands import Command
 from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId, TokenId
@@ -19,7 +20,6 @@ from gpupool.pool.model.state import PoolState, TokenKind, with_changes
 from gpupool.pool.ports import Clock, ConsensusHealth
 from gpupool.pool.table_clock import TableClock
 from gpupool.pool.transitions.apply import PoolMachine
-from gpupool.pool.user_bound import Holder, UserBound
 from gpupool.pool.view import LONG_AGO_S, MAJORITY_FRESH_S, has_quorum, visible
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.sessions import SessionHost

@@ -21,9 +21,9 @@ import trio
 
 from gpupool.pool.clock_view import clock_view
 from gpupool.pool.errors import NotNowError, UsageError
+from gpupool.pool.fair_access import UserBound
 from gpupool.pool.model.ids import Milliseconds
 from gpupool.pool.telemetry import Telemetry
-from gpupool.pool.user_bound import UserBound
 from gpupool.pool.view_building import ViewSource
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.sessions import DOCTOR, SIGNER_OPEN, WORKERS_HAVE, WORKERS_LACK

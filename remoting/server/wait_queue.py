@@ -35,13 +35,13 @@ on either. The table alone grants; a client that is never notified lives by its 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from gpupool.pool.fair_access import Holder, UserBound
 from gpupool.pool.model.ids import GpuId, RequestId, ServerId
 from gpupool.pool.model.state import Gpu, PoolState, Request, Server, with_changes
 from gpupool.pool.policy.rulebook import rulebook
 from gpupool.pool.scheduling.offers import Offer
 from gpupool.pool.scheduling.placement import has_room_together, make_offer, may_have_room
 from gpupool.pool.scheduling.ranking import choose
-from gpupool.pool.user_bound import Holder, UserBound
 
 #: The length of a reservation; to ask and claim takes a tenth of it.
 KEEP_S = 0.5

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpupool.pool.network_turns import (
+from gpupool.pool.fair_access import (
     FIRST_IN_ROW_MAX,
     SERVED_COUNT_MAX,
     NetworkTurns,

@@ -3,12 +3,12 @@
 import pytest
 from tests.pool.policy_kit import Pool
 
+from gpupool.pool.fair_access import Holder, UserBound
 from gpupool.pool.model import commands
 from gpupool.pool.model.ids import TokenId
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import Request
 from gpupool.pool.transitions import leases
-from gpupool.pool.user_bound import Holder, UserBound
 
 BOUND = UserBound(user=4, token=3)
 ADA, ADAS_OTHER, BOB = (

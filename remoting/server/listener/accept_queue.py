@@ -30,7 +30,7 @@ from functools import partial
 import trio
 
 from gpupool.pool.errors import RemoteProtocolError
-from gpupool.pool.network_turns import NetworkTurns
+from gpupool.pool.fair_access import NetworkTurns
 from gpupool.remoting.server.listener.preauth_limits import Place
 from gpupool.remoting.server.listener.router import (
     PEEK_SIZE_MAX,

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
-from gpupool.pool.network_turns import NetworkTurns, network_of
+from gpupool.pool.fair_access import NetworkTurns, network_of
 from gpupool.pool.ports import Clock
 
 REMEMBERED_S = 3600.0

@@ -18,10 +18,10 @@ from gpupool.monitoring.http import token_checks, web_link
 from gpupool.monitoring.http.http_door import HttpDoor
 from gpupool.monitoring.http.http_frames import PACKET, TokenAsked, WebSetup
 from gpupool.pool.errors import RemoteProtocolError
+from gpupool.pool.fair_access import UserBound
 from gpupool.pool.model import commands
 from gpupool.pool.model.ids import Milliseconds, TokenId
 from gpupool.pool.model.state import PoolState, Token, TokenKind
-from gpupool.pool.user_bound import UserBound
 from gpupool.remoting.client.pool_client import connect_pool
 from gpupool.remoting.server.listener.preauth_limits import KNOWN_FACTOR
 from gpupool.remoting.server.listener.router import HTTPS_ONLY, ToPlainHttp, ToWeb, route

@@ -20,12 +20,12 @@ from gpupool.pool.errors import (
     UnknownNameError,
     UsageError,
 )
+from gpupool.pool.fair_access import UserBound
 from gpupool.pool.model.ids import LeaseId, ServerId
 from gpupool.pool.model.state import TokenKind
 from gpupool.pool.record_query import RecordPage, RecordQuery
 from gpupool.pool.table_clock import ClockSample
 from gpupool.pool.transitions.policy_versions import pack_text
-from gpupool.pool.user_bound import UserBound
 from gpupool.remoting.client import subscription
 from gpupool.remoting.client.enrolment import join_pool, login
 from gpupool.remoting.client.pool_client import Pool

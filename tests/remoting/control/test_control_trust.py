@@ -38,10 +38,10 @@ from tests.remoting.control.control_kit import (
 )
 
 from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError, UsageError
+from gpupool.pool.fair_access import Item, NetworkTurns
 from gpupool.pool.model import commands
 from gpupool.pool.model.ids import Milliseconds, ServerId, TokenId
 from gpupool.pool.model.state import PoolState, TokenKind
-from gpupool.pool.network_turns import Item, NetworkTurns
 from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.remoting.client.credentials import Credentials
 from gpupool.remoting.client.enrolment import join_pool, login

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpupool.pool.network_turns import network_of
+from gpupool.pool.fair_access import network_of
 from gpupool.remoting.server.listener.preauth_limits import (
     BURST_S,
     KNOWN_FACTOR,

@@ -16,13 +16,13 @@ from tests.remoting.control.control_kit import until
 
 from gpupool.pool.clock_view import clock_view
 from gpupool.pool.errors import GpupoolError, NotNowError, UnreachableError
+from gpupool.pool.fair_access import UserBound
 from gpupool.pool.model import commands
 from gpupool.pool.model.ids import Milliseconds, ServerId
 from gpupool.pool.model.state import PoolState
 from gpupool.pool.ports import RaftHealth, Role
 from gpupool.pool.table_clock import ClockReading, KnownClock, Source
 from gpupool.pool.telemetry import Telemetry
-from gpupool.pool.user_bound import UserBound
 from gpupool.pool.view import PoolView
 from gpupool.pool.view_building import ViewSource, build_view
 from gpupool.remoting.client.pool_client import Pool

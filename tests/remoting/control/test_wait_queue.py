@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from tests.pool.policy_kit import A, B, Pool
 
+from gpupool.pool.fair_access import Holder, UserBound
 from gpupool.pool.model.ids import RequestId, TokenId
 from gpupool.pool.model.state import Request
-from gpupool.pool.user_bound import Holder, UserBound
 from gpupool.remoting.server import wait_queue
 from gpupool.remoting.server.wait_queue import FORGET_S, KEEP_S, WaitQueue
 

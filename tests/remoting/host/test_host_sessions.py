@@ -14,9 +14,9 @@ import trio
 from host_kit import GIB, SERVER, HostKit, MakeHost, unix_address, until
 
 from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError
+from gpupool.pool.fair_access import UserBound
 from gpupool.pool.model.ids import GpuId, LeaseId, TokenId
 from gpupool.pool.model.state import Partition
-from gpupool.pool.user_bound import UserBound
 from gpupool.remoting.host import unix_listener
 from gpupool.remoting.host.host_parts import HostLimits
 from gpupool.remoting.host.inventory import Inventory

@@ -1,14 +1,53 @@
-"""Turns by source network: each network has the next one in its order, however many wait in it.
+"""No user, no token and no network takes all that a server has for many.
 
-Networks that have had no turn stand apart, and have three of four while both kinds wait. So the
-first one of a network is served soon, and endless new networks starve nobody.
+Users have bounds: how many of one thing a user may have at a server, and how many of them by one
+token. The bound of a user counts all of their tokens together: one who has several tokens gets no
+more. The bound of a token is lower, so a token that leaks, or a program that asks without end,
+leaves room for the user's other tokens.
+
+Networks, of which a server knows no user yet, have turns: each has the next one in its order,
+however many wait in it. Networks that have had no turn stand apart, and have three of four while
+both kinds wait. So the first one of a network is served soon, and endless new networks starve
+nobody.
 """
 
 import ipaddress
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
+
+from gpupool.pool.model.ids import TokenId
+
+
+class Holder(NamedTuple):
+    """The user and the token by which one thing is held."""
+
+    user: str
+    token: TokenId
+
+
+@dataclass(frozen=True, slots=True)
+class UserBound:
+    """The most of one thing for a user, and for one token."""
+
+    user: int
+    token: int
+
+    def reached(self, holder: Holder, held: Iterable[Holder]) -> str:
+        """Return a text about the bound that ``holder`` has reached with ``held``, or nothing."""
+        tokens = [each.token for each in held if each.user == holder.user]
+        return self.reached_by(holder, len(tokens), tokens.count(holder.token))
+
+    def reached_by(self, holder: Holder, of_user: int, of_token: int) -> str:
+        """Return the same from the counts of the user and of the token."""
+        if of_user >= self.user:
+            return f"{holder.user} has {of_user}"
+        if of_token >= self.token:
+            return f"token {holder.token} of {holder.user} has {of_token}"
+        return ""
+
 
 FIRST_IN_ROW_MAX = 3
 """Networks that have their first turn one after the other, while others wait for another turn."""
