@@ -50,9 +50,8 @@ from dataclasses import replace
 from gpupool.consensus.core.library import LEADER, NEVER
 from gpupool.consensus.node_context import NodeContext
 from gpupool.consensus.protocol.raft_messages import Message
-from gpupool.consensus.storage.journal import REJOIN_HINT
+from gpupool.consensus.storage.journal import REJOIN_HINT, Floor
 from gpupool.consensus.storage.peer_memory import Remembered, Start
-from gpupool.consensus.storage.superblock import Floor
 from gpupool.pool.errors import NoRoomError, StorageError
 from gpupool.pool.model.ids import ServerId
 

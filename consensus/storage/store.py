@@ -5,10 +5,9 @@ from pathlib import Path
 
 from gpupool.consensus.protocol import membership
 from gpupool.consensus.storage.disk import Disk, FileDisk, storage_errors
-from gpupool.consensus.storage.journal import JOURNAL, REJOIN_HINT, Journal
+from gpupool.consensus.storage.journal import JOURNAL, REJOIN_HINT, Journal, Superblock
 from gpupool.consensus.storage.peer_memory import PeerMemory
 from gpupool.consensus.storage.snapshot import Snapshot, SnapshotStore
-from gpupool.consensus.storage.superblock import Superblock
 from gpupool.pool.errors import NoRoomError, StorageError
 from gpupool.pool.model.ids import ServerId
 

@@ -3,8 +3,7 @@
 from functools import partial
 from random import Random
 
-from gpupool.consensus.storage.journal import JOURNAL
-from gpupool.consensus.storage.superblock import SUPERBLOCK
+from gpupool.consensus.storage.journal import JOURNAL, SUPERBLOCK
 from gpupool.pool.model.ids import GpuId, ServerId
 from gpupool.simulations.cluster.cluster import Cluster
 from gpupool.simulations.cluster.moved_addresses import Moves

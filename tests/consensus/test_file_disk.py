@@ -14,9 +14,8 @@ from lone_node import entry
 
 from gpupool.consensus.storage import store as storage_module
 from gpupool.consensus.storage.disk import AHEAD_BYTES, Disk, FileDisk
-from gpupool.consensus.storage.journal import JOURNAL, Journal
+from gpupool.consensus.storage.journal import JOURNAL, Journal, Superblock
 from gpupool.consensus.storage.store import open_storage
-from gpupool.consensus.storage.superblock import Superblock
 from gpupool.pool.errors import StorageError
 from gpupool.simulations.kernel.simulated_disk import SimulatedDisk
 

@@ -10,11 +10,17 @@ from raft_world import Register, Server, World
 
 from gpupool.consensus.protocol.raft_messages import FrameReader, FrameWriter
 from gpupool.consensus.recovery import recover, replay
-from gpupool.consensus.storage.journal import JOURNAL, decode_entries
+from gpupool.consensus.storage.journal import (
+    JOURNAL,
+    SUPERBLOCK,
+    Floor,
+    Superblock,
+    Synced,
+    decode_entries,
+)
 from gpupool.consensus.storage.peer_memory import MEMORY, PeerMemory, Remembered, Start
 from gpupool.consensus.storage.snapshot import Snapshot
 from gpupool.consensus.storage.store import Storage
-from gpupool.consensus.storage.superblock import SUPERBLOCK, Floor, Superblock, Synced
 from gpupool.pool.errors import StorageError
 from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.simulations.kernel.simulated_disk import SimulatedDisk

@@ -15,10 +15,10 @@ from gpupool.consensus.storage.journal import (
     PLACEHOLDER,
     RESERVE,
     Journal,
+    Superblock,
     decode_entries,
     encode_entries,
 )
-from gpupool.consensus.storage.superblock import Superblock
 from gpupool.pool.errors import StorageError
 from gpupool.simulations.kernel.simulated_disk import Operation, SimulatedDisk
 

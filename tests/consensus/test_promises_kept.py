@@ -9,8 +9,8 @@ import pytest
 from gpupool.consensus.core.library import FOLLOWER, LEADER
 from gpupool.consensus.persisted_votes import PersistedVotes
 from gpupool.consensus.protocol.raft_messages import Message
+from gpupool.consensus.storage.journal import Floor, Superblock
 from gpupool.consensus.storage.peer_memory import PeerMemory, Remembered, Start
-from gpupool.consensus.storage.superblock import Floor, Superblock
 from gpupool.pool.errors import StorageError
 from gpupool.pool.model.ids import ServerId
 from gpupool.simulations.kernel.simulated_disk import SimulatedDisk

@@ -9,10 +9,9 @@ from gpupool.consensus.core.progress import Mode, Progress
 from gpupool.consensus.core.raft_log import RaftLog, SafetyError, Stored
 from gpupool.consensus.protocol.membership import Configuration, encode_voters
 from gpupool.consensus.protocol.raft_settings import IN_FLIGHT_BYTES_MAX
-from gpupool.consensus.storage.journal import Entry, Journal, encode_entries
+from gpupool.consensus.storage.journal import Entry, Floor, Journal, encode_entries
 from gpupool.consensus.storage.snapshot import Snapshot
 from gpupool.consensus.storage.store import MEMBERSHIP_TYPE
-from gpupool.consensus.storage.superblock import Floor
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.ports import Unknown

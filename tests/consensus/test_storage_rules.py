@@ -11,6 +11,7 @@ import pytest
 from lone_node import entry, install, take
 
 from gpupool.consensus.protocol import cbor_pieces, closed_cbor
+from gpupool.consensus.storage.journal import REPAIR, SUPERBLOCK, Floor, Superblock, Synced
 from gpupool.consensus.storage.peer_memory import MEMORY, PeerMemory, Remembered, Start
 from gpupool.consensus.storage.snapshot import (
     Snapshot,
@@ -20,7 +21,6 @@ from gpupool.consensus.storage.snapshot import (
     encode_snapshot,
 )
 from gpupool.consensus.storage.store import Storage, bootstrap
-from gpupool.consensus.storage.superblock import REPAIR, SUPERBLOCK, Floor, Superblock, Synced
 from gpupool.pool.errors import StorageError
 from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.model.state import PoolState

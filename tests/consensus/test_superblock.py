@@ -5,9 +5,9 @@ from random import Random
 
 import pytest
 
+from gpupool.consensus.storage.journal import REPAIR, Floor, Superblock, Synced
 from gpupool.consensus.storage.peer_memory import PeerMemory, Remembered, Start
 from gpupool.consensus.storage.store import open_storage
-from gpupool.consensus.storage.superblock import REPAIR, Floor, Superblock, Synced
 from gpupool.pool.errors import StorageError
 from gpupool.pool.model.ids import ServerId
 from gpupool.simulations.kernel.simulated_disk import SimulatedDisk

@@ -8,8 +8,8 @@ import pytest
 from tests.simulations.mutations.broken_promises import no_probation
 
 from gpupool.consensus.protocol.raft_messages import FrameWriter, encode_message
+from gpupool.consensus.storage.journal import SUPERBLOCK
 from gpupool.consensus.storage.peer_memory import Start
-from gpupool.consensus.storage.superblock import SUPERBLOCK
 from gpupool.pool.model.codec import encode
 from gpupool.pool.model.commands import Tick
 from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, ServerId

@@ -7,9 +7,8 @@ from random import Random
 
 import pytest
 
-from gpupool.consensus.storage.journal import JOURNAL
+from gpupool.consensus.storage.journal import JOURNAL, SUPERBLOCK
 from gpupool.consensus.storage.store import Storage
-from gpupool.consensus.storage.superblock import SUPERBLOCK
 from gpupool.pool.errors import StorageError
 from gpupool.simulations.kernel.simulated_disk import Operation, PowerLostError, SimulatedDisk
 
