@@ -52,8 +52,9 @@ sync does for all. A command is alone if neither it nor the last one met another
 Calls that do not wait for the loop: ``submit``, ``propose`` and ``barrier`` queue at once and
 answer from "letting out"; ``set_servers`` and ``reconcile_voters`` note a wish for the next step.
 
-**A full disk** is one that hangs until it has room (``disk_room.py``). What was proposed gets its
-outcome in time.
+**A full disk** does not end the server: the programs of its leases need no commit. It is as one
+that hangs until it has room (``DiskRoom``). No step is done and nothing leaves, so that the server
+neither votes nor leads, and the sync is tried again. What was proposed gets its outcome in time.
 
 What is never true: that two steps overlap; that an outcome is handed out before the sync that
 it rests on; that ``propose`` waits longer than its time and ``GRACE_S``, or ``submit`` longer than
@@ -84,12 +85,12 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import trio
 
-from gpupool.consensus.disk_room import ROOM_POLL_S, DiskRoom
+from gpupool.consensus.core.library import NEVER
 from gpupool.consensus.node import RaftNode
 from gpupool.consensus.protocol.raft_settings import (
     FRAME_BYTES_MAX,
@@ -114,6 +115,46 @@ from gpupool.pool.ports import (
     StateMachine,
     Unknown,
 )
+
+ROOM_POLL_S = 1.0
+"""How often a full disk is tried again."""
+
+_log = logging.getLogger(__name__)
+
+
+class DiskRoom:
+    """Whether the last sync of a driver found disk space."""
+
+    def __init__(self) -> None:
+        """Assume that the disk has room."""
+        self._lacks = ""
+
+    def refused(self, error: NoRoomError) -> None:
+        """Take note of a sync that found none."""
+        if not self._lacks:
+            _log.error("%s: %s; %s", error.what, error.why, UNTIL_ROOM)
+        self._lacks = error.why
+
+    def found(self) -> None:
+        """Take note of a sync that was done."""
+        if self._lacks:
+            _log.warning("the disk has room again: this server takes part again")
+            self._lacks = ""
+
+    def age_s(self, majority_age_s: float) -> float:
+        """Return for how long this server has not been in touch with a majority."""
+        return NEVER if self._lacks else majority_age_s
+
+    def shown(self, health: RaftHealth) -> RaftHealth:
+        """Return the health of consensus, with an alarm while the disk is full."""
+        if not self._lacks:
+            return health
+        text = f"the disk of the state directory is full ({self._lacks}): {UNTIL_ROOM}"
+        return replace(health, majority_age_s=NEVER, alarm=health.alarm or text)
+
+
+UNTIL_ROOM = "this server grants nothing and does not vote until there is room; programs go on"
+
 
 WORK_PAUSE_S = 0.0005
 """Between two steps of long work; as long as the steps themselves, so that half is left."""
@@ -265,8 +306,6 @@ GRACE_S = 0.25
 """How much longer than its time a proposal waits for the driver before it says Unknown."""
 
 STOPPED = NotCommitted("this server is stopping", Refusal.STOPPED)
-
-_log = logging.getLogger(__name__)
 
 
 class RaftDriver:

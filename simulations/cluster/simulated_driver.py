@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from random import Random
 
-from gpupool.consensus.disk_room import ROOM_POLL_S, DiskRoom
+from gpupool.consensus.driver import ROOM_POLL_S, DiskRoom
 from gpupool.consensus.node import RaftNode, Ready
 from gpupool.consensus.protocol.raft_settings import ConsensusSettings
 from gpupool.consensus.snapshot_transfer import Work

@@ -16,7 +16,7 @@ from tests.simulations.mutations.patching import patched
 from gpupool.consensus.core.library import CANDIDATE, LEADER, NEVER
 from gpupool.consensus.core.raft_core import RaftCore
 from gpupool.consensus.core.raft_log import RaftLog, Stored
-from gpupool.consensus.disk_room import DiskRoom
+from gpupool.consensus.driver import DiskRoom
 from gpupool.consensus.followers import PullResponder
 from gpupool.consensus.protocol import membership
 from gpupool.consensus.protocol.raft_messages import Message
