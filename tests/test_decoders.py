@@ -48,8 +48,7 @@ from gpupool.pool.transitions.apply import PoolMachine
 from gpupool.remoting.array_api.server import array_exchange, array_results, element_types
 from gpupool.remoting.array_api.server import array_wire as arrays_wire
 from gpupool.remoting.client import credentials
-from gpupool.remoting.daemon import state_dir
-from gpupool.remoting.daemon.records import audit_file
+from gpupool.remoting.daemon import record_files, state_dir
 from gpupool.remoting.host import orphan_reaper
 from gpupool.remoting.program import door_choice
 from gpupool.remoting.protocol import framing, handshake
@@ -260,7 +259,7 @@ def cases(folder: Path) -> dict[str, Case]:
             json.dumps(IDENTITY).encode(),
         ),
         "audit file": Case(
-            file("audit.jsonl", lambda path: audit_file.read_acts(path.parent), folder),
+            file("audit.jsonl", lambda path: record_files.read_acts(path.parent), folder),
             storage,
             ACT,
         ),

@@ -52,7 +52,7 @@ def command(
     """
     if export is not None and as_json:
         raise UsageError("--export and --json exclude each other", hint="give one of them")
-    from gpupool.remoting.daemon.records.audit_file import lines_of, read_acts
+    from gpupool.remoting.daemon.record_files import lines_of, read_acts
     from gpupool.remoting.local.files import write_private
 
     if state_dir is not None:

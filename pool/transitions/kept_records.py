@@ -6,8 +6,8 @@ ended leases are what all accounts are made from: when one server's part of a le
 ``apply`` makes one numbered record of it.
 
 The table keeps the latest ``ACT_COUNT_MAX`` acts and the latest ``RECORD_COUNT_MAX`` records. Every
-server also writes each of both to a file of its own as it applies it (``remoting.daemon.records``),
-so that the older ones are not lost. So a server that was away gets what it missed with a snapshot,
+server also writes each of both to a file of its own as it applies it (``record_files``), so that
+the older ones are not lost. So a server that was away gets what it missed with a snapshot,
 it knows a gap by the numbers, and what servers have written can be merged exactly.
 
 Records begin with the first ``ServerUp`` that asks for them, and not with the program that applies

@@ -53,8 +53,7 @@ from gpupool.remoting.daemon.listen_address import (
     own_names,
 )
 from gpupool.remoting.daemon.measuring import measure, processes_of
-from gpupool.remoting.daemon.records.audit_file import AuditLog
-from gpupool.remoting.daemon.records.lease_file import LeaseLines, LeaseLog, monitoring_folder
+from gpupool.remoting.daemon.record_files import AuditLog, LeaseLines, LeaseLog, monitoring_folder
 from gpupool.remoting.daemon.separate import Separated
 from gpupool.remoting.daemon.server_identity import ServerIdentity
 from gpupool.remoting.daemon.state_dir import (

@@ -9,7 +9,7 @@ from tests.pool.policy_kit import Pool
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.state import Event
 from gpupool.pool.transitions.apply import PoolMachine
-from gpupool.remoting.daemon.records.lease_file import LeaseLines
+from gpupool.remoting.daemon.record_files import LeaseLines
 from gpupool.remoting.local import logs
 from gpupool.remoting.local.logs import JsonFormatter, TextFormatter
 

@@ -20,7 +20,7 @@ from gpupool.pool.model.state import Act
 from gpupool.remoting.array_api.server import array_wire
 from gpupool.remoting.array_api.server.array_executor import Executor
 from gpupool.remoting.client.session_answer import opened_session
-from gpupool.remoting.daemon.records import audit_file
+from gpupool.remoting.daemon import record_files
 from gpupool.remoting.daemon.server_identity import Member, ServerIdentity
 from gpupool.remoting.daemon.state_dir import IDENTITY, open_state_dir
 from gpupool.remoting.devices.emulated import EmulatedBackend
@@ -254,7 +254,7 @@ def _at(opened: SessionOpened, address: str) -> SessionOpened:
 
 def files() -> dict[str, bytes]:
     """Return a line of a server's audit file, and its identity file."""
-    found = {"audit": "".join(audit_file.lines_of(list(ACTS))).encode()}
+    found = {"audit": "".join(record_files.lines_of(list(ACTS))).encode()}
     with tempfile.TemporaryDirectory() as folder:
         state = open_state_dir(Path(folder))
         state.begin(IDENTITY_SAMPLE)

@@ -9,7 +9,7 @@ from tests.golden.recorded import check, read
 
 from gpupool.remoting.array_api.server import array_wire
 from gpupool.remoting.array_api.server.templates import compile_template
-from gpupool.remoting.daemon.records import audit_file
+from gpupool.remoting.daemon import record_files
 from gpupool.remoting.daemon.state_dir import IDENTITY, open_state_dir
 from gpupool.remoting.program import agent, held_leases
 from gpupool.remoting.protocol import handshake, worker_messages
@@ -85,8 +85,8 @@ def test_recorded_lines_of_the_agent_are_read_as_what_was_asked() -> None:
 
 def test_recorded_files_of_a_server_are_read(tmp_path: Path) -> None:
     recorded = read(FILE)
-    (tmp_path / audit_file.NAME).write_bytes(recorded["audit"])
-    assert audit_file.read_acts(tmp_path) == list(samples.ACTS)
+    (tmp_path / record_files.AUDIT_FILE).write_bytes(recorded["audit"])
+    assert record_files.read_acts(tmp_path) == list(samples.ACTS)
     for name in json.loads(recorded["files of a new server"]):
         (tmp_path / name).write_bytes(recorded[f"file {name}"])
     state = open_state_dir(tmp_path)

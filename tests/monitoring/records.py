@@ -7,7 +7,7 @@ from pathlib import Path
 from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds, ServerId
 from gpupool.pool.model.policy import UNIT
 from gpupool.pool.model.state import LeaseRecord, RecordedGpu
-from gpupool.remoting.daemon.records.lease_file import LeaseLog
+from gpupool.remoting.daemon.record_files import LeaseLog
 
 LOG = logging.getLogger("test")
 START_MS = 1_790_000_000_000

@@ -34,7 +34,7 @@ from gpupool.pool.model.bounds import SIGNED_MAX
 from gpupool.pool.model.ids import Milliseconds
 from gpupool.pool.model.state import PoolState
 from gpupool.pool.record_query import RecordPage, RecordQuery
-from gpupool.remoting.daemon.records.lease_file import monitoring_folder
+from gpupool.remoting.daemon.record_files import monitoring_folder
 from gpupool.remoting.transport import watching
 from gpupool.remoting.worker.sandbox import NICE
 

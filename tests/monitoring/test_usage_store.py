@@ -20,8 +20,8 @@ from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId
 from gpupool.pool.model.state import LeaseRecord
 from gpupool.pool.record_query import RecordPage, RecordQuery
 from gpupool.pool.transitions.kept_records import record_of
-from gpupool.remoting.daemon.records import lease_file
-from gpupool.remoting.daemon.records.lease_file import LeaseLog, monitoring_folder
+from gpupool.remoting.daemon import record_files
+from gpupool.remoting.daemon.record_files import LeaseLog, monitoring_folder
 
 RECORDS = [record(number) for number in range(1, 101)]
 
@@ -112,7 +112,7 @@ def test_gaps_are_said(tmp_path: Path) -> None:
 
 
 def test_files_that_were_renamed_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease_file, "FILE_SIZE_MAX", 4000)
+    monkeypatch.setattr(record_files, "FILE_SIZE_MAX", 4000)
     writer = imported(tmp_path)
     for at in range(0, 40, 5):
         write(tmp_path, RECORDS[at : at + 5])

@@ -29,7 +29,7 @@ from gpupool.monitoring.metric_names import METRICS
 from gpupool.pool.errors import AuthenticationError, RemoteProtocolError
 from gpupool.pool.model.ids import Milliseconds, TokenId
 from gpupool.pool.model.state import Token, TokenKind
-from gpupool.remoting.daemon.records.lease_file import monitoring_folder
+from gpupool.remoting.daemon.record_files import monitoring_folder
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.protocol.token_text import TokenText, format_token
 from gpupool.remoting.transport.authority.ca_vault import sign_web

@@ -1,1 +1,0 @@
-"""Files of records that a server only appends to: ended leases and administrative acts."""
