@@ -3,8 +3,8 @@
 import logging
 from collections.abc import Callable
 
+from gpupool.monitoring.exporter_link import WebLink
 from gpupool.monitoring.http.http_frames import WebSetup
-from gpupool.monitoring.http.web_link import WebLink
 from gpupool.pool.model.state import PoolState
 from gpupool.remoting.daemon.join_options import WebOptions
 from gpupool.remoting.server.control_server import ControlServer

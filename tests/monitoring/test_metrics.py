@@ -22,9 +22,9 @@ from tests.monitoring.samples import (
     table,
 )
 
+from gpupool.monitoring.exporter_link import targets_of
 from gpupool.monitoring.http.http_app import discovered, is_in, written
 from gpupool.monitoring.http.http_frames import Target, Targets
-from gpupool.monitoring.http.web_link import targets_of
 from gpupool.monitoring.metric_names import DECLARED
 from gpupool.monitoring.metric_series import SERIES_MAX, Found
 from gpupool.monitoring.metric_totals import Totals, reason_of

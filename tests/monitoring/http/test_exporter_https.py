@@ -22,9 +22,8 @@ from tests.monitoring.samples import ME, START_MS, table
 from tests.monitoring.test_exporter import LOG, running
 from tests.monitoring.test_metrics import everything
 
-from gpupool.monitoring.exporter_link import ExporterLink
+from gpupool.monitoring.exporter_link import ExporterLink, WebLink
 from gpupool.monitoring.http.http_frames import WebSetup
-from gpupool.monitoring.http.web_link import WebLink
 from gpupool.monitoring.metric_names import METRICS
 from gpupool.pool.errors import AuthenticationError, RemoteProtocolError
 from gpupool.pool.model.ids import Milliseconds, TokenId

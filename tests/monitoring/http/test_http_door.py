@@ -14,7 +14,8 @@ from tests.monitoring.http.web_kit import Web, a_sample, descriptor_count, event
 from tests.remoting.control.control_cluster import request, token_id
 from tests.remoting.control.test_control_trust import start_lab
 
-from gpupool.monitoring.http import token_checks, web_link
+from gpupool.monitoring import exporter_link
+from gpupool.monitoring.http import token_checks
 from gpupool.monitoring.http.http_door import HttpDoor
 from gpupool.monitoring.http.http_frames import PACKET, TokenAsked, WebSetup
 from gpupool.pool.errors import RemoteProtocolError
@@ -92,7 +93,7 @@ async def test_a_known_scraper_does_not_wait_for_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(token_checks, "KEPT_S", 0.0)
-    monkeypatch.setattr(web_link, "TOKENS_EVERY_S", 0.01)
+    monkeypatch.setattr(exporter_link, "TOKENS_EVERY_S", 0.01)
     async with served(tmp_path) as web:
         token = web.viewer()
         async with await web.open() as stream:
@@ -121,8 +122,8 @@ async def test_whole_networks_may_scrape_when_told_so(tmp_path: Path) -> None:
 async def test_a_server_that_comes_or_goes_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert web_link.TARGETS_EVERY_S < 5.0, "by then it must be found"
-    monkeypatch.setattr(web_link, "TARGETS_EVERY_S", 0.02)
+    assert exporter_link.TARGETS_EVERY_S < 5.0, "by then it must be found"
+    monkeypatch.setattr(exporter_link, "TARGETS_EVERY_S", 0.02)
     async with served(tmp_path) as web:
         token = web.viewer()
 
@@ -221,7 +222,7 @@ async def test_strangers_have_no_more_places_than_without_http(tmp_path: Path) -
 async def test_a_stranger_goes_after_a_while_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(web_link, "UNPROVEN_S", 0.3)
+    monkeypatch.setattr(exporter_link, "UNPROVEN_S", 0.3)
     async with served(tmp_path) as web:
         token = web.viewer()
         assert (await web.get("/healthz"))[0] == 503
@@ -255,8 +256,8 @@ async def test_an_exporter_that_is_slow_ends_nothing_but_the_connections(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two unauthenticated peers that waited for a full socket raised an error: the server ended."""
-    monkeypatch.setattr(web_link, "HAND_OVER_S", 0.05)
-    link = web_link.WebLink(PoolState)
+    monkeypatch.setattr(exporter_link, "HAND_OVER_S", 0.05)
+    link = exporter_link.WebLink(PoolState)
     link.set_up(WebSetup(b"", b""))
     door, exporters = link.pair()
     door.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
@@ -293,7 +294,7 @@ async def test_each_end_of_a_connection_is_told_to_a_server_that_is_slow(
 
     The server keeps the place and a descriptor of a connection until it hears of its end.
     """
-    ours, theirs = web_link.WebLink(PoolState).pair()
+    ours, theirs = exporter_link.WebLink(PoolState).pair()
     theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
     door = HttpDoor(theirs, tmp_path, ask=lambda _asked: None, say=lambda _text: None)
     count, told = 64, set[int]()
@@ -330,12 +331,12 @@ class Viewers:
     """A server's side of HTTPS, and connections that send tokens ``USER/TOKEN``."""
 
     def __init__(self, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(web_link, "PROVEN_BOUND", UserBound(user=3, token=2))
-        monkeypatch.setattr(web_link, "PROVEN_MAX", 5)
+        monkeypatch.setattr(exporter_link, "PROVEN_BOUND", UserBound(user=3, token=2))
+        monkeypatch.setattr(exporter_link, "PROVEN_MAX", 5)
         self._nursery = nursery
         self._numbers = count(1)
         self.ended: set[int] = set()
-        self.link = web_link.WebLink(PoolState)
+        self.link = exporter_link.WebLink(PoolState)
         self.link.check_token = self._checked
         self.link.set_up(WebSetup(b"", b""))
 

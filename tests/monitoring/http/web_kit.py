@@ -11,6 +11,7 @@ import trio
 from tests.monitoring.samples import START_MS, sample, table
 from tests.remoting.control.test_control_trust import Lab, start_lab
 
+from gpupool.monitoring.exporter_link import WebLink
 from gpupool.monitoring.http.http_door import HttpDoor
 from gpupool.monitoring.http.http_frames import (
     Targets,
@@ -19,7 +20,6 @@ from gpupool.monitoring.http.http_frames import (
     TokensSeen,
     WebSetup,
 )
-from gpupool.monitoring.http.web_link import WebLink
 from gpupool.monitoring.sample import Sample
 from gpupool.pool.model.state import TokenKind
 from gpupool.remoting.server.server_settings import ServerSettings
