@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from gpupool.pool.errors import RemoteProtocolError
-from gpupool.remoting.server.client_streams import PART, STEP_S, Turns
+from gpupool.remoting.server.control_server import PART, STEP_S, Turns
 
 COST_S = STEP_S / 4
 
