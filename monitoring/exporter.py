@@ -56,7 +56,7 @@ from gpupool.pool.history_query import HistoryPage
 from gpupool.pool.model.state import LeaseRecord
 from gpupool.pool.record_query import RecordPage
 from gpupool.remoting.protocol.framing import Frame
-from gpupool.remoting.transport.freed_memory import give_back_memory
+from gpupool.remoting.transport.connections import give_back_memory
 from gpupool.remoting.transport.watching import keep_watching, told
 from gpupool.remoting.worker import sandbox
 

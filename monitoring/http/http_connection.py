@@ -14,7 +14,7 @@ from urllib.parse import unquote
 import h11
 import trio
 
-from gpupool.remoting.transport.failures import within
+from gpupool.remoting.transport.connections import within
 
 Message = MutableMapping[str, Any]
 Application = Callable[

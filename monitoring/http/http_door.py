@@ -32,9 +32,8 @@ from gpupool.monitoring.metrics import Own, read
 from gpupool.monitoring.sample import Sample
 from gpupool.pool.fair_access import network_of
 from gpupool.pool.model.state import LeaseRecord
+from gpupool.remoting.transport.connections import free_tls, within
 from gpupool.remoting.transport.descriptor_passing import receive_packet, send_packet
-from gpupool.remoting.transport.failures import within
-from gpupool.remoting.transport.freed_memory import free_tls
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute

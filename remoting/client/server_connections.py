@@ -22,8 +22,8 @@ from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import Address, parse_address
 from gpupool.remoting.protocol.framing import FrameTooLargeError
 from gpupool.remoting.transport.client_tls import client_context
+from gpupool.remoting.transport.connections import GONE, explain
 from gpupool.remoting.transport.dial import DIAL_TIMEOUT_S, Dial, Greeting, connect, worst
-from gpupool.remoting.transport.failures import GONE, explain
 from gpupool.remoting.transport.message_stream import MessageStream, OpenCalls
 
 WIDTH_FIRST = 32

@@ -83,7 +83,7 @@ from gpupool.remoting.server.server_settings import ServerInstance, ServerSettin
 from gpupool.remoting.transport.address_book import AddressBook
 from gpupool.remoting.transport.authority.certificate_renewal import ServerCertificates
 from gpupool.remoting.transport.authority.server_authorities import ServerAuthorities
-from gpupool.remoting.transport.freed_memory import give_back_memory
+from gpupool.remoting.transport.connections import give_back_memory
 from gpupool.remoting.transport.peer_transport import PeerTransport
 from gpupool.remoting.transport.pki import Authority, TlsContexts
 from gpupool.remoting.transport.system_clock import SystemClock, SystemRng

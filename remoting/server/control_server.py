@@ -62,7 +62,7 @@ from gpupool.remoting.server.proposer import Propose
 from gpupool.remoting.server.server_settings import ServerSettings
 from gpupool.remoting.server.view_service import make_beside_the_loop
 from gpupool.remoting.transport.authority.server_authorities import ServerAuthorities
-from gpupool.remoting.transport.failures import GONE, RateLimitedLog, explain, within
+from gpupool.remoting.transport.connections import GONE, RateLimitedLog, explain, within
 from gpupool.remoting.transport.message_stream import MessageStream
 from gpupool.remoting.transport.peer_link import Kind
 from gpupool.remoting.transport.peer_transport import PeerTransport

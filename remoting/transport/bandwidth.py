@@ -24,7 +24,7 @@ from gpupool.pool.errors import AuthenticationError, GpupoolError, NotNowError, 
 from gpupool.pool.model.ids import ServerId
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.transport.client_tls import MEASURE_SUFFIX, server_of
-from gpupool.remoting.transport.failures import explain
+from gpupool.remoting.transport.connections import explain
 from gpupool.remoting.transport.pki import (
     Identity,
     TlsContexts,

@@ -25,9 +25,8 @@ from gpupool.remoting.transport.client_tls import (
     first_contact_context,
     server_of,
 )
-from gpupool.remoting.transport.failures import DATES, GONE, explain
+from gpupool.remoting.transport.connections import DATES, GONE, explain, tune
 from gpupool.remoting.transport.message_stream import MessageStream
-from gpupool.remoting.transport.socket_options import tune
 
 DIAL_TIMEOUT_S = 4.0
 """TCP, TLS and the welcome together; a server that needs longer is no help."""

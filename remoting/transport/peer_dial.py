@@ -13,11 +13,10 @@ from gpupool.remoting.protocol.addresses import Address, parse_address
 from gpupool.remoting.transport.address_book import AddressBook
 from gpupool.remoting.transport.authority.ca_bundle import newest_of, number_of
 from gpupool.remoting.transport.client_tls import client_context, server_of
+from gpupool.remoting.transport.connections import GONE, OTHER_CA, explain, tune
 from gpupool.remoting.transport.dial import dial_tls
-from gpupool.remoting.transport.failures import GONE, OTHER_CA, explain
 from gpupool.remoting.transport.link_stream import LinkStream
 from gpupool.remoting.transport.pki import TlsContexts, newest_server_name, server_name
-from gpupool.remoting.transport.socket_options import tune
 
 PEER_TIMEOUT_S = 10.0
 DIAL_TIMEOUT_S = 3.0

@@ -17,10 +17,10 @@ import trio
 from gpupool.pool.model.formats import VERSION
 from gpupool.pool.model.ids import ServerId
 from gpupool.remoting.protocol.framing import frame_bytes
+from gpupool.remoting.transport.connections import tcp_info
 from gpupool.remoting.transport.link_clock import LinkClock
 from gpupool.remoting.transport.link_stream import LinkStream
 from gpupool.remoting.transport.pki import CSR_SIZE_MAX
-from gpupool.remoting.transport.socket_options import tcp_info
 
 QUEUE_SIZE_MAX = 32 * 1024 * 1024
 QUEUE_COUNT_MAX = 16_384

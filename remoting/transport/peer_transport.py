@@ -31,7 +31,7 @@ from gpupool.remoting.protocol.framing import Frame, FrameReader, frame_bytes
 from gpupool.remoting.transport.address_book import BODY_SIZE_MAX, AddressBook
 from gpupool.remoting.transport.authority.ca_bundle import shows_one_of
 from gpupool.remoting.transport.bandwidth import BandwidthMeter, Speeds
-from gpupool.remoting.transport.failures import GONE, explain
+from gpupool.remoting.transport.connections import GONE, explain
 from gpupool.remoting.transport.link_clock import (
     CLOCK_EVERY_S,
     STEP_EVERY_S,

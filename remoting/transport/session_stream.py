@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpupool.remoting.transport.socket_options import tcp_info
+from gpupool.remoting.transport.connections import tcp_info
 from gpupool.remoting.transport.tally import Tally
 
 LOOK_EVERY_S = 0.5

@@ -9,7 +9,7 @@ import struct
 import time
 from dataclasses import dataclass
 
-from gpupool.remoting.transport.socket_options import tcp_info
+from gpupool.remoting.transport.connections import tcp_info
 
 _INFO = struct.Struct("=68x I I 24x I")
 """Rtt, rttvar, and all retransmits."""

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import trio
 
-from gpupool.remoting.transport.failures import explain
+from gpupool.remoting.transport.connections import explain
 
 T = TypeVar("T")
 

@@ -55,7 +55,7 @@ from gpupool.remoting.privileges.first_process import leave_first_place
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.server.server_settings import ServerSettings
-from gpupool.remoting.transport.failures import explain, innermost
+from gpupool.remoting.transport.connections import explain, innermost
 
 HERE = Path(__file__).resolve().parent
 SERVER_COUNT = 3

@@ -32,7 +32,7 @@ from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.protocol.connection import Connection, End
 from gpupool.remoting.protocol.token_text import format_token, new_token
-from gpupool.remoting.transport.failures import GONE
+from gpupool.remoting.transport.connections import GONE
 from gpupool.remoting.transport.message_stream import MessageStream
 from gpupool.remoting.transport.pki import create_ca, fingerprint
 

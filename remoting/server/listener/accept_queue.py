@@ -43,7 +43,7 @@ from gpupool.remoting.server.listener.router import (
     ToServer,
     caller,
 )
-from gpupool.remoting.transport.failures import RateLimitedLog, explain
+from gpupool.remoting.transport.connections import RateLimitedLog, explain
 from gpupool.remoting.transport.pki import TlsContexts
 
 

@@ -31,13 +31,18 @@ from gpupool.remoting.transport.client_tls import (
     SERVER_SUFFIX,
     SESSION_SUFFIX,
 )
-from gpupool.remoting.transport.failures import GONE, RateLimitedLog, explain, within
-from gpupool.remoting.transport.freed_memory import free_tls
+from gpupool.remoting.transport.connections import (
+    GONE,
+    RateLimitedLog,
+    explain,
+    free_tls,
+    tune,
+    within,
+)
 from gpupool.remoting.transport.link_stream import LinkStream
 from gpupool.remoting.transport.peer_dial import PEER_TIMEOUT_S, proven_peer
 from gpupool.remoting.transport.peer_transport import PeerTransport
 from gpupool.remoting.transport.pki import TlsContexts
-from gpupool.remoting.transport.socket_options import tune
 
 RECEIVE_SIZE = 16_384
 

@@ -33,7 +33,7 @@ from gpupool.remoting.transport.authority.ca_bundle import (
 from gpupool.remoting.transport.authority.ca_key import AuthoritySigner
 from gpupool.remoting.transport.authority.ca_store import CaStore
 from gpupool.remoting.transport.authority.ca_vault import CaVaultPort
-from gpupool.remoting.transport.failures import explain
+from gpupool.remoting.transport.connections import explain
 from gpupool.remoting.transport.message_stream import OpenCalls
 from gpupool.remoting.transport.pki import (
     SERVER_VALID,

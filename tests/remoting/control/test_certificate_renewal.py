@@ -23,7 +23,7 @@ from gpupool.remoting.transport.authority.certificate_renewal import (
     ServerCertificates,
 )
 from gpupool.remoting.transport.client_tls import CONTROL_NAME, client_context
-from gpupool.remoting.transport.failures import explain
+from gpupool.remoting.transport.connections import explain
 from gpupool.remoting.transport.peer_link import Kind
 from gpupool.remoting.transport.pki import (
     Authority,

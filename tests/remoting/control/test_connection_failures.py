@@ -5,7 +5,7 @@ import socket
 import pytest
 import trio
 
-from gpupool.remoting.transport.failures import explain
+from gpupool.remoting.transport.connections import explain
 
 
 async def test_nobody_listens_is_connection_refused() -> None:

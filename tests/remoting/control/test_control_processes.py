@@ -17,7 +17,7 @@ from tests.remoting.control.test_control_trust import Lab, start_lab
 
 from gpupool.remoting.client.credentials import save_credentials
 from gpupool.remoting.server.server_settings import ServerSettings
-from gpupool.remoting.transport.socket_options import tune
+from gpupool.remoting.transport.connections import tune
 
 AT_ONCE_S = 5.0
 """Half of the limit for silent clients: the kernel says it at once, on a busy machine too."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from gpupool.remoting.transport import freed_memory
+from gpupool.remoting.transport import connections
 
 SIZE, COUNT = 2_000, 50_000
 
@@ -32,7 +32,7 @@ def test_what_lies_between_others_memory_goes_back() -> None:
         if at not in kept:
             library.free(at)
     before = resident_pages()
-    freed_memory.trim()
+    connections.trim()
     after = resident_pages()
     for at in kept:
         library.free(at)
@@ -42,7 +42,7 @@ def test_what_lies_between_others_memory_goes_back() -> None:
 async def test_it_goes_back_again_and_again_and_never_in_the_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(freed_memory, "TRIM_S", 0.001)
+    monkeypatch.setattr(connections, "TRIM_S", 0.001)
     in_loop: list[bool] = []
     scope = trio.CancelScope()
 
@@ -52,5 +52,5 @@ async def test_it_goes_back_again_and_again_and_never_in_the_loop(
             trio.from_thread.run_sync(scope.cancel)
 
     with trio.fail_after(10), scope:
-        await freed_memory.give_back_memory(trim)
+        await connections.give_back_memory(trim)
     assert in_loop[:3] == [False] * 3

@@ -18,7 +18,7 @@ from gpupool.remoting.server.listener.preauth_limits import (
     PreauthLimits,
     Stage,
 )
-from gpupool.remoting.transport.failures import RateLimitedLog
+from gpupool.remoting.transport.connections import RateLimitedLog
 
 
 class Clock:

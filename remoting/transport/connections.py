@@ -1,15 +1,83 @@
-"""The reasons for failed connections in words: one line for the log on either side."""
+"""The care that every connection needs, whatever it carries: at its start, its failure, its end.
 
+**Its socket** is set up so that a silently lost peer is noticed within a given time: by keep-alive
+probes when nothing is in flight, by ``TCP_USER_TIMEOUT`` when something is (tcp(7)). The kernels of
+both machines keep the connection alive, not the programs on them, so a client that is stopped with
+Ctrl-Z keeps its leases.
+
+**Its failure** has a reason in words: one line for the log on either side.
+
+**Its memory** goes back to the system. OpenSSL takes tens of KiB for each connection, in pieces
+that lie between those of others, so glibc keeps what is freed. After 10,000 connections of
+strangers a server and its exporter had 75 MiB more for good.
+"""
+
+import contextlib
+import ctypes
 import logging
 import os
+import socket
 import ssl
+import struct
+import sys
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar, TypeVarTuple, cast
+from typing import Any, Protocol, TypeVar, TypeVarTuple, cast
 
 import trio
 
 from gpupool.pool.errors import ProtocolError
 from gpupool.pool.ports import Clock
+
+# --- settings of sockets --------------------------------------------------------------------------
+
+
+class OptionSocket(Protocol):
+    """The one thing that is needed of a socket; trio's and the standard library's have it."""
+
+    def setsockopt(self, level: int, option: int, value: int, /) -> None:
+        """Set one option."""
+        ...
+
+
+def tune(sock: OptionSocket, *, timeout_s: float) -> None:
+    """Set up a connected TCP socket so that a lost peer fails it within about ``timeout_s``.
+
+    With 10 s, probes go out after 3, 5, 7 and 9 s of silence, and the last one ends it.
+    """
+    _set(sock, socket.IPPROTO_TCP, "TCP_NODELAY", 1)
+    _set(sock, socket.SOL_SOCKET, "SO_KEEPALIVE", 1)
+    interval_s = max(1, int(timeout_s * 0.2))
+    # macOS calls the idle time TCP_KEEPALIVE (its tcp(4)).
+    idle = "TCP_KEEPIDLE" if hasattr(socket, "TCP_KEEPIDLE") else "TCP_KEEPALIVE"
+    _set(sock, socket.IPPROTO_TCP, idle, max(1, int(timeout_s * 0.3)))
+    _set(sock, socket.IPPROTO_TCP, "TCP_KEEPINTVL", interval_s)
+    _set(sock, socket.IPPROTO_TCP, "TCP_KEEPCNT", 3)
+    _set(sock, socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", int(timeout_s * 850))
+
+
+def tcp_info(sock: socket.socket, shape: struct.Struct) -> tuple[int, ...] | None:
+    """Ask the kernel about a connection; None for one that is no TCP, or is closed.
+
+    ``shape`` has the beginning of ``struct tcp_info``, which Linux only ever appends to.
+    """
+    option = getattr(socket, "TCP_INFO", None)
+    if option is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return None
+    try:
+        data = sock.getsockopt(socket.IPPROTO_TCP, option, shape.size)
+    except OSError:
+        return None
+    return shape.unpack(data) if len(data) == shape.size else None
+
+
+def _set(sock: OptionSocket, level: int, name: str, value: int) -> None:
+    option = getattr(socket, name, None)
+    if isinstance(option, int):
+        with contextlib.suppress(OSError):  # not a TCP socket, or a system that lacks the option
+            sock.setsockopt(level, option, value)
+
+
+# --- failures -------------------------------------------------------------------------------------
 
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
@@ -126,3 +194,32 @@ class RateLimitedLog:
             self._log.info("%d more refused or lost connections", self._swallowed)
             self._swallowed = 0
         self._log.info("%s", text)
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+TRIM_S = 60.0
+"""A trim takes 1 to 6 ms of a thread for 100 MiB, and the process allocates nothing meanwhile."""
+
+
+def trim() -> None:
+    """Return unused heap memory to the kernel by malloc_trim; only glibc provides it."""
+    library = ctypes.CDLL(None)
+    if sys.platform == "linux" and hasattr(library, "malloc_trim"):
+        library.malloc_trim(0)
+
+
+def free_tls(tls: "trio.SSLStream[trio.SocketStream]") -> None:
+    """Free the memory of a TLS connection that has ended.
+
+    trio's stream refers to itself. Without this, 50 KiB would wait for the garbage collector, and
+    those of a flood with them.
+    """
+    vars(tls).clear()
+
+
+async def give_back_memory(trim: Callable[[], None] = trim) -> None:
+    """Call ``trim`` once in ``TRIM_S``, in a thread, until cancelled."""
+    while True:
+        await trio.sleep(TRIM_S)
+        await trio.to_thread.run_sync(trim)
