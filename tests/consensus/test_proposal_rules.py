@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gpupool.consensus.core.library import BARRIER_TYPE, COMMAND_TYPE, FOLLOWER, LEADER, NEVER
-from gpupool.consensus.proposal_queue import ForwardRefusal, ProposalQueue
+from gpupool.consensus.node import ForwardRefusal, ProposalQueue
 from gpupool.consensus.protocol import closed_cbor
 from gpupool.consensus.protocol.raft_messages import Message
 from gpupool.consensus.protocol.raft_settings import (
