@@ -21,7 +21,7 @@ from gpupool.pool.model.state import (
     Server,
     ServerStatus,
 )
-from gpupool.pool.model.suspension import suspension_reason, times_away
+from gpupool.pool.model.suspension import suspension_reason
 from gpupool.pool.policy.giving_way import never_suspendable
 from gpupool.pool.policy.rulebook import Rulebook, rulebook
 from gpupool.pool.ports import RaftHealth, Role
@@ -355,7 +355,7 @@ def _lease_view(
         not_moved=stays or (failed if lease_name(lease.id) in moves else ""),
         not_suspendable=never_suspendable(state, lease) if lease.held else "",
         is_away=lease.is_away,
-        away=times_away(history, Milliseconds(now_ms)),
+        away=lease.times_away(Milliseconds(now_ms)),
         left=_left(lease),
     )
 

@@ -228,6 +228,10 @@ class Lease:
         """Return whether its partitions on ``server`` count as granted: the one rule for it."""
         return not self.is_away and self.parts.get(server) not in (PartStatus.FREED, None)
 
+    def times_away(self, now: Milliseconds) -> tuple[Span, ...]:
+        """Return the times up to ``now`` in which its memory was given back."""
+        return self.history.until(now) if self.history is not None else ()
+
 
 class Operator(Enum):
     """How a filter compares."""

@@ -206,8 +206,3 @@ class SuspensionHistory:
             (begin, end), (later, upto), *rest = found
             found = ((Milliseconds(later - (end - begin)), upto), *rest)  # as long together
         return found
-
-
-def times_away(history: SuspensionHistory | None, now: Milliseconds) -> tuple[Span, ...]:
-    """Return the times up to ``now`` in which the memory of a lease was given back."""
-    return history.until(now) if history is not None else ()

@@ -45,7 +45,7 @@ from gpupool.pool.model.state import (
     RecordedGpu,
     with_changes,
 )
-from gpupool.pool.model.suspension import Span, times_away
+from gpupool.pool.model.suspension import Span
 from gpupool.pool.policy.admission import Admission
 from gpupool.pool.policy.rulebook import units_of
 
@@ -137,7 +137,7 @@ def record_part(state: PoolState, lease: Lease, server: ServerId) -> PoolState:
         or (goes.reason if goes else "")
         or "it was moved to another server",
         idle_timeout_ms=round(lease.idle_timeout_s * 1000),
-        away=_since(times_away(lease.history, state.now), begin),
+        away=_since(lease.times_away(state.now), begin),
     )
     records = (*state.records[-RECORD_COUNT_MAX + 1 :], made)
     return with_changes(state, records=records, record_count=made.number)

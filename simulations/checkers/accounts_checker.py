@@ -17,7 +17,6 @@ from gpupool.pool.model.commands import Envelope, SetClock
 from gpupool.pool.model.ids import LeaseId, ServerId
 from gpupool.pool.model.relocation import RelocationState
 from gpupool.pool.model.state import Lease, LeaseRecord, PartStatus, PoolState
-from gpupool.pool.model.suspension import times_away
 from gpupool.pool.ports import RaftHealth, Role
 from gpupool.pool.transitions.kept_records import records_since
 from gpupool.pool.view_building import build_view
@@ -72,7 +71,7 @@ class AccountsClose:
         self._judge_living(state)
         for lease in state.leases.values():
             away = self._away_ms(lease.id, state.now)
-            told = sum(end - begin for begin, end in times_away(lease.history, state.now))
+            told = sum(end - begin for begin, end in lease.times_away(state.now))
             if told != away:
                 self._fail(f"lease {lease.id} was suspended for {told} ms, not {away}")
 

@@ -44,7 +44,6 @@ from gpupool.pool.model.suspension import (
     SuspensionHistory,
     SuspensionState,
     suspension_reason,
-    times_away,
 )
 from gpupool.pool.model.tables import PersistentMap
 
@@ -306,14 +305,14 @@ def test_a_time_away_has_begun_and_lasts(since: int, now: int, away: bool) -> No
     history = SuspensionHistory(away_since=Milliseconds(since), away=known)
     wanted = (*known, span(since, now)) if away else known
     assert history.until(Milliseconds(now)) == wanted
-    assert times_away(history, Milliseconds(now)) == wanted
+    assert with_changes(LEASE, history=history).times_away(Milliseconds(now)) == wanted
     back = history.back(Milliseconds(now))
     assert (back.away, back.away_since) == (wanted, 0)
     assert back.away_ms == (3 if away else 2)
 
 
 def test_a_lease_without_a_history_was_never_away() -> None:
-    assert times_away(None, ONE) == ()
+    assert LEASE.times_away(ONE) == ()
 
 
 @pytest.mark.parametrize("count", [SPAN_COUNT_MAX - 1, SPAN_COUNT_MAX])
