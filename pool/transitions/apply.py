@@ -91,7 +91,9 @@ def apply(state: PoolState, index: int, envelope: Envelope) -> Step:
     # Time goes back by ``SetClock`` alone, whatever the clock of a proposer shows.
     now = Milliseconds(max(state.now, envelope.at))
     state = with_changes(state, index=index, now=now)
-    state = uploads.lapse_staged(leases.lapse_waiting(state))
+    state = leases.lapse_waiting(state)
+    if state.staged:
+        state = uploads.lapse_staged(state)
     if envelope.expires and now > envelope.expires:
         return state, refuse(RefusalKind.EXPIRED, "the command arrived after its deadline")
     command = envelope.command
