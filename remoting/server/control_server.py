@@ -388,13 +388,16 @@ class ControlServer:
         """Run the controller's timers, and the consequences of each change of the table."""
         followed: object = None
         followed_ca: object = ()
+        agreed = 0
         while True:
             self._wake = trio.Event()
             state = self._machine.state
             if followed is not state.servers:
                 followed = state.servers
                 self._follow(tuple(state.servers), state.voters())
-                self._links.drop_outdated()
+                if state.formats() != agreed:
+                    agreed = state.formats()
+                    self._links.drop_outdated()  # a new link is judged when it greets
             self._do(self.controller.poll())
             if followed_ca is not state.authorities and self._nursery is not None:
                 followed_ca = state.authorities
