@@ -37,8 +37,7 @@ from gpupool.pool.transitions.authorities import fingerprint_of
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import parse_address
 from gpupool.remoting.server.actions import AskUsage
-from gpupool.remoting.server.client_checks import check_unexpired
-from gpupool.remoting.server.service_context import Client, Handler, ServiceContext
+from gpupool.remoting.server.service_context import Client, Handler, ServiceContext, check_unexpired
 
 VIEWERS_SINCE = 6
 """The version of the protocol from which clients know a viewer's token in a list."""

@@ -88,7 +88,6 @@ from gpupool.remoting.server.actions import Action
 from gpupool.remoting.server.admin_service import AdminService
 from gpupool.remoting.server.backup_service import BackupService
 from gpupool.remoting.server.ca_service import CaService
-from gpupool.remoting.server.client_checks import authenticate, check_rights, check_text, welcome
 from gpupool.remoting.server.lease_service import LeaseService
 from gpupool.remoting.server.policy_service import PolicyService
 from gpupool.remoting.server.proposer import Proposer
@@ -101,6 +100,10 @@ from gpupool.remoting.server.service_context import (
     ClientTable,
     Handler,
     ServiceContext,
+    authenticate,
+    check_rights,
+    check_text,
+    welcome,
 )
 from gpupool.remoting.server.view_service import ViewService
 from gpupool.remoting.server.wait_queue import WaitQueue
@@ -283,7 +286,7 @@ class Controller:
         return self._views.telemetry()
 
     def check_token(self, text: str) -> Token:
-        """Return the token that was pasted as ``text``; raises as ``client_checks.check_text``."""
+        """Return the token that was pasted as ``text``; raises as ``check_text``."""
         return check_text(self.context, text)
 
     def user_of(self, connection: int) -> str | None:

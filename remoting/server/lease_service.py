@@ -44,10 +44,15 @@ from gpupool.remoting.protocol.driver_variables import allowed_settings
 from gpupool.remoting.protocol.sessions import SessionInfo
 from gpupool.remoting.protocol.token_text import hash_secret
 from gpupool.remoting.server.actions import StartSession
-from gpupool.remoting.server.client_checks import check_request
 from gpupool.remoting.server.proposer import Decision
 from gpupool.remoting.server.relocating.session_rules import has_left, opens_no_more
-from gpupool.remoting.server.service_context import Client, Handler, RefusalLog, ServiceContext
+from gpupool.remoting.server.service_context import (
+    Client,
+    Handler,
+    RefusalLog,
+    ServiceContext,
+    check_request,
+)
 
 
 class Attachments:

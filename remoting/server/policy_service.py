@@ -20,9 +20,8 @@ from gpupool.pool.transitions.uploads import parts_of
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.policy_text import REFUSED
 from gpupool.remoting.server.actions import CompilePolicy
-from gpupool.remoting.server.client_checks import check_request
 from gpupool.remoting.server.proposer import Decision
-from gpupool.remoting.server.service_context import Client, Handler, ServiceContext
+from gpupool.remoting.server.service_context import Client, Handler, ServiceContext, check_request
 
 PUT_S = 5.0
 """For all parts of a document together, and its last command."""

@@ -17,7 +17,7 @@ from gpupool.pool.transitions.policy_versions import pack_text
 from gpupool.remoting.client.pool_client import Pool
 from gpupool.remoting.local.logs import JsonFormatter
 from gpupool.remoting.server import policy_service, service_context
-from gpupool.remoting.server.client_checks import check_request
+from gpupool.remoting.server.service_context import check_request
 
 
 def test_a_version_that_is_not_kept() -> None:

@@ -23,7 +23,7 @@ from gpupool.pool.view import PoolView
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.connection import Connection, End
 from gpupool.remoting.protocol.framing import dump, frame_bytes
-from gpupool.remoting.server.client_checks import check_protocol
+from gpupool.remoting.server.service_context import check_protocol
 
 HELLO = m.Hello(m.PROTOCOL, "9.9", TokenId("t"), bytes(32), "ada@laptop")
 WELCOME = m.Welcome(m.PROTOCOL, "1", ServerId("s"), "name", "c", "pool", "ada", TokenKind.USER, ())
