@@ -1,4 +1,4 @@
-"""What the table keeps of the past: events, administrative acts, and records of ended leases.
+"""The past in the table: events, administrative acts, and records of ended leases.
 
 Events are for the live view. They come from leases, servers and operators alike, and the oldest are
 dropped first. Acts are for the audit: they are numbered, and leases never push one out. Records of

@@ -1,4 +1,4 @@
-"""A server's own files of what the table keeps, and the lines of its log about leases.
+"""A server's own files of the table's records, and the lines of its log about leases.
 
 A ``NumberedLog`` has one JSON object a line, and is only appended to. The table keeps the latest of
 such records; the file keeps all since the server joined. A full file is renamed and the oldest one

@@ -1,4 +1,4 @@
-"""The care that every connection needs, whatever it carries: at its start, its failure, its end.
+"""The care of every connection: at its start, at its failure, and at its end.
 
 **Its socket** is set up so that a silently lost peer is noticed within a given time: by keep-alive
 probes when nothing is in flight, by ``TCP_USER_TIMEOUT`` when something is (tcp(7)). The kernels of
