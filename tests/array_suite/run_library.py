@@ -1,15 +1,14 @@
-"""Runs a library's own tests through the array door, and prints one row of a table.
+"""Runs public libraries' own tests natively, through a pool and on emulated GPUs; prints a table.
 
-    python tests/array_suite/run_library.py FOLDER [--python PYTHON] [--name NAME] [--late]
-        [--seconds N] [--test-seconds N] [PYTEST ARGUMENTS]
+    python tests/array_suite/run_library.py FOLDER [NAME ...] [--python PYTHON]
+        [--on native,pool,emulated] [--seconds N] [--test-seconds N] [--at-once N]
 
-FOLDER is a checkout or an unpacked source archive of a library; pytest runs in it. PYTHON is that
-of an environment with the library's packages, pytest and NumPy; the real CuPy is not needed there.
-Within `gpupool run` the tests use that pool; else a worker of two emulated GPUs starts beside them.
-Each call waits for its own error, so that no test fails for another; `--late` is the default mode
-of the door. A test that takes longer than `--test-seconds` has failed where pytest-timeout is
-installed. After `--seconds` the run is cut, and the row says so. What this program does not know
-are arguments of pytest.
+FOLDER has a checkout of each library, named as in libraries.toml; the libraries without one are
+left out. PYTHON is that of an environment with their packages, pytest and NumPy. "Native" needs
+the real CuPy there and a GPU; "pool" takes a tenth of a GPU of the pool that `gpupool run` finds;
+"emulated" needs neither. Each call waits for its own error, so that no test fails for another. A
+test that takes longer than `--test-seconds` has failed where pytest-timeout is installed. After
+`--seconds` a run is cut, and the row says so.
 
 The rows are those of the table of known libraries in docs/results/array-door.md.
 """
@@ -24,8 +23,10 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections import Counter
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,18 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 KIT = ROOT / "tests" / "remoting" / "array_api" / "door_kit.py"
 DROPIN = ROOT / "remoting" / "array_api" / "dropin"
+POOL = [
+    sys.executable,
+    "-m",
+    "gpupool.cli.main",
+    "run",
+    "-q",
+    "--door",
+    "arrays",
+    "-p",
+    "0.1",
+    "--",
+]
 OUTCOMES = "GPUPOOL_LIBRARY_OUTCOMES"
 RUN_S, TEST_S = 540, 60
 REASONS = 3
@@ -52,11 +65,13 @@ class Result:
     reasons: tuple[tuple[str, int], ...]
     cut: bool
 
-    def row(self, name: str, version: str, date: str) -> str:
-        """Return the row of the table."""
-        why = "; ".join(f"{count}x {reason}" for reason, count in self.reasons)
-        cut = " (cut)" if self.cut else ""
-        return f"| {name} | {version} | {self.passed}{cut} | {self.failed} | {why} | {date} |"
+    def cell(self) -> str:
+        """Return the cell of the table: the tests that passed and those that failed."""
+        return f"{self.passed}, {self.failed}" + (" (cut)" if self.cut else "")
+
+    def why(self) -> str:
+        """Return the most frequent reasons in words."""
+        return "; ".join(f"{count}x {reason}" for reason, count in self.reasons)
 
 
 def pytest_runtest_logreport(report: Any) -> None:
@@ -103,20 +118,17 @@ def shortened(error: str) -> str:
 
 
 def version_of(folder: Path, python: str, name: str) -> str:
-    """Return the version that is installed, and the commit of a checkout."""
-    ask = f"import importlib.metadata as m; print(m.version({name!r}))"
-    done = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=False)
+    """Return the commit of a checkout, else the version that is installed."""
     argv = ["git", "-C", str(folder), "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(argv, capture_output=True, text=True, check=False).stdout.strip()
-    return " ".join(filter(None, [done.stdout.strip(), commit])) or "unknown"
+    ask = f"import importlib.metadata as m; print(m.version({name!r}))"
+    done = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=False)
+    return commit or done.stdout.strip() or "unknown"
 
 
 @contextlib.contextmanager
-def agent() -> Generator[str]:
-    """Give the socket of the pool that this runs in, or of a worker that starts for it."""
-    if "GPUPOOL_AGENT" in os.environ:
-        yield os.environ["GPUPOOL_AGENT"]
-        return
+def emulated() -> Generator[str]:
+    """Yield the socket of a worker of two emulated GPUs."""
     with subprocess.Popen(
         [sys.executable, str(KIT), "2"],
         stdin=subprocess.PIPE,
@@ -129,27 +141,44 @@ def agent() -> Generator[str]:
 
 
 def run(
-    folder: Path, arguments: list[str], *, python: str, seconds: float, test_s: int, late: bool
+    folder: Path,
+    library: dict[str, Any],
+    *,
+    on: str,
+    python: str,
+    seconds: float,
+    test_s: int,
 ) -> Result:
-    """Run pytest in a folder."""
-    with tempfile.TemporaryDirectory() as work, agent() as socket:
+    """Run the tests of a library, as libraries.toml has it, in its folder."""
+    with tempfile.TemporaryDirectory() as work, contextlib.ExitStack() as stack:
         lines = Path(work) / "outcomes.jsonl"
         lines.touch()
-        path = [str(DROPIN), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
-        environment = {
-            **os.environ,
+        own = folder / library["path"] if "path" in library else ""
+        path = [str(own), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+        environment = {**os.environ, **library.get("environment", {})}
+        argv = [python, "-m", "pytest", "-q", "--tb=short", "-p", "run_library"]
+        if on == "emulated":
+            path.insert(0, str(DROPIN))
+            environment["GPUPOOL_AGENT"] = stack.enter_context(emulated())
+        elif on == "pool":
+            argv = [*POOL, *argv]
+        environment |= {
             "PYTHONPATH": os.pathsep.join(filter(None, path)),
-            "GPUPOOL_AGENT": socket,
-            "GPUPOOL_BLOCKING": "" if late else "1",
+            "GPUPOOL_BLOCKING": "1",
             OUTCOMES: str(lines),
         }
-        argv = [python, "-m", "pytest", "-q", "--tb=short", "-p", "run_library"]
         has_timeouts = [python, "-c", "import pytest_timeout"]
         if not subprocess.run(has_timeouts, capture_output=True, check=False).returncode:
             argv += ["--timeout", str(test_s)]
-        argv += ["-p", "no:cacheprovider", "--continue-on-collection-errors", *arguments]
+        argv += ["-p", "no:cacheprovider", "--continue-on-collection-errors"]
         # A group of its own: what a library's tests start ends with them.
-        process = subprocess.Popen(argv, cwd=folder, env=environment, start_new_session=True)
+        process = subprocess.Popen(
+            [*argv, *library["arguments"]],
+            cwd=folder,
+            env=environment,
+            start_new_session=True,
+            stdout=sys.stderr,
+        )
         try:
             process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -162,29 +191,45 @@ def run(
         return counted(lines.read_text(encoding="utf-8").splitlines(), cut)
 
 
-def main() -> int:
-    """Run the command line; the exit status is 1 if a test failed."""
-    parser = argparse.ArgumentParser(description="Run a library's tests through the array door.")
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--python", default=sys.executable, help="of the library's environment")
-    parser.add_argument("--name", help="of the library's package; by default the folder's")
-    parser.add_argument("--late", action="store_true", help="errors come late, as by default")
-    parser.add_argument("--seconds", type=float, default=RUN_S, help="of the whole run")
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description="Run public libraries' tests on CuPy.")
+    parser.add_argument("folder", type=Path, help="of the libraries' checkouts")
+    parser.add_argument("names", nargs="*", help="of libraries; by default all")
+    parser.add_argument("--python", default=sys.executable, help="of the libraries' environment")
+    parser.add_argument("--on", default="emulated", help="native, pool, emulated, or several")
+    parser.add_argument("--seconds", type=float, default=RUN_S, help="of one library's run")
     parser.add_argument("--test-seconds", type=int, default=TEST_S, help="of one test")
-    options, arguments = parser.parse_known_args()
-    name = options.name or options.folder.resolve().name
-    result = run(
-        options.folder,
-        arguments,
-        python=options.python,
-        seconds=options.seconds,
-        test_s=options.test_seconds,
-        late=options.late,
-    )
-    version = version_of(options.folder, options.python, name)
-    print("\n" + result.row(name, version, time.strftime("%Y-%m-%d")))
-    return int(result.failed > 0)
+    parser.add_argument("--at-once", type=int, default=1, help="runs at a time")
+    options = parser.parse_args()
+    places = options.on.split(",")
+    known = tomllib.loads((Path(__file__).parent / "libraries.toml").read_text(encoding="utf-8"))
+    names = [
+        name
+        for name in options.names or known
+        if (options.folder / name).is_dir() or "path" not in known[name]
+    ]
+    with ThreadPoolExecutor(options.at_once) as pool:
+        runs = {
+            (name, on): pool.submit(
+                run,
+                options.folder / name if "path" in known[name] else options.folder,
+                known[name],
+                on=on,
+                python=options.python,
+                seconds=options.seconds,
+                test_s=options.test_seconds,
+            )
+            for name in names
+            for on in places
+        }
+        for name in names:
+            found = [runs[name, on].result() for on in places]
+            cells = " | ".join(each.cell() for each in found)
+            version = version_of(options.folder / name, options.python, name)
+            date = time.strftime("%Y-%m-%d")
+            print(f"| {name} | {version} | {cells} | {found[-1].why()} | {date} |", flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
