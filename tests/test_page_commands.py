@@ -146,12 +146,11 @@ def test_messages_of_the_troubleshooting_page_are_those_of_the_program() -> None
 SAY_MORE = (
     "remoting/daemon/systemd.py",
     "pool/read_model/pool_snapshot.py",
-    "pool/read_model/pool_snapshot.py",
     "pool/clock_view.py",
     "pool/refused_orders.py",
     "pool/transitions/servers.py",
     "cli/commands/monitoring/usage.py",
-    "pool/model/formats.py",
+    "pool/model/commands.py",
     "remoting/server/lease_service.py",
     "remoting/program/program_run.py",
     "remoting/program/door_choice.py",

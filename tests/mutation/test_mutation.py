@@ -14,7 +14,7 @@ from tests.mutation.coverage_map import SWARM, CoverageMap, importers
 from tests.mutation.operators import ROOT, Mutant, mutants_of, mutated
 from tests.mutation.reasons import load_reasons
 
-SETS = ROOT / "pool" / "model" / "tables.py"
+PRICES = ROOT / "pool" / "policy" / "prices.py"
 NOTHING: set[str] = set()
 
 
@@ -81,8 +81,8 @@ def test_a_value_is_not_returned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_every_mutant_of_a_module_differs_and_compiles() -> None:
-    plain = ast.unparse(ast.parse(SETS.read_text(encoding="utf-8")))
-    found = mutants_of(SETS)
+    plain = ast.unparse(ast.parse(PRICES.read_text(encoding="utf-8")))
+    found = mutants_of(PRICES)
     texts = [ast.unparse(mutated(each)) for each in found]
     assert len(found) > 10
     assert plain not in texts
