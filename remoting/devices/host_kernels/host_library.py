@@ -26,6 +26,7 @@ class _Launch(ctypes.Structure):
         ("block", ctypes.c_uint * 3),
         ("arguments", ctypes.c_void_p),
         ("stacks", ctypes.c_void_p),
+        ("opened", ctypes.c_uint),
         ("status", ctypes.c_int),
         ("text", ctypes.c_char * 252),
     )
@@ -61,6 +62,8 @@ class _Stacks:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         """Held during a launch: a worker has one thread that launches, a test's process may not."""
+        self.opened = 0
+        """How many launches have used; each begins with the first."""
         self._address = 0
 
     def address(self) -> int:
@@ -127,7 +130,9 @@ class Library:
         """
         with _stacks.lock:
             values = (ctypes.c_void_p * max(1, len(pointers)))(*pointers)
-            launch = _Launch((*grid,), (*block,), ctypes.addressof(values), _stacks.address(), 0)
+            where = ctypes.addressof(values), _stacks.address()
+            launch = _Launch((*grid,), (*block,), *where, _stacks.opened)
             self._dll.gpupool_launch(ctypes.c_void_p(entry), ctypes.byref(launch))
+            _stacks.opened = launch.opened
         if launch.status:
             raise CUDARuntimeError(launch.status, launch.text.decode(errors="replace"))

@@ -36,19 +36,7 @@ __global__ void where(int *out) {  // a comment with __global__ void nothing(int
   if (block == 0 && thread == 0 && text[0]) atomicAdd(&launches, 1);
 }
 
-__global__ void __launch_bounds__(256) sum_of_blocks(const float *x, float *out, int n) {
-  __shared__ float held[256];
-  int at = blockIdx.x * blockDim.x + threadIdx.x;
-  held[threadIdx.x] = at < n ? x[at] : 0;
-  __syncthreads();
-  for (int half = blockDim.x / 2; half; half /= 2) {
-    if (threadIdx.x < half) held[threadIdx.x] += held[threadIdx.x + half];
-    __syncthreads();
-  }
-  if (threadIdx.x == 0) out[blockIdx.x] = held[0];
-}
-
-__global__ void reversed(const int *x, int *out) {
+__global__ void __launch_bounds__(256) reversed(const int *x, int *out) {
   extern __shared__ __align__(16) int turned[];
   turned[blockDim.x - 1 - threadIdx.x] = x[threadIdx.x];
   __syncthreads();
@@ -68,12 +56,6 @@ __global__ void warps(const int *x, int *out) {
   }
   int many = __syncthreads_count(threadIdx.x % 3 == 0);
   if (threadIdx.x == 0) out[9] = many;
-}
-
-__global__ void some_leave(int *out) {
-  if (threadIdx.x % 2) return;
-  __syncthreads();
-  atomicMax(out, (int)threadIdx.x);
 }
 
 __global__ void never_together(int *out) {
@@ -160,17 +142,6 @@ def test_a_launch_in_a_stream_leaves_the_current_one_as_it_was(cp: Any, module: 
     cp.cuda.Stream.null.use()
 
 
-@pytest.mark.parametrize("threads", [1, 64, 256])
-def test_barriers_hold_a_block(cp: Any, module: Any, threads: int) -> None:
-    x = cp.arange(1000, dtype=cp.float32)
-    blocks = -(-1000 // threads)
-    out = cp.zeros(blocks, dtype=cp.float32)
-    module.get_function("sum_of_blocks")((blocks,), (threads,), (x, out, 1000))
-    padded = np.zeros(blocks * threads, np.float32)
-    padded[:1000] = np.arange(1000)
-    assert np.array_equal(out.get(), padded.reshape(blocks, threads).sum(1))
-
-
 def test_dynamic_shared_memory(cp: Any, module: Any) -> None:
     x = cp.arange(200, dtype=cp.int32)
     out = cp.zeros_like(x)
@@ -212,18 +183,11 @@ def test_groups_of_threads_are_blocks_and_tiles(cp: Any) -> None:
     assert out.tolist() == [28 + 80 * (3 - me // 16) + 8 for me in range(64)] * 2
 
 
-def test_a_barrier_waits_for_those_that_are_left(cp: Any, module: Any) -> None:
-    out = cp.zeros(1, dtype=cp.int32)
-    module.get_function("some_leave")((1,), (96,), (out,))
-    assert int(out[0]) == 94
-
-
 def test_a_barrier_that_is_never_complete_fails(cp: Any, module: Any) -> None:
     out = cp.zeros(1, dtype=cp.int32)
     with pytest.raises(cp.cuda.runtime.CUDARuntimeError, match="different barriers for ever"):
         module.get_function("never_together")((1,), (64,), (out,))
     assert int(out[0]) == 0
-    module.get_function("some_leave")((1,), (2,), (out,))  # the next launch begins anew
 
 
 def test_an_assertion_in_a_kernel_is_an_error(cp: Any, module: Any) -> None:

@@ -1,17 +1,23 @@
 // A grid of threads on one processor: blocks one after another, threads of a block as coroutines.
 //
-// A coroutine has a stack of its own and runs threads one after another. Only when a thread waits at
-// a barrier does its coroutine stop, and another one runs the threads that have not begun. So a
-// kernel without barriers needs one coroutine, and is a plain loop. When all threads of a block have
-// ended or wait, those whose barrier is complete go on. If none can, the launch fails.
+// A coroutine has its own stack and runs threads one after another. Only when a thread waits at a
+// barrier does its coroutine stop; another one then runs threads that are ready or have not begun.
+// So a kernel without barriers needs one coroutine, and is a plain loop. A barrier of a warp is
+// complete when its last thread comes, one of a block when no thread is ready. If none is complete
+// then, the launch fails.
 #pragma once
 #pragma GCC system_header
 
-#include <setjmp.h>
 #include <stddef.h>
 #include <string.h>
 #include <sys/mman.h>
+#if !defined(__x86_64__) && !defined(__aarch64__) && !defined(GPUPOOL_PORTABLE)
+#define GPUPOOL_PORTABLE
+#endif
+#ifdef GPUPOOL_PORTABLE
+#include <setjmp.h>
 #include <ucontext.h>
+#endif
 
 struct uint3 { unsigned x, y, z; };
 struct dim3 {
@@ -25,9 +31,12 @@ static const int warpSize = 32;
 
 namespace gpupool {
 
-const unsigned THREADS_MAX = 1024;
+const unsigned THREADS_MAX = 1024, WARPS_MAX = THREADS_MAX / 32;
 const size_t SHARED_MAX = 48 << 10, STACK = 128 << 10, GUARD = 64 << 10, VALUE = 16;
 // The lowest part of each stack stays closed, so that a call too deep ends the worker.
+
+// Stacks begin at 64 places of a page, or all their first lines would compete for one cache set.
+const unsigned COLOURS = 64, COLOUR = 64;
 
 typedef void (*Entry)(void **arguments);
 
@@ -35,211 +44,283 @@ typedef void (*Entry)(void **arguments);
 struct Launch {
   unsigned grid[3], block[3];
   void **arguments;
-  char *stacks;  // THREADS_MAX of them, closed but for those that were used
-  int status;    // CUDA's number of the error, or 0
+  char *stacks;     // THREADS_MAX of them, closed but for those that were used
+  unsigned opened;  // how many were used
+  int status;       // CUDA's number of the error, or 0
   char text[252];
 };
 
-enum State : unsigned char { ENDED, RUNNING, RELEASED, AT_WARP, AT_BLOCK };
+// --- switches ------------------------------------------------------------------------------------
 
-struct Coroutine {
-  jmp_buf at;
-  unsigned thread;  // that it runs, or that waits
-  bool idle;
-};
+// A context is a coroutine that does not run. A switch saves what a called function must leave as
+// it was, and takes up the same of another context.
+#ifndef GPUPOOL_PORTABLE
+struct Context { void **at; };
+
+extern "C" void gpupool_switch(Context *from, Context *to) __attribute__((visibility("hidden")));
+#ifdef __x86_64__
+const unsigned RETURN = 6, FRAME = 8;  // words before the address to go to, and in all
+asm(R"(.pushsection .text
+gpupool_switch:
+	pushq %rbp; pushq %rbx; pushq %r12; pushq %r13; pushq %r14; pushq %r15
+	movq %rsp, (%rdi); movq (%rsi), %rsp
+	popq %r15; popq %r14; popq %r13; popq %r12; popq %rbx; popq %rbp
+	ret
+.popsection)");
+#else
+const unsigned RETURN = 11, FRAME = 20;
+asm(R"(.pushsection .text
+gpupool_switch:
+	stp x19, x20, [sp, #-160]!; stp x21, x22, [sp, #16]; stp x23, x24, [sp, #32]
+	stp x25, x26, [sp, #48]; stp x27, x28, [sp, #64]; stp x29, x30, [sp, #80]
+	stp d8, d9, [sp, #96]; stp d10, d11, [sp, #112]; stp d12, d13, [sp, #128]; stp d14, d15, [sp, #144]
+	mov x9, sp; str x9, [x0]; ldr x9, [x1]; mov sp, x9
+	ldp d14, d15, [sp, #144]; ldp d12, d13, [sp, #128]; ldp d10, d11, [sp, #112]; ldp d8, d9, [sp, #96]
+	ldp x29, x30, [sp, #80]; ldp x27, x28, [sp, #64]; ldp x25, x26, [sp, #48]
+	ldp x23, x24, [sp, #32]; ldp x21, x22, [sp, #16]; ldp x19, x20, [sp], #160
+	ret
+.popsection)");
+#endif
+
+inline void switch_to(Context &from, Context &to) { gpupool_switch(&from, &to); }
+
+// Makes a context that calls a function, which never returns.
+inline void make(Context &made, char *stack, size_t size, void (*run)()) {
+  made.at = reinterpret_cast<void **>(stack + size) - FRAME;
+  memset(made.at, 0, FRAME * sizeof(void *));
+  made.at[RETURN] = reinterpret_cast<void *>(run);
+}
+#else
+struct Context { jmp_buf at; };
+
+inline void switch_to(Context &from, Context &to) {
+  if (_setjmp(from.at) == 0) _longjmp(to.at, 1);
+}
+
+static Context *making;
+static ucontext_t maker, made_by;
+static void (*to_run)();
+
+static void begin() {
+  if (_setjmp(making->at) == 0) setcontext(&maker);
+  to_run();
+}
+
+inline void make(Context &made, char *stack, size_t size, void (*run)()) {
+  making = &made;
+  to_run = run;
+  getcontext(&made_by);
+  made_by.uc_stack.ss_sp = stack;
+  made_by.uc_stack.ss_size = size;
+  makecontext(&made_by, begin, 0);
+  swapcontext(&maker, &made_by);
+}
+#endif
+
+// --- threads of a block --------------------------------------------------------------------------
 
 static Launch *launch;
 static Entry entry;
-static jmp_buf home;
-static Coroutine coroutines[THREADS_MAX];
-static unsigned made, started, current;  // coroutines, those in use, and the one that runs
-static unsigned next_thread, count, waiting;
-static State states[THREADS_MAX];
+static Context home, idle[THREADS_MAX], waits[THREADS_MAX];  // of coroutines; of threads that wait
+static unsigned made, started;  // coroutines of this launch, and those in use
+static unsigned count, next_thread, running;
+static uint3 next_index;
+static bool counted;  // as follows, and in `live`
+static unsigned alive, at_barrier;  // how many have not ended, and how many wait for the block
+static unsigned last_ready;         // no warp before it has a thread that is ready
+// Threads of each warp, a bit for each lane.
+static unsigned live[WARPS_MAX], ready[WARPS_MAX], at_block[WARPS_MAX], at_warp[WARPS_MAX];
 static unsigned masks[THREADS_MAX], participants[THREADS_MAX];
 static char given[THREADS_MAX][VALUE], taken[THREADS_MAX][VALUE];
-static unsigned block_true, block_all;  // of the last barrier of the block
+static unsigned true_so_far, block_true, block_all;  // the last two of the last barrier of the block
 alignas(64) static char dynamic_shared[SHARED_MAX];
+
+inline unsigned self() { return running; }
+inline unsigned lane_bit(unsigned thread) { return 1u << (thread & 31); }
 
 [[noreturn]] inline void fail(int status, const char *text) {
   launch->status = status;
   strncpy(launch->text, text, sizeof launch->text - 1);
-  _longjmp(home, 2);
+  switch_to(waits[running], home);
+  __builtin_unreachable();
 }
 
-inline unsigned self() { return coroutines[current].thread; }
-
-inline void place(unsigned thread) {
-  threadIdx.x = thread % blockDim.x;
-  threadIdx.y = thread / blockDim.x % blockDim.y;
-  threadIdx.z = thread / blockDim.x / blockDim.y;
-}
-
-// Goes to the first thread of the next block; false after the last one.
+// Goes to the next block; false after the last one.
 inline bool next_block() {
-  if (++blockIdx.x == gridDim.x) {
-    blockIdx.x = 0;
-    if (++blockIdx.y == gridDim.y) {
-      blockIdx.y = 0;
-      if (++blockIdx.z == gridDim.z) return false;
-    }
-  }
+  if (++blockIdx.x < gridDim.x) return true;
+  blockIdx.x = 0;
+  if (++blockIdx.y < gridDim.y) return true;
+  blockIdx.y = 0;
+  return ++blockIdx.z < gridDim.z;
+}
+
+inline void begin_block() {
   next_thread = 0;
+  next_index = uint3{0, 0, 0};
+  counted = false;
+}
+
+// Counts the threads of a block that have not ended, when that first matters: those before this
+// one have, as long as none waited.
+inline void count_threads() {
+  if (counted) return;
+  counted = true;
+  alive = count - running;
+  for (unsigned warp = 0, first = 0; first < count; warp++, first += 32) {
+    live[warp] = count - first < 32 ? lane_bit(count) - 1 : ~0u;
+    if (running > first) live[warp] &= running - first < 32 ? ~(lane_bit(running) - 1) : 0;
+  }
+}
+
+// Not as a whole: a processor waits where it reads 8 bytes of which it has just written 4.
+inline void copy(uint3 &to, const uint3 &from) {
+  to.x = from.x;
+  to.y = from.y;
+  to.z = from.z;
+}
+
+inline void begin_thread() {
+  running = next_thread++;
+  copy(threadIdx, next_index);
+  if (++next_index.x == blockDim.x) {
+    next_index.x = 0;
+    if (++next_index.y == blockDim.y) {
+      next_index.y = 0;
+      next_index.z++;
+    }
+  }
+}
+
+// Lets threads of a warp go on whose barrier is complete.
+static void complete_warp(unsigned warp) {
+  unsigned first = warp * 32;
+  for (unsigned left = at_warp[warp]; left;) {
+    unsigned mask = masks[first + __builtin_ctz(left)], group = mask & live[warp], there = 0;
+    for (unsigned lanes = left & group; lanes; lanes &= lanes - 1) {
+      unsigned lane = __builtin_ctz(lanes);
+      if (masks[first + lane] == mask) there |= 1u << lane;
+    }
+    left &= ~there;
+    if (there != group) continue;
+    for (unsigned lanes = group; lanes; lanes &= lanes - 1) {
+      unsigned thread = first + __builtin_ctz(lanes);
+      participants[thread] = group;
+      memcpy(taken[thread], given[thread], VALUE);
+    }
+    at_warp[warp] &= ~group;
+    ready[warp] |= group;
+    if (warp < last_ready) last_ready = warp;
+  }
+}
+
+// Lets the threads of the block go on if all wait for that.
+static bool complete_block() {
+  if (!counted || at_barrier != alive || alive == 0) return false;
+  block_all = alive;
+  block_true = true_so_far;
+  at_barrier = true_so_far = last_ready = 0;
+  for (unsigned warp = 0; warp * 32 < count; warp++) {
+    ready[warp] |= at_block[warp];
+    at_block[warp] = 0;
+  }
   return true;
 }
 
-static bool finished;
-
-// Runs threads until none is left to begin; the whole grid, as long as no thread waits.
-static void run_threads_once() {
-  for (;;) {
-    while (next_thread < count) {
-      unsigned thread = next_thread++;
-      coroutines[current].thread = thread;
-      states[thread] = RUNNING;
-      place(thread);
-      entry(launch->arguments);
-      // Another coroutine may have run in between; this one knows its thread.
-      states[coroutines[current].thread] = ENDED;
+// Opens the stack of a coroutine that is new in this launch; false if there is no memory for it.
+static void run_threads();
+static bool make_coroutine() {
+  char *stack = launch->stacks + made * (STACK + GUARD) + GUARD;
+  if (made >= launch->opened) {
+    if (mprotect(stack, STACK, PROT_READ | PROT_WRITE) != 0) {
+      launch->status = 2;
+      strncpy(launch->text, "no memory is left for the stacks of a block's threads", 200);
+      return false;
     }
-    if (waiting || finished || started > 1) break;
-    if (!next_block()) {
-      finished = true;
-      break;
-    }
+    launch->opened = made + 1;
   }
-}
-
-// A coroutine is made once in a launch; between blocks it waits.
-static void run_threads() {
-  for (;;) {
-    run_threads_once();
-    coroutines[current].idle = true;
-    if (_setjmp(coroutines[current].at) == 0) _longjmp(home, 1);
-  }
-}
-
-// Stops the thread until the scheduler lets it go on.
-static void wait(State state, unsigned mask) {
-  unsigned me = self();
-  states[me] = state;
-  masks[me] = mask;
-  waiting++;
-  if (_setjmp(coroutines[current].at) == 0) _longjmp(home, 1);
-}
-
-inline unsigned live_mask(unsigned warp) {
-  unsigned made = 0;
-  for (unsigned lane = 0; lane < 32 && warp * 32 + lane < count; lane++)
-    if (states[warp * 32 + lane] != ENDED) made |= 1u << lane;
-  return made;
-}
-
-inline void release(unsigned thread, unsigned group) {
-  states[thread] = RELEASED;
-  participants[thread] = group;
-  memcpy(taken[thread], given[thread], VALUE);
-}
-
-// Lets threads go on whose barrier is complete; false if there is none.
-static bool resolve() {
-  bool any = false;
-  for (unsigned first = 0; first < count; first += 32) {
-    unsigned live = live_mask(first / 32);
-    for (unsigned lane = 0; lane < 32 && first + lane < count; lane++) {
-      unsigned thread = first + lane;
-      if (states[thread] != AT_WARP) continue;
-      unsigned group = masks[thread] & live;
-      bool complete = group >> lane & 1;
-      for (unsigned other = 0; other < 32 && complete; other++)
-        if (group >> other & 1)
-          complete = states[first + other] == AT_WARP && masks[first + other] == masks[thread];
-      if (!complete) continue;
-      for (unsigned other = 0; other < 32; other++)
-        if (group >> other & 1) release(first + other, group);
-      any = true;
-    }
-  }
-  if (any) return true;
-  unsigned there = 0, live = 0;
-  for (unsigned thread = 0; thread < count; thread++) {
-    live += states[thread] != ENDED;
-    there += states[thread] == AT_BLOCK;
-  }
-  if (there != live) return false;
-  block_all = there;
-  block_true = 0;
-  for (unsigned thread = 0; thread < count; thread++)
-    if (states[thread] == AT_BLOCK) {
-      block_true += given[thread][0] != 0;
-      release(thread, 0);
-    }
-  return true;
-}
-
-static void resume(unsigned which) {
-  current = which;
-  unsigned thread = coroutines[which].thread;
-  states[thread] = RUNNING;
-  waiting--;
-  place(thread);
-  if (_setjmp(home) == 0) _longjmp(coroutines[which].at, 1);
-}
-
-static void start() {
-  current = started++;
-  char *stack = launch->stacks + current * (STACK + GUARD) + GUARD;
-  coroutines[current].idle = false;
-  if (current < made) {
-    if (_setjmp(home) == 0) _longjmp(coroutines[current].at, 1);
-    return;
-  }
+  make(idle[made], stack, STACK - made % COLOURS * COLOUR, run_threads);
   made++;
-  if (mprotect(stack, STACK, PROT_READ | PROT_WRITE) != 0) {
-    launch->status = 2;
-    strncpy(launch->text, "no memory is left for the stacks of a block's threads", 200);
-    return;
+  return true;
+}
+
+// Goes on with another thread; returns when this context's thread, or next block, has its turn.
+static __attribute__((noinline)) void leave(Context &mine) {
+  unsigned warps = (count + 31) / 32;
+  do {
+    for (; last_ready < warps; last_ready++) {
+      unsigned lanes = ready[last_ready];
+      if (!lanes) continue;
+      ready[last_ready] = lanes & (lanes - 1);
+      Context &next = waits[last_ready * 32 + __builtin_ctz(lanes)];
+      if (&next != &mine) switch_to(mine, next);
+      return;
+    }
+    if (next_thread < count) {
+      bool there = started < made || make_coroutine();
+      switch_to(mine, there ? idle[started++] : home);
+      return;
+    }
+  } while (complete_block());
+  switch_to(mine, home);  // the block has ended, or waits for ever
+}
+
+// Stops the thread until its barrier is complete.
+inline void wait() {
+  unsigned me = running;
+  uint3 index;
+  copy(index, threadIdx);
+  leave(waits[me]);
+  running = me;
+  copy(threadIdx, index);
+}
+
+inline void end_thread() {
+  if (!counted) return;
+  live[running / 32] &= ~lane_bit(running);
+  alive--;
+  if (at_warp[running / 32]) complete_warp(running / 32);
+}
+
+// What a coroutine runs: one thread after another, until all of a block have begun.
+static void run_threads() {
+  for (Context &mine = idle[started - 1];;) {
+    while (next_thread < count) {
+      begin_thread();
+      entry(launch->arguments);
+      end_thread();  // wait() has made the thread this one again
+    }
+    leave(mine);
   }
-  ucontext_t fresh;
-  getcontext(&fresh);
-  fresh.uc_stack.ss_sp = stack;
-  fresh.uc_stack.ss_size = STACK;
-  fresh.uc_link = nullptr;
-  makecontext(&fresh, run_threads, 0);
-  if (_setjmp(home) == 0) setcontext(&fresh);
 }
 
 static void run_grid() {
-  for (;;) {
-    while (next_thread < count && launch->status == 0) start();
-    if (launch->status || finished) return;
-    if (waiting == 0) {
-      if (!next_block()) return;
-      started = 0;
-    } else if (resolve()) {
-      for (unsigned which = 0; which < started && launch->status == 0; which++)
-        if (!coroutines[which].idle && states[coroutines[which].thread] == RELEASED) resume(which);
-    } else {
+  made = at_barrier = true_so_far = 0;
+  for (unsigned warp = 0; warp < WARPS_MAX; warp++)  // the last launch may have failed
+    ready[warp] = at_block[warp] = at_warp[warp] = 0;
+  do {
+    started = 0;
+    begin_block();
+    leave(home);
+    if (launch->status) return;
+    if (counted && alive) {
       launch->status = 719;
       strncpy(launch->text, "threads of a block wait at different barriers for ever", 200);
+      return;
     }
-  }
+  } while (next_block());
 }
-
-template <size_t... I> struct Places {};
-template <size_t N, size_t... I> struct Count : Count<N - 1, N - 1, I...> {};
-template <size_t... I> struct Count<0, I...> { typedef Places<I...> type; };
 
 template <class T> struct Plain { typedef T type; };
 template <class T> struct Plain<const T> { typedef T type; };
+template <class T> struct Plain<volatile T> { typedef T type; };
+template <class T> using Bare = typename Plain<T>::type;
 
-template <class... P, size_t... I>
-inline void call_with(void (*kernel)(P...), void **arguments, Places<I...>) {
-  (void)arguments;
-  kernel(*static_cast<typename Plain<P>::type *>(arguments[I])...);
-}
-
+template <class... P> struct Call {
+  Call(void (*kernel)(P...), P... values) { kernel(values...); }
+};
 template <class... P> inline void call(void (*kernel)(P...), void **arguments) {
-  call_with(kernel, arguments, typename Count<sizeof...(P)>::type());
+  // In braces the arguments are read from left to right.
+  Call<P...>{kernel, *static_cast<Bare<P> *>(*arguments++)...};
 }
 
 template <class... P> constexpr int parameters(void (*)(P...)) { return sizeof...(P); }
@@ -254,7 +335,5 @@ extern "C" __attribute__((visibility("default"))) void gpupool_launch(gpupool::E
   gridDim = dim3(launch->grid[0], launch->grid[1], launch->grid[2]);
   blockIdx = uint3{0, 0, 0};
   gpupool::count = blockDim.x * blockDim.y * blockDim.z;
-  gpupool::next_thread = gpupool::waiting = gpupool::made = gpupool::started = 0;
-  gpupool::finished = false;
   gpupool::run_grid();
 }

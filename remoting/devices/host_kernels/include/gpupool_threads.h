@@ -6,16 +6,24 @@
 
 namespace gpupool {
 
-inline void at_block(bool value) {
-  given[self()][0] = value;
-  wait(AT_BLOCK, 0);
+inline void wait_for_block(bool value) {
+  count_threads();
+  at_block[running / 32] |= lane_bit(running);
+  at_barrier++;
+  true_so_far += value;
+  wait();
 }
 
-template <class T> inline void at_warp(unsigned mask, T value) {
+template <class T> inline void wait_for_warp(unsigned mask, T value) {
   static_assert(sizeof(T) <= VALUE, "a value of 16 bytes at most is passed within a warp");
-  if (!(mask >> (self() & 31) & 1)) fail(719, "a thread waits for a warp's mask without itself");
-  memcpy(given[self()], &value, sizeof value);
-  wait(AT_WARP, mask);
+  count_threads();
+  unsigned warp = running / 32, group = mask & live[warp];
+  if (!(mask & lane_bit(running))) fail(719, "a thread waits for a warp's mask without itself");
+  memcpy(given[running], &value, sizeof value);
+  masks[running] = mask;
+  at_warp[warp] |= lane_bit(running);
+  if ((at_warp[warp] & group) == group) complete_warp(warp);
+  wait();
 }
 
 // The value that a lane gave to the barrier that this thread has just left.
@@ -29,54 +37,57 @@ template <class T> inline T of_lane(unsigned lane, T own) {
 
 }  // namespace gpupool
 
-inline void __syncthreads() { gpupool::at_block(false); }
+inline void __syncthreads() { gpupool::wait_for_block(false); }
 inline int __syncthreads_count(int value) {
-  gpupool::at_block(value != 0);
+  gpupool::wait_for_block(value != 0);
   return static_cast<int>(gpupool::block_true);
 }
 inline int __syncthreads_or(int value) {
-  gpupool::at_block(value != 0);
+  gpupool::wait_for_block(value != 0);
   return gpupool::block_true != 0;
 }
 inline int __syncthreads_and(int value) {
-  gpupool::at_block(value != 0);
+  gpupool::wait_for_block(value != 0);
   return gpupool::block_true == gpupool::block_all;
 }
-inline void __syncwarp(unsigned mask = 0xffffffffu) { gpupool::at_warp(mask, 0); }
+inline void __syncwarp(unsigned mask = 0xffffffffu) { gpupool::wait_for_warp(mask, 0); }
 inline void __threadfence() {}
 inline void __threadfence_block() {}
 inline void __threadfence_system() {}
 inline void __nanosleep(unsigned) {}
-inline unsigned __activemask() { return gpupool::live_mask(gpupool::self() / 32); }
+inline unsigned __activemask() {
+  gpupool::count_threads();
+  return gpupool::live[gpupool::self() / 32];
+}
 
 template <class T>
 inline T __shfl_sync(unsigned mask, T value, int lane, int width = 32) {
-  gpupool::at_warp(mask, value);
+  gpupool::wait_for_warp(mask, value);
   unsigned me = gpupool::self() & 31, first = me & ~(static_cast<unsigned>(width) - 1);
   return gpupool::of_lane(first + (static_cast<unsigned>(lane) & (width - 1)), value);
 }
 template <class T>
 inline T __shfl_up_sync(unsigned mask, T value, unsigned by, int width = 32) {
-  gpupool::at_warp(mask, value);
+  gpupool::wait_for_warp(mask, value);
   unsigned me = gpupool::self() & 31, first = me & ~(static_cast<unsigned>(width) - 1);
   return me < first + by ? value : gpupool::of_lane(me - by, value);
 }
 template <class T>
 inline T __shfl_down_sync(unsigned mask, T value, unsigned by, int width = 32) {
-  gpupool::at_warp(mask, value);
+  gpupool::wait_for_warp(mask, value);
   unsigned me = gpupool::self() & 31, first = me & ~(static_cast<unsigned>(width) - 1);
   return me + by >= first + width ? value : gpupool::of_lane(me + by, value);
 }
 template <class T>
 inline T __shfl_xor_sync(unsigned mask, T value, int with, int width = 32) {
-  gpupool::at_warp(mask, value);
+  gpupool::wait_for_warp(mask, value);
   unsigned me = gpupool::self() & 31, first = me & ~(static_cast<unsigned>(width) - 1);
   unsigned lane = me ^ static_cast<unsigned>(with);
   return lane >= first + width ? value : gpupool::of_lane(lane, value);
 }
 
 inline unsigned __ballot_sync(unsigned mask, int value) {
-  gpupool::at_warp(mask, value != 0);
+  gpupool::wait_for_warp(mask, value != 0);
   unsigned made = 0;
   for (unsigned lane = 0; lane < 32; lane++)
     made |= static_cast<unsigned>(gpupool::of_lane(lane, false)) << lane;
@@ -85,7 +96,7 @@ inline unsigned __ballot_sync(unsigned mask, int value) {
 inline int __any_sync(unsigned mask, int value) { return __ballot_sync(mask, value) != 0; }
 inline int __all_sync(unsigned mask, int value) { return __ballot_sync(mask, !value) == 0; }
 template <class T> inline unsigned __match_any_sync(unsigned mask, T value) {
-  gpupool::at_warp(mask, value);
+  gpupool::wait_for_warp(mask, value);
   unsigned made = 0, group = gpupool::participants[gpupool::self()];
   for (unsigned lane = 0; lane < 32; lane++)
     if (group >> lane & 1 && gpupool::of_lane(lane, value) == value) made |= 1u << lane;
@@ -94,7 +105,7 @@ template <class T> inline unsigned __match_any_sync(unsigned mask, T value) {
 
 #define GP_WARP(name, expression)                                                         \
   template <class T> inline T name(unsigned mask, T value) {                              \
-    gpupool::at_warp(mask, value);                                                        \
+    gpupool::wait_for_warp(mask, value);                                                        \
     unsigned group = gpupool::participants[gpupool::self()];                              \
     bool any = false;                                                                     \
     T a = value;                                                                          \
@@ -114,19 +125,10 @@ GP_WARP(__reduce_or_sync, a | b) GP_WARP(__reduce_xor_sync, a ^ b)
 // --- atomic operations ---------------------------------------------------------------------------
 
 // Threads take turns only at barriers, so nothing comes between reading and writing.
-namespace gpupool {
-template <class T> struct Same { typedef T type; };
-}  // namespace gpupool
-
 #define GP_ATOMIC_OF(name, expression)                                                    \
-  template <class T> inline T name(T *at, typename gpupool::Same<T>::type value) {        \
-    T old = *at;                                                                          \
-    *at = static_cast<T>(expression);                                                     \
-    return old;                                                                           \
-  }                                                                                       \
-  template <class T> inline T name(volatile T *at, typename gpupool::Same<T>::type value) { \
-    T old = *at;                                                                          \
-    *at = static_cast<T>(expression);                                                     \
+  template <class T> inline gpupool::Bare<T> name(T *at, gpupool::Bare<T> value) {         \
+    gpupool::Bare<T> old = *at;                                                           \
+    *at = static_cast<gpupool::Bare<T>>(expression);                                      \
     return old;                                                                           \
   }
 #define GP_ATOMIC(name, expression)                                                       \
@@ -142,16 +144,8 @@ GP_ATOMIC(atomicDec, old == 0 || old > value ? value : old - 1)
 #undef GP_ATOMIC_OF
 
 template <class T>
-inline T atomicCAS(T *at, typename gpupool::Same<T>::type expected,
-                   typename gpupool::Same<T>::type value) {
-  T old = *at;
-  if (old == expected) *at = value;
-  return old;
-}
-template <class T>
-inline T atomicCAS(volatile T *at, typename gpupool::Same<T>::type expected,
-                   typename gpupool::Same<T>::type value) {
-  T old = *at;
+inline gpupool::Bare<T> atomicCAS(T *at, gpupool::Bare<T> expected, gpupool::Bare<T> value) {
+  gpupool::Bare<T> old = *at;
   if (old == expected) *at = value;
   return old;
 }
