@@ -43,12 +43,12 @@ class HostModule:
                 "a cooperative launch needs a real GPU: this device is emulated, and runs a grid's "
                 "blocks one after another"
             )
-        self._names = _texts("name expressions", names or ())
+        self._names = texts_of("name expressions", names or ())
         code = _text("the source", code)
         check_source(code, *self._names)
         if len(set(self._names)) != len(self._names):
             raise ValueError("a name expression stands twice")
-        self._options = check_options(_texts("options", options))
+        self._options = check_options(texts_of("options", options))
         if translate:
             code = f'{_TRANSLATE}#line 1 "{kernel_source.FILE}"\n{code}'
         self._source = kernel_source.unit(code)
@@ -134,7 +134,8 @@ def _text(what: str, value: Any) -> str:
     return value
 
 
-def _texts(what: str, values: Any) -> list[str]:
+def texts_of(what: str, values: Any) -> list[str]:
+    """Return texts that a client has sent, if they are texts."""
     if not isinstance(values, (tuple, list)):
         raise TypeError(f"{what} are no list of texts")
     return [_text(what, value) for value in values]
@@ -166,27 +167,13 @@ def _in_memory(value: Any) -> Any:
         if len(value) > STRUCTURE_MAX:
             raise ValueError(f"a structure of {len(value):,} bytes")
         return ctypes.create_string_buffer(value, max(ARGUMENT_SIZE, len(value)))
-    plain = _PLAIN.get(type(value))
-    if plain is not None:
-        value = plain(value)
-    if not isinstance(value, np.generic) or value.dtype.hasobject:
+    # A Python integer is one of 64 bits, without a sign if it needs them all.
+    number = np.asarray(value) if isinstance(value, (int, float, complex, np.generic)) else None
+    if number is None or number.dtype.hasobject:
         raise TypeError(f"Unsupported type {type(value)}")
-    data = value.tobytes()
-    if len(data) > ARGUMENT_SIZE:
-        raise TypeError(f"Unsupported dtype {value.dtype}")
-    return ctypes.create_string_buffer(data, ARGUMENT_SIZE)
-
-
-def _integer(value: int) -> Any:
-    return np.uint64(value) if value >> 63 > 0 else np.int64(value)
-
-
-_PLAIN: dict[type, Any] = {
-    bool: np.bool_,
-    int: _integer,
-    float: np.float64,
-    complex: np.complex128,
-}
+    if number.nbytes > ARGUMENT_SIZE:
+        raise TypeError(f"Unsupported dtype {number.dtype}")
+    return ctypes.create_string_buffer(number.tobytes(), ARGUMENT_SIZE)
 
 
 def loaded(_binary: Any) -> Any:

@@ -9,19 +9,20 @@ thread computes one element, as on a GPU, and a thread of a reduction computes o
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from gpupool.remoting.devices.host_kernels import host_compiler, kernel_source, typed_parameters
-from gpupool.remoting.devices.host_kernels.host_raw import INVALID
+from gpupool.remoting.devices.host_kernels.host_raw import INVALID, texts_of
 from gpupool.remoting.devices.host_kernels.kernel_errors import CUDADriverError
 from gpupool.remoting.devices.host_kernels.typed_parameters import Memory, Parameter
 from gpupool.remoting.devices.sources import check_options, check_source
 
 Array = np.ndarray[Any, Any]
 Types = dict[str, np.dtype[Any]]
+_Named = tuple[int, Parameter, Array]
 
 HEADERS = ("cupy/complex.cuh", "cupy/carray.cuh", "cuda_fp16.h")
 BLOCK_SIZE = 128
@@ -34,25 +35,33 @@ ENTRY = "gpupool_kernel"
 class _Typed:
     """Base of the two kinds of kernels."""
 
+    preamble = ""
+
     def __init__(
         self, backend: Any, in_params: Any, out_params: Any, name: Any, options: Any, *texts: Any
     ) -> None:
-        check_source(*[_text(each) for each in (in_params, out_params, name, *texts)])
+        check_source(*texts_of("a kernel's parts", (in_params, out_params, name, *texts)))
         self.backend = backend
         self.name = name
-        self.options = check_options([_text(each) for each in options])
+        self.options = check_options(texts_of("options", options))
         self.inputs = typed_parameters.parameters(in_params, constant=True)
         self.outputs = typed_parameters.parameters(out_params, constant=False)
+        self.parameters = (*self.inputs, *self.outputs)
         self._entries: dict[Any, tuple[Any, int]] = {}
 
-    def split(self, args: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """Return inputs and outputs of a call."""
-        if len(args) not in (len(self.inputs), len(self.inputs) + len(self.outputs)):
+    def body(self, named: Sequence[_Named]) -> Sequence[str]:
+        """Return the lines that loop over indices, for arrays with named elements."""
+        raise NotImplementedError
+
+    def split(self, args: Sequence[Any]) -> tuple[list[Any], list[Any], Types]:
+        """Return inputs and outputs of a call, and the types that letters have in it."""
+        if len(args) not in (len(self.inputs), len(self.parameters)):
             raise TypeError(f"Wrong number of arguments for {self.name!r}: {len(args)}")
         values, results = list(args[: len(self.inputs)]), list(args[len(self.inputs) :])
         if not all(isinstance(result, np.ndarray) for result in results):
             raise TypeError("Output arguments type must be cupy.ndarray")
-        return values, results
+        types = typed_parameters.bind(self.inputs, self.outputs, values, results)
+        return values, results, types
 
     def results(
         self, given: list[Any], types: Types, shape: tuple[int, ...], *, sized: bool
@@ -70,56 +79,71 @@ class _Typed:
         return [np.zeros(shape, kind) for kind in kinds]
 
     def launch(
-        self,
-        key: tuple[Any, ...],
-        source: Callable[[], str],
-        memory: Memory,
-        count: int,
-        block_size: int,
+        self, values: Sequence[Any], types: Types, indices: Sequence[tuple[int, ...]], block: int
     ) -> None:
-        """Run one thread for each of so many elements."""
+        """Run one thread for each element of the last index."""
+        memory = Memory()
+        for parameter, value in zip(self.parameters, values, strict=True):
+            if isinstance(value, np.ndarray):
+                memory.array(value)
+            else:
+                memory.number(value, typed_parameters.dtype_of(parameter, types))
+        for index in indices:
+            memory.layout(0, index, index, dense=True)
+        key = (*sorted(types.items()), *[isinstance(value, np.ndarray) for value in values])
         if key not in self._entries:
-            text = kernel_source.unit(source(), HEADERS)
+            text = kernel_source.unit(self._source(values, types), HEADERS)
             made = host_compiler.compiled(text, self.options, every=False)
             self._entries[key] = made.library, made.library.address(ENTRY)
         library, entry = self._entries[key]
-        block = min(block_size, count)
-        grid = min(-(-count // block), GRID_MAX)
-        library.launch(entry, (grid, 1, 1), (block, 1, 1), memory.pointers)
+        count = math.prod(indices[-1])
+        block = min(block, count)
+        library.launch(
+            entry, (min(-(-count // block), GRID_MAX), 1, 1), (block, 1, 1), memory.pointers
+        )
+
+    def _source(self, values: Sequence[Any], types: Types) -> str:
+        declared = [
+            _declared(parameter, place, value)
+            for place, (parameter, value) in enumerate(zip(self.parameters, values, strict=True))
+        ]
+        return "\n".join(
+            (
+                typed_parameters.typedefs(types),
+                self.preamble,
+                f'extern "C" void {ENTRY}(void **_gp) {{',
+                *declared,
+                *self.body(_named(self.parameters, values)),
+                "}",
+            )
+        )
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError("a kernel's source is no text")
-    return value
+def _type(parameter: Parameter) -> str:
+    return ("const " if parameter.constant else "") + typed_parameters.type_of(parameter)
 
 
-def _argument(parameter: Parameter, place: int, value: Any) -> str:
+def _declared(parameter: Parameter, place: int, value: Any) -> str:
     """Return the declaration of a parameter in a kernel's function."""
-    kind = typed_parameters.type_of(parameter)
+    kind, name = typed_parameters.type_of(parameter), parameter.name
     if not isinstance(value, np.ndarray):
-        return f"{kind} {parameter.name} = *static_cast<{kind} *>(_gp[{place}]);"
-    constant = "const " if parameter.constant else ""
-    array = f"{constant}CArray<{kind}> &_raw_{parameter.name} = "
-    declared = f"{array}*static_cast<CArray<{kind}> *>(_gp[{place}]);"
-    if parameter.raw:
-        declared += f" {constant}CArray<{kind}> &{parameter.name} = _raw_{parameter.name};"
-    return declared
+        return f"{kind} {name} = *static_cast<{kind} *>(_gp[{place}]);"
+    array = f"{'const ' if parameter.constant else ''}CArray<{kind}> &"
+    named = f" {array}{name} = _raw_{name};" if parameter.raw else ""
+    return f"{array}_raw_{name} = *static_cast<CArray<{kind}> *>(_gp[{place}]);{named}"
 
 
-def _arrays(
-    parameters: Sequence[Parameter], values: Sequence[Any]
-) -> list[tuple[int, Parameter, Array]]:
+def _index(name: str, place: int) -> str:
+    return f"CIndexer {name}(*static_cast<gpupool::Layout *>(_gp[{place}]));"
+
+
+def _named(parameters: Sequence[Parameter], values: Sequence[Any]) -> list[_Named]:
     """Return the places, parameters and arrays with named elements in a kernel."""
     return [
         (place, parameter, value)
-        for place, (parameter, value) in enumerate(zip(parameters, values, strict=True))
+        for place, (parameter, value) in enumerate(zip(parameters, values, strict=False))
         if isinstance(value, np.ndarray) and not parameter.raw
     ]
-
-
-def _kinds(values: Sequence[Any]) -> tuple[bool, ...]:
-    return tuple(isinstance(value, np.ndarray) for value in values)
 
 
 class ElementwiseKernel(_Typed):
@@ -141,7 +165,7 @@ class ElementwiseKernel(_Typed):
     ) -> None:
         texts = (operation, preamble, loop_prep, after_loop)
         super().__init__(backend, in_params, out_params, name, options, *texts)
-        self._operation, self._preamble, self._prepare, self._after = texts
+        self._operation, self.preamble, self._prepare, self._after = texts
         self._reduce_dims = bool(reduce_dims)
 
     def __call__(self, *args: Any, size: Any = None, block_size: Any = BLOCK_SIZE) -> Any:
@@ -150,84 +174,52 @@ class ElementwiseKernel(_Typed):
             raise ValueError("block_size must be greater than zero")
         if block_size > BLOCK_MAX:
             raise CUDADriverError(INVALID)
-        values, given = self.split(args)
-        types = typed_parameters.bind(self.inputs, self.outputs, values, given)
-        parameters = (*self.inputs, *self.outputs)
-        shape = self._shape(parameters, [*values, *given], size)
+        values, given, types = self.split(args)
+        shape = _shape(_named(self.parameters, [*values, *given]), size)
         results = self.results(given, types, shape, sized=size is not None)
         if 0 not in shape:
-            self._run(parameters, [*values, *results], types, shape, block_size)
+            values += results
+            index = _placed(values, _named(self.parameters, values), shape, self._reduce_dims)
+            self.launch(values, types, [index], block_size)
         return results[0] if len(results) == 1 else tuple(results)
 
-    def _shape(
-        self, parameters: Sequence[Parameter], values: Sequence[Any], size: Any
-    ) -> tuple[int, ...]:
-        pairs = zip(parameters, values, strict=False)
-        arrays = [value for each, value in pairs if isinstance(value, np.ndarray) and not each.raw]
-        if size is not None:
-            if arrays:
-                raise ValueError(
-                    "Specified 'size' can be used only if all of the ndarray are 'raw'."
-                )
-            if type(size) is not int or size < 0:
-                raise ValueError("size must be a number of elements")
-            return (size,)
-        if not arrays:
-            raise ValueError("Loop size is undecided.")
-        return np.broadcast_shapes(*[array.shape for array in arrays])
-
-    def _run(
-        self,
-        parameters: Sequence[Parameter],
-        values: list[Any],
-        types: Types,
-        shape: tuple[int, ...],
-        block_size: int,
-    ) -> None:
-        named = _arrays(parameters, values)
-        views = [np.broadcast_to(array, shape) for _, _, array in named]
-        count, index = math.prod(shape), shape
-        if self._reduce_dims:
-            index, views = typed_parameters.collapse(shape, views)
-        for (place, _, _), view in zip(named, views, strict=True):
-            values[place] = view
-        memory = Memory()
-        for parameter, value in zip(parameters, values, strict=True):
-            if isinstance(value, np.ndarray):
-                memory.array(value)
-            else:
-                memory.number(value, typed_parameters.dtype_of(parameter, types))
-        memory.layout(0, index, index, dense=True)
-        key = (*sorted(types.items()), _kinds(values))
-        self.launch(key, lambda: self._source(parameters, values, types), memory, count, block_size)
-
-    def _source(self, parameters: Sequence[Parameter], values: Sequence[Any], types: Types) -> str:
-        declared = [
-            _argument(parameter, place, value)
-            for place, (parameter, value) in enumerate(zip(parameters, values, strict=True))
-        ]
-        elements = [
-            f"{'const ' if parameter.constant else ''}{typed_parameters.type_of(parameter)} "
-            f"&{parameter.name} = _raw_{parameter.name}.at(_ind);"
-            for _, parameter, _ in _arrays(parameters, values)
-        ]
-        return "\n".join(
-            (
-                typed_parameters.typedefs(types),
-                self._preamble,
-                f'extern "C" void {ENTRY}(void **_gp) {{',
-                *declared,
-                f"CIndexer _ind(*static_cast<gpupool::Layout *>(_gp[{len(values)}]));",
-                f"{self._prepare};",
-                "CUPY_FOR(i, _ind.size()) {",
-                "_ind.set(i);",
-                *elements,
-                f"{self._operation};",
-                "}",
-                f"{self._after};",
-                "}",
-            )
+    def body(self, named: Sequence[_Named]) -> Sequence[str]:
+        """Return the lines that loop over the elements."""
+        return (
+            _index("_ind", len(self.parameters)),
+            f"{self._prepare};",
+            "CUPY_FOR(i, _ind.size()) {",
+            "_ind.set(i);",
+            *[f"{_type(each)} &{each.name} = _raw_{each.name}.at(_ind);" for _, each, _ in named],
+            f"{self._operation};",
+            "}",
+            f"{self._after};",
         )
+
+
+def _shape(named: Sequence[_Named], size: Any) -> tuple[int, ...]:
+    """Return the shape that an elementwise kernel loops over."""
+    if size is not None:
+        if named:
+            raise ValueError("Specified 'size' can be used only if all of the ndarray are 'raw'.")
+        if type(size) is not int or size < 0:
+            raise ValueError("size must be a number of elements")
+        return (size,)
+    if not named:
+        raise ValueError("Loop size is undecided.")
+    return np.broadcast_shapes(*[array.shape for _, _, array in named])
+
+
+def _placed(
+    values: list[Any], named: Sequence[_Named], shape: tuple[int, ...], reduce_dims: bool
+) -> tuple[int, ...]:
+    """Put views of one shape in the place of arrays; return it, with few dimensions if wanted."""
+    views = [np.broadcast_to(array, shape) for _, _, array in named]
+    if reduce_dims:
+        shape, views = typed_parameters.collapse(shape, views)
+    for (place, _, _), view in zip(named, views, strict=True):
+        values[place] = view
+    return shape
 
 
 class ReductionKernel(_Typed):
@@ -251,17 +243,24 @@ class ReductionKernel(_Typed):
         identity = "" if identity is None else identity
         texts = (map_expr, reduce_expr, post_map_expr, identity, preamble)
         super().__init__(backend, in_params, out_params, name, options, *texts, reduce_type or "")
-        self._map, self._reduce, self._post, self._identity, self._preamble = texts
         if not self.outputs:
             raise ValueError("a reduction has an output")
-        self._type = reduce_type or typed_parameters.type_of(self.outputs[0])
+        kind = reduce_type or typed_parameters.type_of(self.outputs[0])
+        self._map, self._identity = map_expr, identity
+        self.preamble = "\n".join(
+            (
+                preamble,
+                f"#define REDUCE(a, b) ({reduce_expr})",
+                f"#define POST_MAP(a) ({post_map_expr})",
+                f"typedef {kind} _type_reduce;",
+            )
+        )
         self._reduce_dims = bool(reduce_dims)
 
     def __call__(self, *args: Any, axis: Any = None, keepdims: Any = False) -> Any:
         """Run the kernel along axes; return its outputs."""
-        values, given = self.split(args)
-        types = typed_parameters.bind(self.inputs, self.outputs, values, given)
-        named = _arrays(self.inputs, values)
+        values, given, types = self.split(args)
+        named = _named(self.inputs, values)
         if not named:
             raise ValueError("Loop size is undecided.")
         shape = np.broadcast_shapes(*[array.shape for _, _, array in named])
@@ -273,100 +272,54 @@ class ReductionKernel(_Typed):
         order = over + rest
         if order != tuple(range(len(shape))) and any(each.raw for each in self.inputs):
             raise NotImplementedError("Illegal conditions")
-        if keepdims:
-            left = tuple(1 if at in over else length for at, length in enumerate(shape))
-        else:
-            left = tuple(shape[at] for at in rest)
-        results = self.results(given, types, left, sized=False)
+        left = tuple(shape[at] for at in rest)
+        kept = tuple(1 if at in over else length for at, length in enumerate(shape))
+        results = self.results(given, types, kept if keepdims else left, sized=False)
         if 0 not in left:
-            for place, _, array in named:
-                values[place] = np.broadcast_to(array, shape).transpose(order)
-            self._run(values, results, types, tuple(shape[at] for at in order), len(rest))
+            views = [
+                (place, each, np.broadcast_to(array, shape).transpose(order))
+                for place, each, array in named
+            ]
+            # Without the dimensions of one element that are kept for the result's shape.
+            outputs: list[Any] = [
+                array if each.raw else _squeezed(array, left)
+                for each, array in zip(self.outputs, results, strict=True)
+            ]
+            whole = tuple(shape[at] for at in order)
+            index = _placed(values, views, whole, self._reduce_dims)
+            rest_index = _placed(outputs, _named(self.outputs, outputs), left, self._reduce_dims)
+            self.launch([*values, *outputs], types, [index, rest_index], BLOCK_SIZE)
         return results[0] if len(results) == 1 else tuple(results)
 
-    def _run(
-        self,
-        values: list[Any],
-        results: Sequence[Array],
-        types: Types,
-        shape: tuple[int, ...],
-        rest: int,
-    ) -> None:
-        left = shape[len(shape) - rest :]
-        outputs: list[Any] = [
-            # Without the dimensions of one element that are kept for the result's shape.
-            array if each.raw or array.shape == left else _squeezed(array, left)
-            for each, array in zip(self.outputs, results, strict=True)
+    def body(self, named: Sequence[_Named]) -> Sequence[str]:
+        """Return the lines that loop over the results and over the elements of each."""
+        place, inputs = len(self.parameters), len(self.inputs)
+        read = [
+            f"{_type(each)} {each.name} = _raw_{each.name}.at(_in_ind);"
+            for at, each, _ in named
+            if at < inputs
         ]
-        count, index = math.prod(left), shape
-        for names, arrays in ((self.inputs, values), (self.outputs, outputs)):
-            named = _arrays(names, arrays)
-            whole = shape if arrays is values else left
-            views: list[Array] = [array for _, _, array in named]
-            if self._reduce_dims:
-                whole, views = typed_parameters.collapse(whole, views)
-            for (place, _, _), view in zip(named, views, strict=True):
-                arrays[place] = view
-            if arrays is values:
-                index = whole
-            else:
-                left = whole
-        memory = Memory()
-        parameters = (*self.inputs, *self.outputs)
-        for parameter, value in zip(parameters, (*values, *outputs), strict=True):
-            if isinstance(value, np.ndarray):
-                memory.array(value)
-            else:
-                memory.number(value, typed_parameters.dtype_of(parameter, types))
-        memory.layout(0, index, index, dense=True)
-        memory.layout(0, left, left, dense=True)
-        key = (*sorted(types.items()), _kinds(values))
-        source = lambda: self._source([*values, *outputs], types)  # noqa: E731
-        self.launch(key, source, memory, count, BLOCK_SIZE)
-
-    def _source(self, values: Sequence[Any], types: Types) -> str:
-        parameters = (*self.inputs, *self.outputs)
-        declared = [
-            _argument(parameter, place, value)
-            for place, (parameter, value) in enumerate(zip(parameters, values, strict=True))
+        written = [
+            f"{_type(each)} &{each.name} = _raw_{each.name}.at(_out_ind);"
+            for at, each, _ in named
+            if at >= inputs
         ]
-        inputs = [
-            f"{'const ' if parameter.constant else ''}{typed_parameters.type_of(parameter)} "
-            f"{parameter.name} = _raw_{parameter.name}.at(_in_ind);"
-            for _, parameter, _ in _arrays(self.inputs, values[: len(self.inputs)])
-        ]
-        outputs = [
-            f"{typed_parameters.type_of(parameter)} &{parameter.name} = "
-            f"_raw_{parameter.name}.at(_out_ind);"
-            for _, parameter, _ in _arrays(self.outputs, values[len(self.inputs) :])
-        ]
-        place = len(values)
-        return "\n".join(
-            (
-                typed_parameters.typedefs(types),
-                self._preamble,
-                f"#define REDUCE(a, b) ({self._reduce})",
-                f"#define POST_MAP(a) ({self._post})",
-                f"typedef {self._type} _type_reduce;",
-                f'extern "C" void {ENTRY}(void **_gp) {{',
-                *declared,
-                f"CIndexer _in_ind(*static_cast<gpupool::Layout *>(_gp[{place}]));",
-                f"CIndexer _out_ind(*static_cast<gpupool::Layout *>(_gp[{place + 1}]));",
-                "CUPY_FOR(_i, _out_ind.size()) {",
-                f"_type_reduce _s = _type_reduce({self._identity});",
-                "IndexT _J = 0;",
-                "for (ptrdiff_t _j = _i; _j < _in_ind.size(); _j += _out_ind.size(), ++_J) {",
-                "_in_ind.set(_j);",
-                *inputs,
-                f"_type_reduce _a = static_cast<_type_reduce>({self._map});",
-                "_s = REDUCE(_s, _a);",
-                "}",
-                "_out_ind.set(_i);",
-                *outputs,
-                "POST_MAP(_s);",
-                "}",
-                "}",
-            )
+        return (
+            _index("_in_ind", place),
+            _index("_out_ind", place + 1),
+            "CUPY_FOR(_i, _out_ind.size()) {",
+            f"_type_reduce _s = _type_reduce({self._identity});",
+            "IndexT _J = 0;",
+            "for (ptrdiff_t _j = _i; _j < _in_ind.size(); _j += _out_ind.size(), ++_J) {",
+            "_in_ind.set(_j);",
+            *read,
+            f"_type_reduce _a = static_cast<_type_reduce>({self._map});",
+            "_s = REDUCE(_s, _a);",
+            "}",
+            "_out_ind.set(_i);",
+            *written,
+            "POST_MAP(_s);",
+            "}",
         )
 
 
