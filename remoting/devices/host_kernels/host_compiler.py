@@ -212,6 +212,9 @@ def _kept(key: str) -> tuple[Compiled, int] | None:
     for folder in _folders:
         path = folder / f"{key}.so"
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            about = folder.stat()
+            if about.st_uid != os.geteuid() or about.st_mode & 0o022:
+                continue  # another user may have written what is there
             told = json.loads(path.read_bytes().rpartition(b"\n")[2])
             made = Compiled(Library(path), str(told["log"]), tuple(map(str, told["names"])))
             return made, path.stat().st_size
@@ -224,9 +227,10 @@ def _keep(key: str, library: Path, made: Compiled) -> None:
     for folder in _folders:
         with contextlib.suppress(OSError):  # it is compiled again then
             folder.mkdir(mode=0o700, exist_ok=True)
-            unfinished = folder / f"tmp{key}"
-            unfinished.write_bytes(library.read_bytes() + b"\n" + told)
-            unfinished.rename(folder / f"{key}.so")
+            # Several workers may write here: each has its own file until that is whole.
+            with tempfile.NamedTemporaryFile(prefix="tmp", dir=folder, delete=False) as unfinished:
+                unfinished.write(library.read_bytes() + b"\n" + told)
+            os.rename(unfinished.name, folder / f"{key}.so")
 
 
 def _made(

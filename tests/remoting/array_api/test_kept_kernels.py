@@ -1,5 +1,6 @@
 """A later worker of a user loads the kernels that an earlier one compiled."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,6 +60,38 @@ def test_a_file_that_is_no_library_is_not_used(
     kept.unlink()
     kept.write_bytes(content)
     assert compiled(folder, monkeypatch).names == ("fill",)
+
+
+def test_a_folder_that_others_may_write_to_is_not_used(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled(folder, monkeypatch)
+    (kept,) = folder.iterdir()
+    before = kept.stat().st_ino
+    for mode in (0o770, 0o702):
+        folder.chmod(mode)
+        compiled(folder, monkeypatch)
+        assert kept.stat().st_ino != before  # it was compiled again
+        before = kept.stat().st_ino
+
+
+def test_workers_may_keep_a_kernel_at_the_same_time(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = compiled(folder, monkeypatch)
+    (kept,) = folder.iterdir()
+    library, content = folder.with_name("made.so"), kept.read_bytes()
+    library.write_bytes(content.rpartition(b"\n")[0])
+    keep = vars(host_compiler)["_keep"]
+    keepers = [
+        threading.Thread(target=lambda: [keep(kept.stem, library, made) for _ in range(20)])
+        for _ in range(2)
+    ]
+    for keeper in keepers:
+        keeper.start()
+    while any(keeper.is_alive() for keeper in keepers):
+        assert kept.read_bytes() == content
+    assert list(folder.iterdir()) == [kept]
 
 
 def test_what_does_not_compile_is_not_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
