@@ -16,8 +16,8 @@ THREADS_MAX = 1024
 SHARED_MAX = 48 << 10
 _STACK = (128 << 10) + (64 << 10)
 _MAP_NORESERVE, _MAP_FAILED = 0x4000, ctypes.c_void_p(-1).value
-_SYMBOL_ENTRY = 1
-"""RTLD_DL_SYMENT of dlfcn.h."""
+_SYMBOL_ENTRY, _SIZE_AT = 1, 16
+"""RTLD_DL_SYMENT of dlfcn.h, and where Elf64_Sym of elf.h has a symbol's size."""
 
 
 class _Launch(ctypes.Structure):
@@ -29,30 +29,6 @@ class _Launch(ctypes.Structure):
         ("opened", ctypes.c_uint),
         ("status", ctypes.c_int),
         ("text", ctypes.c_char * 252),
-    )
-
-
-class _Found(ctypes.Structure):
-    """Dl_info of dlfcn.h."""
-
-    _fields_ = (
-        ("file", ctypes.c_char_p),
-        ("base", ctypes.c_void_p),
-        ("name", ctypes.c_char_p),
-        ("address", ctypes.c_void_p),
-    )
-
-
-class _Symbol(ctypes.Structure):
-    """Elf64_Sym of elf.h."""
-
-    _fields_ = (
-        ("name", ctypes.c_uint32),
-        ("info", ctypes.c_uint8),
-        ("other", ctypes.c_uint8),
-        ("section", ctypes.c_uint16),
-        ("value", ctypes.c_uint64),
-        ("size", ctypes.c_uint64),
     )
 
 
@@ -105,11 +81,10 @@ class Library:
         address = self.address(name)
         if not address:
             return None
-        found, symbol = _Found(), ctypes.POINTER(_Symbol)()
-        ctypes.CDLL(None).dladdr1(
-            ctypes.c_void_p(address), ctypes.byref(found), ctypes.byref(symbol), _SYMBOL_ENTRY
-        )
-        size = symbol.contents.size if symbol else 1
+        found, symbol = (ctypes.c_void_p * 4)(), ctypes.c_void_p()  # Dl_info, and its symbol
+        where = ctypes.c_void_p(address), found, ctypes.byref(symbol), _SYMBOL_ENTRY
+        ctypes.CDLL(None).dladdr1(*where)
+        size = ctypes.c_uint64.from_address(symbol.value + _SIZE_AT).value if symbol.value else 1
         memory: Any = (ctypes.c_uint8 * max(1, size)).from_address(address)
         memory.library = self  # as long as the memory is in use
         return np.ctypeslib.as_array(memory)

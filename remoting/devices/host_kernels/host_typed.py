@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from gpupool.remoting.devices.host_kernels import host_compiler, kernel_source, typed_parameters
-from gpupool.remoting.devices.host_kernels.host_raw import INVALID, texts_of
+from gpupool.remoting.devices.host_kernels.host_library import THREADS_MAX
+from gpupool.remoting.devices.host_kernels.host_raw import GRID_MAX, INVALID, texts_of
 from gpupool.remoting.devices.host_kernels.kernel_errors import CUDADriverError
 from gpupool.remoting.devices.host_kernels.typed_parameters import Memory, Parameter
 from gpupool.remoting.devices.sources import check_options, check_source
@@ -26,8 +27,6 @@ _Named = tuple[int, Parameter, Array]
 
 HEADERS = ("cupy/complex.cuh", "cupy/carray.cuh", "cuda_fp16.h")
 BLOCK_SIZE = 128
-BLOCK_MAX = 1024
-GRID_MAX = 2**31 - 1
 ENTRY = "gpupool_kernel"
 """A kernel's own name may be that of a function of C, and nobody calls it by that."""
 
@@ -98,9 +97,8 @@ class _Typed:
         library, entry = self._entries[key]
         count = math.prod(indices[-1])
         block = min(block, count)
-        library.launch(
-            entry, (min(-(-count // block), GRID_MAX), 1, 1), (block, 1, 1), memory.pointers
-        )
+        grid = min(-(-count // block), GRID_MAX[0])
+        library.launch(entry, (grid, 1, 1), (block, 1, 1), memory.pointers)
 
     def _source(self, values: Sequence[Any], types: Types) -> str:
         declared = [
@@ -172,7 +170,7 @@ class ElementwiseKernel(_Typed):
         """Run the kernel; return its outputs."""
         if type(block_size) is not int or block_size <= 0:
             raise ValueError("block_size must be greater than zero")
-        if block_size > BLOCK_MAX:
+        if block_size > THREADS_MAX:
             raise CUDADriverError(INVALID)
         values, given, types = self.split(args)
         shape = _shape(_named(self.parameters, [*values, *given]), size)
