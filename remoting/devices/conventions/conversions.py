@@ -9,6 +9,7 @@ whatever stores numbers, and `converting` for whatever has an ``out``.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -95,11 +96,14 @@ def stored(out: Any, made: Any, where: Any = True) -> Any:
 
 def converting(function: Operation) -> Operation:
     """Return an operation that puts results into an ``out`` as a GPU does."""
+    names = inspect.signature(function).parameters if inspect.isfunction(function) else ()
+    if names and "out" not in names and "kwargs" not in names:
+        return function
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        out = kwargs.get("out")
-        asked = kwargs.get("casting") == "unsafe"
-        if out is None or not (_has_inexact(args) and (asked or _is_whole(out))):
+        if (out := kwargs.get("out")) is None:
+            return function(*args, **kwargs)
+        if not (_has_inexact(args) and (kwargs.get("casting") == "unsafe" or _is_whole(out))):
             return function(*args, **kwargs)
         del kwargs["out"]
         where = kwargs.get("_where", kwargs.get("where", True))
