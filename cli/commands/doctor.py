@@ -371,7 +371,7 @@ def door_finding(choice: "DoorChoice", *, built: bool) -> Finding:
 
 
 def _runtime() -> Finding:
-    from gpupool.remoting.program.agent import private_dir
+    from gpupool.remoting.local.files import private_dir
 
     try:
         with private_dir() as folder:

@@ -199,7 +199,7 @@ def marked_shell(shell: str) -> Generator[tuple[list[str], dict[str, str]]]:
 
     The user's own start-up files are read as ever. Shells that are not known start unmarked.
     """
-    from gpupool.remoting.program.agent import private_dir
+    from gpupool.remoting.local.files import private_dir
 
     name = os.path.basename(shell)
     with private_dir() as folder:

@@ -4,32 +4,13 @@ The rules are those of ``gp_choose_visible``, by which the CUDA door's library c
 devices that it is given (``remoting/driver_api/shim/base/visible.c``).
 """
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import Partition
-from gpupool.remoting.protocol.driver_variables import VISIBLE
-
-KINDS = ("GPU-", "MIG-", "EMU-")
-"""Beginnings of names: of GPUs, of their parts, and of emulated ones, which CUDA does not know."""
-
-
-def visible_devices(visible: str, names: Sequence[str]) -> list[int] | None:
-    """Return the numbers of the devices that a list names, in its order; None for one twice."""
-    words = [word.rstrip() for word in visible.split(",")]
-    kind = _kind(words[0])
-    chosen: list[int] = []
-    for word in words:
-        at = _named(word, names) if kind else _numbered(word, len(names))
-        if at is None or _kind(word) != kind:
-            break
-        if at in chosen:
-            return None
-        chosen.append(at)
-    return chosen
+from gpupool.remoting.protocol.driver_variables import VISIBLE, visible_devices
 
 
 def visible_servers(
@@ -100,17 +81,3 @@ def check_places(settings: Mapping[str, str], count: int, server: str) -> None:
 
 def _in_order(partitions: Sequence[Partition], servers: Sequence[ServerId]) -> list[Partition]:
     return [p for server in servers for p in partitions if p.server == server]
-
-
-def _kind(word: str) -> str:
-    return found if (found := word[:4].upper()) in KINDS else ""
-
-
-def _numbered(word: str, count: int) -> int | None:
-    digits = re.match(r"\s*[+-]?[0-9]{1,9}", word)
-    return int(digits[0]) if digits and 0 <= int(digits[0]) < count else None
-
-
-def _named(word: str, names: Sequence[str]) -> int | None:
-    fits = [at for at, name in enumerate(names) if name.lower().startswith(word.lower())]
-    return fits[0] if len(fits) == 1 and len(word) > 4 else None

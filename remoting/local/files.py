@@ -102,6 +102,9 @@ def user_name() -> str:
         return f"uid{os.getuid()}"
 
 
+SOCKET_PATH_LENGTH_MAX = 100
+"""The system's limit is 104 on macOS and 108 on Linux, its closing zero included."""
+
 ABANDONED_AFTER_S = 5.0
 ABANDONED_COUNT_MAX = 1000
 """Folders that one start looks at."""
@@ -153,6 +156,31 @@ def remove_abandoned(base: Path, prefix: str, keeps: Callable[[Path], bool]) -> 
                     remove_tree(path)
             finally:
                 os.close(held)
+
+
+FOLDER_PREFIX = "gpupool-run-"
+
+
+@contextmanager
+def private_dir() -> Generator[Path]:
+    """Make a folder that only this user can enter, short enough for a socket; remove it after."""
+    base = runtime_dir()
+    if base is not None:
+        base = base / "gpupool"
+        try:
+            base.mkdir(mode=0o700, exist_ok=True)
+        except OSError:
+            base = None
+    if base is None or len(os.fsencode(base)) > SOCKET_PATH_LENGTH_MAX - 30:
+        base = Path(tempfile.gettempdir())
+    if len(os.fsencode(base)) > SOCKET_PATH_LENGTH_MAX - 30:
+        base = Path("/tmp")  # noqa: S108  mkdtemp below makes a folder of our own in it
+    folder, held = make_folder(base, FOLDER_PREFIX)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(held)
 
 
 def replace_file(path: Path, data: bytes) -> None:

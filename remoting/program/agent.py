@@ -17,10 +17,7 @@ lease to another server. It says there which session is its own::
 import math
 import os
 import secrets
-import shutil
-import tempfile
-from collections.abc import Awaitable, Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -36,7 +33,6 @@ from gpupool.remoting.client.session_answer import (
     has_emulated,
     to_plain,
 )
-from gpupool.remoting.local.files import make_folder, runtime_dir
 from gpupool.remoting.program.json_lines import (
     LineReader,
     LineTooLongError,
@@ -146,9 +142,6 @@ class Followers:
 
 LINE_LENGTH_MAX = 64 * 1024
 CONNECTION_COUNT_MAX = 1024
-SOCKET_PATH_LENGTH_MAX = 100
-"""The system's limit is 104 on macOS and 108 on Linux, its closing zero included."""
-
 PUSH_TIMEOUT_S = 2.0
 OPEN_TIMEOUT_S = 30.0
 
@@ -258,31 +251,6 @@ def _is_alive(pid: int) -> bool:
 
 
 # --- the socket -----------------------------------------------------------------------------------
-
-
-FOLDER_PREFIX = "gpupool-run-"
-
-
-@contextmanager
-def private_dir() -> Generator[Path]:
-    """Make a folder that only this user can enter, short enough for a socket; remove it after."""
-    base = runtime_dir()
-    if base is not None:
-        base = base / "gpupool"
-        try:
-            base.mkdir(mode=0o700, exist_ok=True)
-        except OSError:
-            base = None
-    if base is None or len(os.fsencode(base)) > SOCKET_PATH_LENGTH_MAX - 30:
-        base = Path(tempfile.gettempdir())
-    if len(os.fsencode(base)) > SOCKET_PATH_LENGTH_MAX - 30:
-        base = Path("/tmp")  # noqa: S108  mkdtemp below makes a folder of our own in it
-    folder, held = make_folder(base, FOLDER_PREFIX)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(held)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,6 @@ import errno
 import json
 import os
 import select
-import shutil
 import signal
 import socket
 import struct
@@ -44,7 +43,7 @@ from typing import NoReturn, Self
 
 import trio
 
-from gpupool.pool.errors import ExitCode, GpupoolError
+from gpupool.remoting.program.door_choice import NotExecutableError
 
 PR_SET_PDEATHSIG = 1
 PIECE_SIZE = 1 << 16
@@ -422,20 +421,6 @@ FORWARDED = (
 FROM_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
 
 
-class NotFoundError(GpupoolError):
-    """The program does not exist."""
-
-    exit_code = ExitCode.NOT_FOUND
-    code = "not-found"
-
-
-class NotExecutableError(GpupoolError):
-    """The program exists and cannot be started."""
-
-    exit_code = ExitCode.NOT_EXECUTABLE
-    code = "not-executable"
-
-
 @dataclass(frozen=True, slots=True)
 class Ending:
     """How a program ended: its own exit code, or the signal that ended it."""
@@ -447,32 +432,6 @@ class Ending:
     def failed(self) -> bool:
         """Return whether the program ended with an error or a signal."""
         return bool(self.code or self.signal)
-
-
-def find_program(name: str, path: str | None = None) -> str:
-    """Return the file that ``name`` stands for, before any GPU is asked for.
-
-    Raises:
-        NotFoundError: when there is none (exit code 127).
-        NotExecutableError: when it may not be executed (126).
-    """
-    if found := shutil.which(name, path=path):
-        return found
-    there = os.path.exists(name) if os.sep in name else shutil.which(name, os.F_OK, path)
-    if not there:
-        hint = "" if os.sep in name else "is it on the PATH? A file here is written ./NAME"
-        if name == "python" and shutil.which("python3", path=path):
-            hint = "this machine has python3"
-        raise NotFoundError(f"cannot find the program {name!r}", hint=hint)
-    if os.path.isdir(name):
-        hint = "name a program in it, with its arguments"
-        raise NotExecutableError(f"cannot run {name!r}", why="it is a folder", hint=hint)
-    hint = _how_to_run(name)
-    raise NotExecutableError(f"cannot run {name!r}", why="it is not executable", hint=hint)
-
-
-def _how_to_run(name: str) -> str:
-    return f"python {name}" if name.endswith(".py") else f"chmod +x {name}"
 
 
 def terminal_sent(number: int) -> bool:

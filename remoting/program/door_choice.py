@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpupool.pool.errors import UsageError
+from gpupool.pool.errors import ExitCode, GpupoolError, UsageError
 
 PROBE_TIMEOUT_S = 10.0
 SHEBANG_LENGTH_MAX = 512
@@ -101,6 +101,46 @@ def with_tools(path: str) -> str:
 def own_paths() -> dict[str, Path]:
     """Return the first package folder of Python programs by door: replacements, or additions."""
     return {"arrays": dropin_dir(), "cuda": cuda_dir() / "python"}
+
+
+class NotFoundError(GpupoolError):
+    """The program does not exist."""
+
+    exit_code = ExitCode.NOT_FOUND
+    code = "not-found"
+
+
+class NotExecutableError(GpupoolError):
+    """The program exists and cannot be started."""
+
+    exit_code = ExitCode.NOT_EXECUTABLE
+    code = "not-executable"
+
+
+def find_program(name: str, path: str | None = None) -> str:
+    """Return the file that ``name`` stands for, before any GPU is asked for.
+
+    Raises:
+        NotFoundError: when there is none (exit code 127).
+        NotExecutableError: when it may not be executed (126).
+    """
+    if found := shutil.which(name, path=path):
+        return found
+    there = os.path.exists(name) if os.sep in name else shutil.which(name, os.F_OK, path)
+    if not there:
+        hint = "" if os.sep in name else "is it on the PATH? A file here is written ./NAME"
+        if name == "python" and shutil.which("python3", path=path):
+            hint = "this machine has python3"
+        raise NotFoundError(f"cannot find the program {name!r}", hint=hint)
+    if os.path.isdir(name):
+        hint = "name a program in it, with its arguments"
+        raise NotExecutableError(f"cannot run {name!r}", why="it is a folder", hint=hint)
+    hint = _how_to_run(name)
+    raise NotExecutableError(f"cannot run {name!r}", why="it is not executable", hint=hint)
+
+
+def _how_to_run(name: str) -> str:
+    return f"python {name}" if name.endswith(".py") else f"chmod +x {name}"
 
 
 def is_binary(program: str) -> bool:

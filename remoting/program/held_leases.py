@@ -19,8 +19,7 @@ from typing import BinaryIO
 
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.codec import decode
-from gpupool.remoting.local.files import cache_dir, runtime_dir
-from gpupool.remoting.program.agent import SOCKET_PATH_LENGTH_MAX
+from gpupool.remoting.local.files import SOCKET_PATH_LENGTH_MAX, cache_dir, runtime_dir
 
 FORMAT = 1
 ENDED_KEPT_S = 86_400.0

@@ -28,19 +28,20 @@ from gpupool.pool.scheduling.filters import short_model
 from gpupool.pool.values import duration_text, free_text, size_text
 from gpupool.remoting.client.lease_handle import LeaseHandle
 from gpupool.remoting.client.pool_client import Pool
+from gpupool.remoting.local.files import private_dir
 from gpupool.remoting.local.logins import Patience, connected
 from gpupool.remoting.local.terminal import say
-from gpupool.remoting.program.agent import OPEN_TIMEOUT_S, Agent, private_dir
+from gpupool.remoting.program.agent import OPEN_TIMEOUT_S, Agent
 from gpupool.remoting.program.child_process import (
     Ending,
     Supervisor,
-    find_program,
     inherited_environment,
 )
 from gpupool.remoting.program.door_choice import (
     DoorChoice,
     choose_door,
     door_lines,
+    find_program,
     is_binary,
     program_environment,
     with_tools,

@@ -5,7 +5,7 @@ door's library sends the same names (``remoting/driver_api/shim/wire/link.c``).
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 ALLOWED = (
     *("CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_DEVICE_MAX_COPY_CONNECTIONS"),
@@ -39,3 +39,36 @@ def allowed_settings(given: Mapping[str, str]) -> dict[str, str]:
     """Return the same of a client's settings, which may also choose devices."""
     chosen = {VISIBLE: given[VISIBLE]} if _NUMBERS.fullmatch(given.get(VISIBLE, "")) else {}
     return allowed_environment(given) | chosen
+
+
+KINDS = ("GPU-", "MIG-", "EMU-")
+"""Beginnings of names: of GPUs, of their parts, and of emulated ones, which CUDA does not know."""
+
+
+def visible_devices(visible: str, names: Sequence[str]) -> list[int] | None:
+    """Return the numbers of the devices that a list names, in its order; None for one twice."""
+    words = [word.rstrip() for word in visible.split(",")]
+    kind = _kind(words[0])
+    chosen: list[int] = []
+    for word in words:
+        at = _named(word, names) if kind else _numbered(word, len(names))
+        if at is None or _kind(word) != kind:
+            break
+        if at in chosen:
+            return None
+        chosen.append(at)
+    return chosen
+
+
+def _kind(word: str) -> str:
+    return found if (found := word[:4].upper()) in KINDS else ""
+
+
+def _numbered(word: str, count: int) -> int | None:
+    digits = re.match(r"\s*[+-]?[0-9]{1,9}", word)
+    return int(digits[0]) if digits and 0 <= int(digits[0]) < count else None
+
+
+def _named(word: str, names: Sequence[str]) -> int | None:
+    fits = [at for at, name in enumerate(names) if name.lower().startswith(word.lower())]
+    return fits[0] if len(fits) == 1 and len(word) > 4 else None

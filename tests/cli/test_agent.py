@@ -25,11 +25,11 @@ from gpupool.remoting.client.session_answer import (
     from_plain,
     to_plain,
 )
+from gpupool.remoting.local.files import private_dir
 from gpupool.remoting.program.agent import (
     LINE_LENGTH_MAX,
     Agent,
     parse_request,
-    private_dir,
 )
 from gpupool.remoting.program.program_lease import SessionRequest
 from gpupool.remoting.protocol.addresses import Address
@@ -230,7 +230,7 @@ def test_the_folder_of_a_killed_run_is_removed_by_the_next_one(
     with tempfile.TemporaryDirectory() as runtime:
         monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
         script = (
-            "import os, signal; from gpupool.remoting.program.agent import private_dir\n"
+            "import os, signal; from gpupool.remoting.local.files import private_dir\n"
             "with private_dir() as folder: os.kill(os.getpid(), signal.SIGKILL)"
         )
         subprocess.run([sys.executable, "-c", script], check=False)

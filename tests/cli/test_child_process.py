@@ -12,18 +12,14 @@ from typing import Any
 
 import pytest
 
-from gpupool.remoting.program.child_process import (
-    NotExecutableError,
-    NotFoundError,
-    ending_of,
-    find_program,
-)
+from gpupool.remoting.program.child_process import ending_of
+from gpupool.remoting.program.door_choice import NotExecutableError, NotFoundError, find_program
 
 # What "gpupool run" does with its program, without any pool.
 PARENT = textwrap.dedent(
     """
     import os, sys, trio
-    from gpupool.remoting.program import child_process as child
+    from gpupool.remoting.program import child_process as child, door_choice
     from gpupool.cli.lib.output import run_async
     from gpupool.remoting.local.terminal import die_of
     from gpupool.pool.errors import GpupoolError
@@ -33,7 +29,7 @@ PARENT = textwrap.dedent(
         with supervisor:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(supervisor.watch)
-                program = child.find_program(sys.argv[1])
+                program = door_choice.find_program(sys.argv[1])
                 ending = await supervisor.run(program, sys.argv[1:], os.environ)
                 nursery.cancel_scope.cancel()
         return ending

@@ -9,7 +9,8 @@ import trio.testing
 
 from gpupool.pool.errors import GpupoolError
 from gpupool.remoting.client.session_answer import SessionAnswer
-from gpupool.remoting.program.agent import Agent, private_dir
+from gpupool.remoting.local.files import private_dir
+from gpupool.remoting.program.agent import Agent
 from gpupool.remoting.program.program_run import WaitingLine, line_of_command
 
 Clock = trio.testing.MockClock
