@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("run:run", "Run a program on GPUs of the pool."),
     "alloc": ("hold:alloc", "Hold GPUs for several programs, until they are released."),
     "release": ("hold:release", "Give a held lease back."),
+    "emulate": ("emulate:command", "Run a program of CuPy on emulated GPUs, without a pool."),
     "shell": ("run:shell", "Start a shell that has GPUs until it exits."),
     "jupyter": ("jupyter:command", "Install a Jupyter kernel that runs on GPUs of the pool."),
     "status": ("view:status", "Show servers, GPUs, leases and the health of the pool."),
@@ -351,7 +352,7 @@ def _origin(error: click.UsageError) -> str:
 def _exit_code(error: GpupoolError, command: str) -> int:
     """Return the exit code of ``error``; under ``run`` ours must differ from any program's."""
     passed = (ExitCode.USAGE, ExitCode.NOT_NOW, ExitCode.NOT_FOUND, ExitCode.NOT_EXECUTABLE)
-    if command in ("run", "shell") and error.exit_code not in passed:
+    if command in ("run", "shell", "emulate") and error.exit_code not in passed:
         return ExitCode.RUN_FAILED
     return error.exit_code
 

@@ -53,6 +53,7 @@ class Limits:
     by_content: bool = False
 
 
+DEFAULT = Limits()
 IMAGES = Limits(
     IMAGE_SIZE_MAX, USER_IMAGE_SIZE_MAX, IMAGE_USER_COUNT_MAX, USER_IMAGE_COUNT_MAX, by_content=True
 )
@@ -66,7 +67,7 @@ class KernelCache:
     ) -> None:
         self._directory = directory
         self._log = log
-        self._limits = limits or Limits()
+        self._limits = limits or DEFAULT
         self._lock = threading.Lock()
 
     def give(self, user: str, target: Path, uid: int) -> None:
@@ -152,21 +153,22 @@ class KernelCache:
                     _write(own, name, data)
         finally:
             os.close(directory)
-        self._keep_newest(own)
+        keep_newest(own, self._limits)
         self._forget_users()
-
-    def _keep_newest(self, own: Path) -> None:
-        """Remove the oldest files until the rest is within the limits."""
-        size = 0
-        for count, path in enumerate(_newest_first(own), 1):
-            size += path.stat().st_size
-            if size > self._limits.user_size or count > self._limits.user_file_count:
-                path.unlink()
 
     def _forget_users(self) -> None:
         users = sorted(self._directory.iterdir(), key=lambda path: path.stat().st_mtime)
         for path in users[: -self._limits.user_count]:
             remove_tree(path, self._log)
+
+
+def keep_newest(folder: Path, limits: Limits = DEFAULT) -> None:
+    """Remove the oldest files of a folder until the rest is within the limits of one user."""
+    size = 0
+    for count, path in enumerate(_newest_first(folder), 1):
+        size += path.stat().st_size
+        if size > limits.user_size or count > limits.user_file_count:
+            path.unlink()
 
 
 def _wanted(name: str) -> bool:

@@ -161,9 +161,8 @@ def remove_abandoned(base: Path, prefix: str, keeps: Callable[[Path], bool]) -> 
 FOLDER_PREFIX = "gpupool-run-"
 
 
-@contextmanager
-def private_dir() -> Generator[Path]:
-    """Make a folder that only this user can enter, short enough for a socket; remove it after."""
+def make_private_dir() -> tuple[Path, int]:
+    """Return a new folder of `make_folder`, with a path short enough for a socket."""
     base = runtime_dir()
     if base is not None:
         base = base / "gpupool"
@@ -175,7 +174,13 @@ def private_dir() -> Generator[Path]:
         base = Path(tempfile.gettempdir())
     if len(os.fsencode(base)) > SOCKET_PATH_LENGTH_MAX - 30:
         base = Path("/tmp")  # noqa: S108  mkdtemp below makes a folder of our own in it
-    folder, held = make_folder(base, FOLDER_PREFIX)
+    return make_folder(base, FOLDER_PREFIX)
+
+
+@contextmanager
+def private_dir() -> Generator[Path]:
+    """Lend a folder of `make_private_dir`, and remove it after."""
+    folder, held = make_private_dir()
     try:
         yield folder
     finally:

@@ -1,8 +1,10 @@
 """The worker's side of the handshake with its client, and the options of such connections."""
 
 import os
+import select
 import socket
 import ssl
+import time
 
 from gpupool.pool.errors import AuthenticationError
 from gpupool.remoting.protocol import handshake, worker_messages
@@ -10,6 +12,9 @@ from gpupool.remoting.transport.data_connection import read_exactly
 
 HANDSHAKE_TIMEOUT_S = 10.0
 """For the whole handshake of one connection, however slowly its bytes arrive."""
+
+HANGUP_GRACE_S = 2.0
+"""A door that still runs so long after its client hung up works for no client; its worker ends."""
 
 KEEPALIVE_CLIENT = (4, 2, 3)
 """Seconds before the first probe and between probes, and how many: a client that vanished silently
@@ -44,13 +49,31 @@ def accept_client(
         return wrapped
     if not plain:
         raise AuthenticationError("data connection refused", why="it is not encrypted")
-    hello = read_exactly(sock, handshake.CLIENT_HELLO_SIZE)
-    client_nonce = handshake.parse_client_hello(hello, assign.session)
-    server_nonce = os.urandom(handshake.NONCE_SIZE)
-    sock.sendall(handshake.server_proof(assign.ticket, client_nonce, server_nonce))
-    proof = read_exactly(sock, handshake.PROOF_SIZE)
-    handshake.check_client_proof(assign.ticket, client_nonce, server_nonce, proof)
+    accept_plain(sock, assign.session, assign.ticket)
     return sock
+
+
+def accept_plain(sock: socket.socket, session: bytes, ticket: bytes) -> None:
+    """Do the same over a connection that is not encrypted.
+
+    Raises:
+        GpupoolError: when the client did not prove that it knows the ticket.
+        OSError: when the connection broke.
+    """
+    hello = read_exactly(sock, handshake.CLIENT_HELLO_SIZE)
+    client_nonce = handshake.parse_client_hello(hello, session)
+    server_nonce = os.urandom(handshake.NONCE_SIZE)
+    sock.sendall(handshake.server_proof(ticket, client_nonce, server_nonce))
+    proof = read_exactly(sock, handshake.PROOF_SIZE)
+    handshake.check_client_proof(ticket, client_nonce, server_nonce, proof)
+
+
+def wait_hangup(descriptor: int) -> None:
+    """Wait until the client hangs up; then ``HANGUP_GRACE_S``, in which its door ends."""
+    poll = select.poll()
+    poll.register(descriptor, getattr(select, "POLLRDHUP", select.POLLHUP))
+    poll.poll()
+    time.sleep(HANGUP_GRACE_S)
 
 
 def set_options(sock: socket.socket, keepalive: tuple[int, int, int] = KEEPALIVE_CLIENT) -> None:

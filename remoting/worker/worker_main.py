@@ -11,7 +11,6 @@ import faulthandler
 import importlib
 import os
 import queue
-import select
 import socket
 import ssl
 import sys
@@ -32,6 +31,7 @@ from gpupool.remoting.worker.client_handshake import (
     HANDSHAKE_TIMEOUT_S,
     accept_client,
     set_options,
+    wait_hangup,
 )
 from gpupool.remoting.worker.peer_links import INTRODUCTION, Links
 from gpupool.remoting.worker.self_confinement import confine_self
@@ -41,9 +41,6 @@ from gpupool.remoting.worker.worker_channel import BudgetClient, HostGoneError, 
 HANDSHAKE_COUNT_MAX = 8
 """Handshakes at a time: an unauthenticated peer that saw the session's name can block only
 these."""
-
-HANGUP_GRACE_S = 2.0
-"""A door that still runs so long after its client hung up works for no client; its worker ends."""
 
 LOG_TEXT_MAX = 128 * 1024
 """Characters that a door may log: more than the host logs of one worker."""
@@ -413,11 +410,7 @@ class Worker:
 
     def _watch_hangup(self, descriptor: int) -> None:
         """End the process when the client hangs up while the door is busy and does not read."""
-        poll = select.poll()
-        poll.register(descriptor, getattr(select, "POLLRDHUP", select.POLLHUP))
-        poll.poll()
-        # The door usually notices by itself, and ends the process before this time is over.
-        threading.Event().wait(HANGUP_GRACE_S)
+        wait_hangup(descriptor)
         self._end("the client has gone", failed=False)
 
     def _log(self, text: str) -> None:

@@ -80,7 +80,7 @@ def _divided(found: re.Match[str]) -> str:
 
 
 NO_COMPILER = (
-    "kernels from source need a C++ compiler on the server of an emulated GPU, and it has none: "
+    "kernels from source need a C++ compiler on the machine of an emulated GPU, and it has none: "
     "install g++ there (Debian: apt install g++), or clang++, on its PATH"
 )
 

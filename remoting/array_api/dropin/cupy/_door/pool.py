@@ -60,8 +60,8 @@ def _open() -> None:
     path = os.environ.get("GPUPOOL_AGENT")
     if not path:
         raise NotConnectedError(
-            "this `cupy` computes on GPUs of a pool, and there is no GPU session here; "
-            "start the program with: gpupool run -- python ..."
+            "this `cupy` computes on GPUs of a pool, and there is no GPU session here; start the "
+            "program with: gpupool run -- python ..., or gpupool emulate for an emulated GPU"
         )
     agent = link.Agent(path)
     try:
