@@ -25,27 +25,17 @@ import tempfile
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-KIT = ROOT / "tests" / "remoting" / "array_api" / "door_kit.py"
-DROPIN = ROOT / "remoting" / "array_api" / "dropin"
-POOL = [
-    sys.executable,
-    "-m",
-    "gpupool.cli.main",
-    "run",
-    "-q",
-    "--door",
-    "arrays",
-    "-p",
-    "0.1",
-    "--",
-]
+GPUPOOL = [sys.executable, "-m", "gpupool.cli.main"]
+BEFORE = {
+    "native": [],
+    "pool": [*GPUPOOL, "run", "-q", "--door", "arrays", "-p", "0.1", "--"],
+    "emulated": [*GPUPOOL, "emulate", "--gpus", "2", "--"],
+}
 OUTCOMES = "GPUPOOL_LIBRARY_OUTCOMES"
 RUN_S, TEST_S = 540, 60
 REASONS = 3
@@ -126,20 +116,6 @@ def version_of(folder: Path, python: str, name: str) -> str:
     return commit or done.stdout.strip() or "unknown"
 
 
-@contextlib.contextmanager
-def emulated() -> Generator[str]:
-    """Yield the socket of a worker of two emulated GPUs."""
-    with subprocess.Popen(
-        [sys.executable, str(KIT), "2"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as worker:
-        assert worker.stdout is not None
-        yield worker.stdout.readline().strip()
-
-
 def run(
     folder: Path,
     library: dict[str, Any],
@@ -150,18 +126,13 @@ def run(
     test_s: int,
 ) -> Result:
     """Run the tests of a library, as libraries.toml has it, in its folder."""
-    with tempfile.TemporaryDirectory() as work, contextlib.ExitStack() as stack:
+    with tempfile.TemporaryDirectory() as work:
         lines = Path(work) / "outcomes.jsonl"
         lines.touch()
         own = folder / library["path"] if "path" in library else ""
         path = [str(own), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
         environment = {**os.environ, **library.get("environment", {})}
-        argv = [python, "-m", "pytest", "-q", "--tb=short", "-p", "run_library"]
-        if on == "emulated":
-            path.insert(0, str(DROPIN))
-            environment["GPUPOOL_AGENT"] = stack.enter_context(emulated())
-        elif on == "pool":
-            argv = [*POOL, *argv]
+        argv = [*BEFORE[on], python, "-m", "pytest", "-q", "--tb=short", "-p", "run_library"]
         environment |= {
             "PYTHONPATH": os.pathsep.join(filter(None, path)),
             "GPUPOOL_BLOCKING": "1",
