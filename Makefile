@@ -112,7 +112,7 @@ test: lint
 # What confines workers, and gives up a server's privileges: most of it is left out for others.
 ROOT_TESTS := tests/remoting/host tests/remoting/privileges tests/remoting/control/test_ca_signer.py \
   tests/cli/test_privilege_separation.py tests/cli/test_closed_home.py tests/cli/test_full_disk.py \
-  tests/cli/test_backup_restore.py tests/consensus/test_findings_full_disk.py
+  tests/cli/test_backup_restore.py tests/cli/test_emulate.py tests/consensus/test_findings_full_disk.py
 root-tests: $(VENV)/installed-dev
 	@test "$$(id -u)" = 0 || { echo "only root can run these tests"; exit 1; }
 	$(BIN)/pytest -n 3 --dist worksteal $(COMPLETE) -rs $(ROOT_TESTS)
