@@ -18,7 +18,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FIGURES = Path(__file__).with_name("size.txt")
-ROOMS = ("pool", "consensus", "remoting", "monitoring", "cli", "simulations", "packaging", "tests")
+ROOMS = (
+    *("pool", "consensus", "remoting", "monitoring", "cli", "simulations"),
+    *("src", "packaging", "tests"),
+)
 OTHER_CODE = (".c", ".h", ".cu", ".js", ".css", ".html", ".sh", ".txt")
 LEAVE_OUT = re.compile(r"packaging/size.txt|tests/testdata/|monitoring/web/vendor/|.*/generated_")
 NO_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
