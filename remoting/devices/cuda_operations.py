@@ -25,7 +25,6 @@ from gpupool.remoting.devices.operation_names import (
     RANDOM_STATE,
     UFUNCS,
 )
-from gpupool.remoting.devices.signals.linear_systems import real_systems
 from gpupool.remoting.devices.sparse import real_sparse
 
 Operation = Callable[..., Any]
@@ -257,6 +256,6 @@ def operations(backend: Any) -> Mapping[str, Operation]:
     table |= {f"linalg.{name}": getattr(cupy.linalg, name) for name in LINALG}
     table |= {f"fft.{name}": getattr(cupy.fft, name) for name in FFT}
     table |= real_extensions() | transforms(backend) | real_sparse(backend)
-    table |= real_interpolators(backend) | real_systems() | real_spatial(backend)
-    table |= backend.graphs.operations() | CudaTextures(backend).operations()
+    table |= real_interpolators(backend) | real_spatial(backend)
+    table |= CudaTextures(backend).operations()
     return table | _random(cupy) | CudaKernels(cupy).operations() | _cuda(backend) | _arrays(cupy)

@@ -27,10 +27,8 @@ from gpupool.remoting.devices.emulated_random import random_operations
 from gpupool.remoting.devices.extensions import emulated_extensions
 from gpupool.remoting.devices.geometry.spatial import emulated_spatial
 from gpupool.remoting.devices.host_kernels.host_kernel_operations import host_kernel_operations
-from gpupool.remoting.devices.host_kernels.host_textures import HostTextures
 from gpupool.remoting.devices.interpolation.interpolators import emulated_interpolators
 from gpupool.remoting.devices.operation_names import FFT, FUNCTIONS, LINALG, UFUNCS
-from gpupool.remoting.devices.signals.linear_systems import emulated_systems
 from gpupool.remoting.devices.sparse import emulated_sparse
 
 Operation = Callable[..., Any]
@@ -346,8 +344,8 @@ def _record(event: Marker, _stream: Any) -> None:
     event.time = time.perf_counter()
 
 
-def _no_capture(*_arguments: Any) -> None:
-    raise UnsupportedError("cuda.stream.begin_capture: an emulated GPU captures no graphs")
+def _no_textures(*_arguments: Any) -> None:
+    raise UnsupportedError("an emulated GPU has no textures and surfaces: a real one has them")
 
 
 def _cuda(backend: Any) -> dict[str, Operation]:
@@ -362,6 +360,9 @@ def _cuda(backend: Any) -> dict[str, Operation]:
         return device_properties.properties(spec.name, spec.uuid, spec.memory)
 
     return {
+        "cuda.array.create": _no_textures,
+        "cuda.surface.create": _no_textures,
+        "cuda.texture.create": _no_textures,
         "cuda.device.synchronize": lambda: None,
         "cuda.mem_info": lambda: (current().free_memory(), current().memory),
         "cuda.properties": properties,
@@ -378,9 +379,7 @@ def _cuda(backend: Any) -> dict[str, Operation]:
         ],
         "cuda.pool.set_limit": set_limit,
         "cuda.pool.free_all_blocks": lambda: current().free_all_blocks(),
-        "cuda.stream.begin_capture": _no_capture,
         "cuda.stream.create": Marker,
-        "cuda.stream.is_capturing": lambda _stream: False,
         "cuda.stream.synchronize": lambda _stream: None,
         "cuda.stream.done": lambda _stream: True,
         "cuda.stream.wait_event": lambda _stream, _event: None,
@@ -404,8 +403,7 @@ def operations(backend: Any) -> Mapping[str, Operation]:
     table |= random_operations()
     table |= emulated_extensions()
     table |= _cuda(backend) | host_kernel_operations(backend) | emulated_sparse(backend)
-    table |= HostTextures(backend).operations()
-    table |= emulated_interpolators(backend) | emulated_systems() | emulated_spatial(backend)
+    table |= emulated_interpolators(backend) | emulated_spatial(backend)
     table |= FORMULAS | {
         "rsqrt": lambda x, **kwargs: np.reciprocal(np.sqrt(x), **kwargs),
         **{name: _argument(name) for name in ("argmax", "argmin")},

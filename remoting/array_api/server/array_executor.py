@@ -274,7 +274,6 @@ class Executor:
         """
         meta = self._meta_of(number, nbytes)
         try:
-            self.backend.need_copies()
             array = self.retried(self.new, (meta,), {})
         except Exception as error:  # noqa: BLE001 - every failure is reported to the client
             self.fail("upload", (handle,), error)
@@ -289,7 +288,6 @@ class Executor:
         meta = self._meta_of(number, nbytes)
         try:
             array = self.find(handle)
-            self.backend.need_copies()
         except RemoteProtocolError:
             raise
         except Exception as error:  # noqa: BLE001 - every failure is reported to the client

@@ -1,14 +1,13 @@
 """The order in which operations are numbered: those that came later have later numbers."""
 
-_FIRST = "cuda.cufft_version fft.cache. fft.callbacks fft.several fft.with_callbacks ndarray.field"
-_CAPTURES = "cuda.stream.begin_capture cuda.stream.end_capture cuda.stream.is_capturing"
+_FIRST = "cuda.cufft_version fft.cache. fft.several ndarray.field"
 _LATER = (
     (*_FIRST.split(), "ndarray.mdspan", "sparse."),
     ("interpolate.",),
-    ("cupyx.scipy.spatial.", "signal.", "spatial."),
+    ("cupyx.scipy.spatial.", "spatial."),
     ("peer.arrive", "peer.depart", "peer.prepare"),
-    ("door.linalg_errors", "signal.decimate"),
-    ("cuda.array.", "cuda.graph.", "cuda.surface.", "cuda.texture.", *_CAPTURES.split()),
+    ("door.linalg_errors"),
+    ("cuda.array.", "cuda.surface.", "cuda.texture."),
     ("cupyx.signal.",),
 )
 

@@ -13,7 +13,6 @@ from cupy._door import pool as _pool
 from cupy._door import state as _state
 
 from cupyx import profiler as profiler
-from cupyx._gufunc import GeneralizedUFunc as GeneralizedUFunc
 
 rsqrt = _ufunc("rsqrt", ["e->e", "f->f", "d->d", "F->F", "D->D"])
 

@@ -40,12 +40,11 @@ _NAMES = frozenset(_TEXT.split())
 _PREFIXES = ("cupyx.", "fft.", "interpolate.", "kernel.", "linalg.")
 
 # CuPy itself waits for the device here, because the elements decide whether there is an error.
-# Graphs and textures are made rarely, and what is wrong with one is not in the arguments alone.
+# Textures are made rarely, and what is wrong with one is not in the arguments alone.
 _BY_ELEMENTS = frozenset(
     (
         *("bincount", "place", "random.logseries", "ravel_multi_index", "unravel_index"),
-        *("cuda.array.create", "cuda.stream.end_capture", "cuda.surface.create"),
-        "cuda.texture.create",
+        *("cuda.array.create", "cuda.surface.create", "cuda.texture.create"),
     )
 )
 

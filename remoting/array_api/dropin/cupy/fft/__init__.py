@@ -11,7 +11,7 @@ from cupy._core.dispatch.arguments import need
 from cupy._door import absent as _absent
 from cupy._door.meta import fresh
 from cupy.cuda import cufft as _cufft
-from cupy.fft import _callbacks, _plans
+from cupy.fft import _plans
 from cupy.fft._plans import config as config
 
 __all__ = ["fft", "fft2", "fftfreq", "fftn", "fftshift", "hfft", "ifft", "ifft2", "ifftn"]
@@ -63,8 +63,6 @@ def _one(name: str) -> Any:
         if name in ("irfft", "hfft"):
             kind = _real(array.dtype)
         shape = (*array.shape[:at], length, *array.shape[at + 1 :])
-        if _callbacks.get_current_callback_manager() is not None:
-            return _callbacks.forward(name, (array, n, axis, norm), fresh(kind, shape))
         operation, first = _plans.transform(name)
         return make.forward(operation, (*first, array, n, axis, norm), {}, fresh(kind, shape))
 
@@ -105,7 +103,7 @@ def _many(name: str, default: Any) -> Any:
             kind = _real(array.dtype) if one else np.dtype(kind.char.lower())
             if s is None or s[-1] is None:
                 shape[last] = _checked((array.shape[last] - 1) * 2)
-        return _callbacks.forward(name, (array, s, axes, norm), fresh(kind, tuple(shape)))
+        return make.forward(f"fft.{name}", (array, s, axes, norm), {}, fresh(kind, tuple(shape)))
 
     return function
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import cupy as _cupy
+import numpy as _np
+
 from cupyx import _extensions
-from cupyx.scipy.signal import _systems
 
 
 def window(function: Any) -> Any:
@@ -36,15 +38,21 @@ def order(function: Any) -> Any:
     return buttord
 
 
-def decimate(function: Any) -> Any:
-    """Return `decimate` for filters that may be a system of discrete time."""
-
-    def decimate(
-        x: Any, q: Any, n: Any = None, ftype: Any = "iir", axis: int = -1, zero_phase: bool = True
-    ) -> Any:
-        if isinstance(ftype, _systems.dlti):
-            return _systems.ask("decimate", x, q, n, ftype, axis, zero_phase)
-        return function(x, q, n, ftype, axis, zero_phase)
-
-    decimate.__module__, decimate.__doc__ = function.__module__, function.__doc__
-    return decimate
+def argrelextrema(
+    data: Any, comparator: Any, axis: int = 0, order: int = 1, mode: str = "clip"
+) -> Any:
+    """Return where each element compares so with its neighbours; the comparison runs here."""
+    if int(order) != order or order < 1:
+        raise ValueError("Order must be an int >= 1")
+    if mode == "raise":
+        raise NotImplementedError("CuPy `take` doesn't support `mode='raise'`.")
+    data = _cupy.asarray(data)
+    length = data.shape[axis]
+    places = _np.arange(length)
+    found = _cupy.ones(data.shape, bool)
+    for shift in range(1, order + 1):
+        for step in (shift, -shift):
+            near = places + step
+            near = near % length if mode == "wrap" else _np.clip(near, 0, length - 1)
+            found &= comparator(data, _cupy.take(data, near, axis=axis))
+    return _cupy.nonzero(found)
