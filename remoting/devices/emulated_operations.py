@@ -25,11 +25,9 @@ from gpupool.remoting.devices.emulated_bfloat16 import WIDE, in_float32, with_nu
 from gpupool.remoting.devices.emulated_plans import EmulatedPlans
 from gpupool.remoting.devices.emulated_random import random_operations
 from gpupool.remoting.devices.extensions import emulated_extensions
-from gpupool.remoting.devices.geometry.spatial import emulated_spatial
 from gpupool.remoting.devices.host_kernels.host_kernel_operations import host_kernel_operations
-from gpupool.remoting.devices.interpolation.interpolators import emulated_interpolators
+from gpupool.remoting.devices.object_families import emulated_objects
 from gpupool.remoting.devices.operation_names import FFT, FUNCTIONS, LINALG, UFUNCS
-from gpupool.remoting.devices.sparse import emulated_sparse
 
 Operation = Callable[..., Any]
 Array = np.ndarray[Any, Any]
@@ -402,8 +400,7 @@ def operations(backend: Any) -> Mapping[str, Operation]:
     table |= plans.operations(lambda: backend.current)
     table |= random_operations()
     table |= emulated_extensions()
-    table |= _cuda(backend) | host_kernel_operations(backend) | emulated_sparse(backend)
-    table |= emulated_interpolators(backend) | emulated_spatial(backend)
+    table |= _cuda(backend) | host_kernel_operations(backend) | emulated_objects(backend)
     table |= FORMULAS | {
         "rsqrt": lambda x, **kwargs: np.reciprocal(np.sqrt(x), **kwargs),
         **{name: _argument(name) for name in ("argmax", "argmin")},

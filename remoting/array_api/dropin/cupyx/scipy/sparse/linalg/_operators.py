@@ -8,7 +8,7 @@ from typing import Any
 import cupy as _cupy
 import numpy as np
 
-from cupyx.scipy.sparse._base import is_dense, is_number, issparse
+from cupyx.scipy.sparse._matrices import is_dense, is_number, issparse
 
 _Function = Callable[[Any], Any]
 
