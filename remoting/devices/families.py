@@ -57,8 +57,8 @@ _SPATIAL = {
 }
 
 _MATRIX = """
-arcsin? arcsinh? arctan? arctanh? asfptype? astype? ceil? conj? copy? count_nonzero? deg2rad?
-diagonal? expm1? floor? getcol? getnnz? getrow? log1p? maximum? mean? minimum? multiply? nonzero?
+arcsin? arcsinh? arctan? arctanh? astype? ceil? conj? copy? count_nonzero? deg2rad?
+diagonal? expm1? floor? log1p? maximum? mean? minimum? multiply? nonzero?
 power? rad2deg? reshape? rint? setdiag! sign? sin? sinh? sqrt? sum? tan? tanh? toarray tocoo? tocsc?
 tocsr? todia? transpose? trunc? .data= .imag? .nnz? .real?
 """
@@ -68,6 +68,7 @@ _MERGED = f"""
 _COMPRESSED = f"""
 {_MERGED} prune! sort_indices! sorted_indices? .has_sorted_indices?= .indices= .indptr=
 """
+_OF_MATRICES = "asfptype? getcol? getnnz? getrow?"
 _MEMBERS = {
     "csr": _COMPRESSED,
     "csc": _COMPRESSED,
@@ -75,13 +76,14 @@ _MEMBERS = {
     "dia": f"{_MATRIX} .offsets=",
 }
 _SPARSE = {
-    **{f"{form}_{kind}": text for form, text in _MEMBERS.items() for kind in ("array", "matrix")},
+    **{f"{form}_array": text for form, text in _MEMBERS.items()},
+    **{f"{form}_matrix": f"{text} {_OF_MATRICES}" for form, text in _MEMBERS.items()},
     "SuperLU": "solve? .nnz?",
 }
 
 _SPARSE_FUNCTIONS = """
 block_array block_diag bmat diags diags_array eye eye_array find hstack identity kron kronsum
-matrix_transpose permute_dims rand random random_array spdiags swapaxes tril triu vstack
+permute_dims rand random random_array spdiags swapaxes tril triu vstack
 csgraph.connected_components
 linalg.bicgstab linalg.cg linalg.cgs linalg.eigsh linalg.gmres linalg.lobpcg linalg.lsmr linalg.lsqr
 linalg.matrix_power linalg.minres linalg.norm linalg.spilu linalg.splu linalg.spsolve

@@ -162,7 +162,7 @@ class Objects:
 
     # --- operations -------------------------------------------------------------------------------
 
-    def new(self, kind: str, *args: Any, **kwargs: Any) -> Any:
+    def new(self, kind: str, /, *args: Any, **kwargs: Any) -> Any:
         """Make an object of a class."""
         if kind not in self.classes:
             raise ValueError(f"no class {kind}")
@@ -170,13 +170,13 @@ class Objects:
         args, kwargs = self.before(kind, args, kwargs)
         return self.told(self.after(kind, found(*args, **kwargs), args, kwargs))
 
-    def made(self, kind: str, name: str, *args: Any, **kwargs: Any) -> Any:
+    def made(self, kind: str, name: str, /, *args: Any, **kwargs: Any) -> Any:
         """Call a method of a class."""
         self.marks(kind, name, of="+")
         args, kwargs = self.before(name, args, kwargs)
         return self.told(self.after(name, getattr(self.named(kind), name)(*args, **kwargs), (), {}))
 
-    def function(self, name: str, *args: Any, **kwargs: Any) -> Any:
+    def function(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         """Call a function of the family's module."""
         if name not in FUNCTIONS[self.family]:
             raise ValueError(f"no function {name}")
@@ -184,7 +184,9 @@ class Objects:
         args, kwargs = self.before(name, args, kwargs)
         return self.told(self.after(name, found(*args, **kwargs), args, kwargs))
 
-    def call(self, value: Any, name: str, *args: Any, _expected: Any = None, **kwargs: Any) -> Any:
+    def call(
+        self, value: Any, name: str, /, *args: Any, _expected: Any = None, **kwargs: Any
+    ) -> Any:
         """Call a method; of one that changes the object, return its class and looks."""
         kind = self.need(value)
         marks = self.marks(kind, name)

@@ -49,7 +49,7 @@ class EmulatedSpatial(Spatial):
             return (self.backend.adopt(np.array(points, np.float64)), *rest), kwargs
         return args, kwargs
 
-    def new(self, kind: str, *args: Any, **kwargs: Any) -> Any:
+    def new(self, kind: str, /, *args: Any, **kwargs: Any) -> Any:
         """Make a tree or a triangulation."""
         try:
             return super().new(kind, *args, **kwargs)

@@ -42,15 +42,19 @@ def class_of(family: str, name: str) -> Any:
     return _classes[family, name]
 
 
-def ask(operation: str, *args: Any, **kwargs: Any) -> Any:
+def ask(operation: str, /, *args: Any, out: Any = None, **kwargs: Any) -> Any:
     """Run an operation of a family, and wait for its result.
 
-    An array ``out`` that the program gave is the result, as in CuPy.
+    An array ``out`` of the program takes the result, and is returned, as in CuPy.
     """
     session = _make.session_of(*args, *kwargs.values())
     made = read(session, session.ask(operation, args, kwargs))
-    out = kwargs.get("out")
-    return made if out is None else out
+    if out is None:
+        return made
+    if out.shape != made.shape:
+        raise ValueError("dimensions do not match")
+    out[...] = made
+    return out
 
 
 def read(session: Any, value: Any) -> Any:
@@ -99,13 +103,13 @@ class RemoteObject(Remote):
         else:
             other._gp_handle = old
 
-    def _send(self, name: str, *args: Any, **kwargs: Any) -> Any:
+    def _send(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         """Call a method that returns one array; only the first of its kind is waited for."""
         given = (self, name, *[operand(value) for value in args])
         named = {key: operand(value) for key, value in kwargs.items()}
         return _make.lazy(f"{self._gp_family}.call", given, named)
 
-    def _ask(self, name: str, *args: Any, **kwargs: Any) -> Any:
+    def _ask(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         """Call a method, and wait for its result."""
         given = [operand(value) for value in args]
         named = {key: operand(value) for key, value in kwargs.items()}
@@ -119,7 +123,7 @@ class RemoteObject(Remote):
         handle, _ = session.call(f"{self._gp_family}.call", given, kwargs, _wire.META_OBJECT)
         return _object(kind, session, handle, looks)
 
-    def _change(self, name: str, *args: Any, **kwargs: Any) -> None:
+    def _change(self, name: str, /, *args: Any, **kwargs: Any) -> None:
         """Call a method that changes the object, which may become one of another class."""
         self._changed(*self._ask(name, *args, **kwargs))
 

@@ -26,6 +26,7 @@ from cupyx.scipy.sparse._matrices import isspmatrix_coo as isspmatrix_coo
 from cupyx.scipy.sparse._matrices import isspmatrix_csc as isspmatrix_csc
 from cupyx.scipy.sparse._matrices import isspmatrix_csr as isspmatrix_csr
 from cupyx.scipy.sparse._matrices import isspmatrix_dia as isspmatrix_dia
+from cupyx.scipy.sparse._matrices import matrix_transpose as matrix_transpose
 from cupyx.scipy.sparse._matrices import random as random
 from cupyx.scipy.sparse._matrices import sparray as sparray
 from cupyx.scipy.sparse._matrices import spmatrix as spmatrix

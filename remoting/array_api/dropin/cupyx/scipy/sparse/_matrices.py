@@ -58,6 +58,10 @@ def _operator(name: str, swapped: bool = False) -> Any:
         good = (SparseBase, make.classes.ndarray, np.ndarray, *_NUMBERS)
         if not all(isinstance(each, good) for each in given):
             return NotImplemented
+        if name in ("eq", "ge", "le") and isinstance(others[0], SparseBase):
+            kind = importlib.import_module("cupyx.scipy.sparse").SparseEfficiencyWarning
+            text = "using ==, <=, and >= is inefficient, try using !=, <, or > instead."
+            warnings.warn(f"Comparing sparse matrices {text}", kind, 2)
         return _objects.ask("sparse.operator", name, *[operand(each) for each in given])
 
     return compute
@@ -90,6 +94,9 @@ class SparseBase(_objects.RemoteObject):
             shape = tuple([int(n) if is_dense(n) else n.__index__() for n in shape])
         elif is_of_scipy(arg1):
             shape = arg1.shape
+        given = getattr(arg1, "ndim", None)
+        if self.is_array and shape is not None and given not in (None, len(shape)):
+            raise ValueError(f"a shape of {len(shape)} dimensions for an input of {given}")
         source = self._source(arg1)
         self._take(_objects.ask("sparse.make", self._gp_kind, source, shape, kind, bool(copy)))
 
@@ -329,7 +336,8 @@ class SparseBase(_objects.RemoteObject):
 
     def dot(self, other: Any) -> Any:
         """Return the product with a number, an array or another matrix."""
-        return self * other if is_number(other) else self @ other
+        scales = is_number(other) if self.format == "coo" else np.isscalar(other)
+        return self * other if scales else self @ other
 
     def setdiag(self, values: Any, k: int = 0) -> None:
         """Set the elements of a diagonal."""
@@ -533,6 +541,11 @@ def get_index_dtype(arrays: Any = (), maxval: Any = None, check_contents: bool =
         if int(each.min()) < limit.min or int(each.max()) > limit.max:
             return np.int64
     return np.int32
+
+
+def matrix_transpose(A: Any) -> Any:
+    """Return the transpose of the last two axes."""
+    return A.mT
 
 
 def random(
