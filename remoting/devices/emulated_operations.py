@@ -22,7 +22,7 @@ from gpupool.remoting.devices.conventions.conversions import (
 )
 from gpupool.remoting.devices.emulated_arithmetic import ARITHMETIC, FORMULAS, sinc
 from gpupool.remoting.devices.emulated_bfloat16 import WIDE, in_float32, with_numbers
-from gpupool.remoting.devices.emulated_plans import EmulatedPlans
+from gpupool.remoting.devices.emulated_plans import plan_operations
 from gpupool.remoting.devices.emulated_random import random_operations
 from gpupool.remoting.devices.extensions import emulated_extensions
 from gpupool.remoting.devices.host_kernels.host_kernel_operations import host_kernel_operations
@@ -395,9 +395,8 @@ def operations(backend: Any) -> Mapping[str, Operation]:
     table |= {name: getattr(np, name) for name in FUNCTIONS}
     table |= {f"linalg.{name}": getattr(np.linalg, name) for name in LINALG}
     transforms = {f"fft.{name}": _transform(name) for name in FFT}
-    plans = EmulatedPlans(len(backend.devices))
-    table |= transforms | plans.planned(transforms, lambda: backend.current)
-    table |= plans.operations(lambda: backend.current)
+    table |= transforms
+    table |= plan_operations(transforms, len(backend.devices), lambda: backend.current)
     table |= random_operations()
     table |= emulated_extensions()
     table |= _cuda(backend) | host_kernel_operations(backend) | emulated_objects(backend)
