@@ -4,6 +4,7 @@
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+import importlib
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,4 @@ class Interpolators(Objects):
 
     def sparse_matrix(self, made: Any) -> Any:
         """Return a sparse array of SciPy as a matrix, as CuPy's is."""
-        import scipy.sparse  # pyright: ignore[reportMissingImports]
-
-        return scipy.sparse.csr_matrix(made)
+        return importlib.import_module("scipy.sparse").csr_matrix(made)
