@@ -1,4 +1,4 @@
-"""Interpolators of a worker: what they need beside their table of members."""
+"""Interpolators of a worker: rules beside their table of members."""
 
 # The values that this module forwards have no static type: they are whatever a program passes.
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false

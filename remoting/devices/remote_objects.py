@@ -94,7 +94,7 @@ class Objects:
     # --- what a family adds -----------------------------------------------------------------------
 
     def looks(self, value: Any) -> list[Any]:
-        """Return what the client knows of an object beside its class."""
+        """Return the features of an object that the client knows beside its class."""
         del value
         return []
 

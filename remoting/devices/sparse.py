@@ -1,4 +1,4 @@
-"""Sparse matrices of a worker: what they need beside their table of members.
+"""Sparse matrices of a worker: rules beside their table of members.
 
 The client knows the shape and the type of a matrix. Its elements stay here.
 """

@@ -1,4 +1,4 @@
-"""Trees of points and triangulations of a worker: what they need beside their table of members."""
+"""Trees of points and triangulations of a worker: rules beside their table of members."""
 
 # The values that this module forwards have no static type: they are whatever a program passes.
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false

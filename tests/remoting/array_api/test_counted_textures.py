@@ -17,8 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.properties import examples
 
-from gpupool.remoting.devices.cuda_objects.counted_textures import CudaTextures
-from gpupool.remoting.devices.cuda_objects.texture_checks import GRANULE, LINEAR, OF_ARRAY, PITCHED
+from gpupool.remoting.devices.cuda_objects.counted_textures import (
+    GRANULE,
+    LINEAR,
+    OF_ARRAY,
+    PITCHED,
+    CudaTextures,
+)
 
 FLOAT = (32, 0, 0, 0, 2)
 LOOK = ([1, 1], 0, 0, None, None, None, None)

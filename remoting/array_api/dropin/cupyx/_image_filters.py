@@ -117,7 +117,7 @@ def _remembered(key: Any, make: Any) -> Any:
 
 
 def _applied(function: Any, wide: Any, count: int, *sizes: int) -> Any:
-    """Return what a raw kernel writes for each row of a matrix: so many numbers."""
+    """Return the results of a raw kernel for each row of a matrix, ``count`` numbers a row."""
     body = (
         f"gpupool_raw::{function.name}((double *)&x[i * {wide.shape[1]}LL], {wide.shape[1]}, "
         f"&y[i * {count}LL]{''.join(f', {size}' for size in sizes)});"
@@ -252,68 +252,3 @@ def generic_filter1d(
     wide = _padded(lines, (1, filter_size), [0, before], ["wrap", boundary], cval)
     results = _applied(function, wide, length, length)
     return _store(cupy.moveaxis(results.reshape(moved.shape), -1, along), made)
-
-
-# --- functions of the program ---------------------------------------------------------------------
-
-
-def generic_laplace(
-    input: Any,  # noqa: A002 - SciPy's name
-    derivative2: Any,
-    output: Any = None,
-    mode: Any = "reflect",
-    cval: Any = 0.0,
-    extra_arguments: Any = (),
-    extra_keywords: Any = None,
-    *,
-    axes: Any = None,
-) -> Any:
-    """Add the second derivatives along the axes, which a function of the program computes."""
-    keywords = {} if extra_keywords is None else extra_keywords
-    over = _axes(axes, input.ndim)
-    made = _output(output, input)
-    if not over:
-        made[...] = input
-        return made
-    modes = _each(mode, len(over), "mode", _known_mode)
-    derivative2(input, over[0], made, modes[0], cval, *extra_arguments, **keywords)
-    for axis, one in zip(over[1:], modes[1:]):
-        part = cupy.empty(input.shape, made.dtype)
-        derivative2(input, axis, part, one, cval, *extra_arguments, **keywords)
-        made += part
-    return made
-
-
-def generic_gradient_magnitude(
-    input: Any,  # noqa: A002 - SciPy's name
-    derivative: Any,
-    output: Any = None,
-    mode: Any = "reflect",
-    cval: Any = 0.0,
-    extra_arguments: Any = (),
-    extra_keywords: Any = None,
-    *,
-    axes: Any = None,
-) -> Any:
-    """Return the length of the gradient; a function of the program computes its parts."""
-    keywords = {} if extra_keywords is None else extra_keywords
-    over = _axes(axes, input.ndim)
-    modes = _each(mode, len(over), "mode", _known_mode)
-    made = _output(output, input)
-    if not over:
-        made[...] = input
-        return made
-    derivative(input, over[0], made, modes[0], cval, *extra_arguments, **keywords)
-    made *= made
-    for axis, one in zip(over[1:], modes[1:]):
-        part = cupy.empty(input.shape, made.dtype)
-        derivative(input, axis, part, one, cval, *extra_arguments, **keywords)
-        part *= part
-        made += part
-    return cupy.sqrt(made, made, casting="unsafe")
-
-
-def _known_mode(value: Any) -> Any:
-    """Return a boundary mode by its own name: the function of the program gets it."""
-    _mode(value)
-    return value

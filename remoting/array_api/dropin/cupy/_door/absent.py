@@ -34,6 +34,10 @@ _LEFT_TO_CUPY = {
         dfreqresp dimpulse dlsim dlti dstep freqresp impulse lsim lti place_poles step
     """,
     "chirp transforms as objects": "CZT ZoomFFT",
+    "functions of Python over images": """
+        cupyx.scipy.ndimage.generic_gradient_magnitude cupyx.scipy.ndimage.generic_laplace
+        cupyx.scipy.ndimage.labeled_comprehension
+    """,
     "Cholesky solvers": "cupyx.linalg.cho_solve cupyx.linalg.invh",
 }
 _LEFT = {

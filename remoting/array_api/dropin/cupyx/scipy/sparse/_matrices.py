@@ -131,7 +131,7 @@ class SparseBase(_objects.RemoteObject):
             raise ValueError(f"a sparse matrix of {self._dtype}")
 
     def _same(self, name: str, kind: Any = None, shape: Any = None, **kwargs: Any) -> Any:
-        """Run a method whose result has a known format and shape; nothing waits."""
+        """Run a method with a result of known format and shape; nothing waits."""
         if self.ndim != 2:
             return self._ask(name, **kwargs)
         looks = (self._shape if shape is None else shape, self._dtype.str)
