@@ -78,7 +78,7 @@ _MEMBERS = {
 _SPARSE = {
     **{f"{form}_array": text for form, text in _MEMBERS.items()},
     **{f"{form}_matrix": f"{text} {_OF_MATRICES}" for form, text in _MEMBERS.items()},
-    "SuperLU": "solve? .nnz?",
+    "SuperLU": "solve? .L? .U? .nnz? .perm_c .perm_r",
 }
 
 _SPARSE_FUNCTIONS = """

@@ -1,9 +1,8 @@
 """Signal processing."""
 
 from cupyx import _extensions
-from cupyx.scipy.signal import _checks
 from cupyx.scipy.signal import windows as windows
-from cupyx.scipy.signal._checks import argrelextrema as argrelextrema
+from cupyx.scipy.signal._extrema import argrelextrema as argrelextrema
 
 _extensions.fill(
     globals(),
@@ -27,6 +26,3 @@ _extensions.fill(
     tf2sos tf2ss tf2zpk unique_roots vectorstrength welch zpk2sos zpk2ss zpk2tf
     """,
 )
-
-get_window = windows.get_window
-buttord = _checks.order(globals()["buttord"])
