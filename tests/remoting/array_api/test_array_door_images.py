@@ -143,6 +143,19 @@ def test_a_generic_filter_refuses_what_cupy_refuses(cp: Any, ours: Any) -> None:
 # --- functions of the program ---------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("index", [None, 2, [1, 3], [4, 9, 1]])
+def test_a_function_is_called_for_each_label(cp: Any, ours: Any, index: Any) -> None:
+    def total(x: Any, positions: Any) -> Any:
+        return (x * positions).sum()
+
+    rest = (total, np.float64, -1.0, True)
+    made = ours.labeled_comprehension(cp.asarray(HOST), cp.asarray(LABELS), index, *rest)
+    wanted = scipy.ndimage.labeled_comprehension(HOST, LABELS, index, *rest)
+    np.testing.assert_allclose(cp.asnumpy(made), wanted)
+    with pytest.raises(ValueError, match="same shape"):
+        ours.labeled_comprehension(cp.asarray(HOST), cp.ones(2, int), 1, *rest)
+
+
 def test_values_on_one_axis_have_one_index(cp: Any, ours: Any) -> None:
     a = cp.asarray([1, 0, 1])
     assert [place.tolist() for place in ours.value_indices(a)[1]] == [[0, 2]]

@@ -1,4 +1,4 @@
-"""Measurements of labels with results of many parts."""
+"""Measurements of labels that call a function of the program, or have results of many parts."""
 
 from __future__ import annotations
 
@@ -29,6 +29,73 @@ def center_of_mass(
         steps = cupy.arange(length, dtype=float).reshape((-1,) + (1,) * (input.ndim - axis - 1))
         centre.append(total(input * steps, labels, index) / weight)
     return list(cupy.stack(centre, axis=-1)) if weight.ndim else tuple(centre)
+
+
+def labeled_comprehension(
+    input: Any,  # noqa: A002 - SciPy's name
+    labels: Any,
+    index: Any,
+    func: Any,
+    out_dtype: Any,
+    default: Any,
+    pass_positions: bool = False,
+) -> Any:
+    """Call a function with the elements of each label; return its results as an array.
+
+    With ``out_dtype`` of object the results are a list, as in CuPy. This waits for the labels'
+    places, and ``func`` runs in the program, on arrays of the device.
+
+    Raises:
+        ValueError: labels are missing, of another shape, or of a type that an index exceeds.
+    """
+    image = cupy.asarray(input)
+    arrays = [image]
+    if pass_positions:
+        arrays.append(cupy.arange(image.size).reshape(image.shape))
+    if labels is None:
+        if index is not None:
+            raise ValueError("index without defined labels")
+        return func(*[each.ravel() for each in arrays])
+    try:
+        _, labels = cupy.broadcast_arrays(image, labels)
+        arrays = [cupy.broadcast_arrays(each, labels)[0] for each in arrays]
+    except ValueError:
+        raise ValueError(
+            "input and labels must have the same shape (excepting dimensions with width 1)"
+        ) from None
+    if index is None:
+        return func(*[each[labels > 0] for each in arrays])
+    wanted = np.atleast_1d(cupy.asnumpy(index))
+    if wanted.ndim > 1:
+        raise ValueError("index must have one axis at most")
+    kept = wanted.astype(labels.dtype)
+    if (kept.astype(wanted.dtype) != wanted).any():
+        raise ValueError(
+            f"Cannot convert index values from <{wanted.dtype}> to <{labels.dtype}> "
+            "(labels.dtype) without loss of precision"
+        )
+    order = cupy.argsort(labels.ravel(), kind="stable")
+    labels = labels.ravel()[order]
+    arrays = [each.ravel()[order] for each in arrays]
+    asked = cupy.asarray(kept)
+    ends = [cupy.searchsorted(labels, asked, side=side).get() for side in ("left", "right")]
+    found: list[Any] = [
+        func(*[each[int(low) : int(high)] for each in arrays]) if low < high else None
+        for low, high in zip(*ends)
+    ]
+    present = [bool(low < high) for low, high in zip(*ends)]
+    if np.dtype(out_dtype).hasobject:
+        made = [value if there else default for value, there in zip(found, present)]
+        return made[0] if cupy.isscalar(index) else made
+    result = cupy.empty(wanted.shape, out_dtype)
+    if default is None and result.dtype.kind in "fc":
+        default = np.nan
+    if not all(present):
+        result[...] = default
+    for at, there in enumerate(present):
+        if there:
+            result[at] = found[at]
+    return result[0] if cupy.isscalar(index) else result
 
 
 def value_indices(

@@ -36,7 +36,6 @@ _LEFT_TO_CUPY = {
     "chirp transforms as objects": "CZT ZoomFFT",
     "functions of Python over images": """
         cupyx.scipy.ndimage.generic_gradient_magnitude cupyx.scipy.ndimage.generic_laplace
-        cupyx.scipy.ndimage.labeled_comprehension
     """,
     "Cholesky solvers": "cupyx.linalg.cho_solve cupyx.linalg.invh",
 }

@@ -9,6 +9,7 @@ from cupyx import _extensions
 from cupyx._image_filters import generic_filter as generic_filter
 from cupyx._image_filters import generic_filter1d as generic_filter1d
 from cupyx._image_labels import center_of_mass as _center_of_mass
+from cupyx._image_labels import labeled_comprehension as labeled_comprehension
 from cupyx._image_labels import value_indices as value_indices
 
 _extensions.fill(
