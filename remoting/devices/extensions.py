@@ -11,10 +11,10 @@ from typing import Any, cast
 import numpy as np
 
 from gpupool.remoting.devices.base import UnsupportedError
+from gpupool.remoting.devices.conventions import filter_states
 from gpupool.remoting.devices.conventions.extension_conventions import CONVENTIONS, REAL
 from gpupool.remoting.devices.extension_names import EXTENSIONS
 from gpupool.remoting.devices.geometry.distances import distances
-from gpupool.remoting.devices.signals import filter_states
 
 Operation = Callable[..., Any]
 

@@ -109,13 +109,16 @@ def _distribution(name: str, *, of_generator: bool = False) -> Callable[..., Any
     typed = not of_generator or name in _TYPED.split()
     names = {**parameters, "size": None, **({"dtype": default} if typed else {})}
     names |= {"out": None, "method": None} if of_generator else {}
+    whole = np.dtype(np.int64 if default is int else np.float64)
+    floats = of_generator or (default is float and name not in _OF_ANY_TYPE.split())
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         bound = _bind(name, names, args, kwargs)
-        size, out = bound.pop("size"), bound.pop("out", None)
-        bound.pop("method", None)
-        dtype = arguments.dtype_of(bound.pop("dtype", np.int64 if default is int else float))
-        floats = of_generator or (default is float and name not in _OF_ANY_TYPE.split())
+        size, out = bound.pop("size"), None
+        if of_generator:
+            out = bound.pop("out")
+            del bound["method"]
+        dtype = arguments.dtype_of(bound.pop("dtype")) if typed else whole
         if typed and floats and dtype.char not in "fd":
             raise TypeError(f"cupy.random only supports float32 and float64, not {dtype}")
         if not of_generator and any(value is None for value in bound.values()):

@@ -302,9 +302,7 @@ class SparseBase(_objects.RemoteObject):
     def _product(self, left: Any, right: Any) -> Any:
         """Return a product; nothing waits for one with a dense array."""
         other = right if left is self else left
-        if is_number(other):
-            raise ValueError("Scalar operands are not allowed, use '*' instead")
-        if is_dense(other) and other.ndim in (1, 2) and self.ndim == 2:
+        if is_dense(other) and other.ndim in (1, 2) and len(self._shape) == 2:
             if left.shape[-1] != right.shape[0]:
                 raise ValueError("dimension mismatch")
             kind = np.promote_types(self._dtype, other.dtype)
@@ -312,6 +310,8 @@ class SparseBase(_objects.RemoteObject):
                 shape = (*left.shape[:-1], *right.shape[1:])
                 meta = fresh(kind, shape, "F" if left is self and other.ndim == 2 else "C")
                 return make.forward("sparse.operator", ("matmul", left, right), {}, meta)
+        if is_number(other):
+            raise ValueError("Scalar operands are not allowed, use '*' instead")
         return _operator("matmul")(left, right)
 
     def _scale(self: Any, other: Any, name: str) -> Any:
