@@ -223,7 +223,7 @@ def _arrays(cupy: Any) -> dict[str, Operation]:
         "ndarray.imag": lambda a: a.imag,
         "ndarray.diagonal": lambda a, *args: a.diagonal(*args),
         "ndarray.fill": lambda a, value: a.fill(value),
-        "ndarray.sort": lambda a, axis=-1: a.sort(axis),
+        "ndarray.sort": lambda a, axis=-1, kind=None: a.sort(axis, kind),
         "ndarray.partition": lambda a, kth, axis=-1: a.partition(kth, axis),
         "ndarray.byteswap": lambda a: a.byteswap(),
         "ndarray.mdspan": lambda a, index_type, unsafe: a.mdspan(

@@ -231,6 +231,14 @@ FUNCTIONS = (
     "where",
     "angle",
     "stack",
+    "cumulative_prod",
+    "cumulative_sum",
+    "meshgrid",
+    "resize",
+    "unique_all",
+    "unique_counts",
+    "unique_inverse",
+    "unique_values",
 )
 
 LINALG = (

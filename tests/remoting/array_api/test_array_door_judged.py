@@ -98,9 +98,10 @@ def test_each_of_several_late_errors_is_raised(cp: Any) -> None:
 def test_a_call_on_the_result_of_a_failed_call_is_not_remembered(cp: Any) -> None:
     [session] = cp._door.pool.sessions()
     lost = _late_error(cp)
-    cp.pad(lost, 1, "no mode at all")  # the worker runs nothing on what is not there
-    with pytest.raises(cp.linalg.LinAlgError):
-        session.synchronize()
+    with pytest.raises(cp.linalg.LinAlgError) as caught:
+        cp.pad(lost, 1, "no mode at all")  # the worker runs nothing on what is not there
+    assert "by the call at" in caught.value.__notes__[0]
+    session.synchronize()
     with pytest.raises(ValueError, match="no mode at all"):
         cp.pad(cp.ones((3, 3)), 1, "no mode at all")
 
@@ -108,7 +109,7 @@ def test_a_call_on_the_result_of_a_failed_call_is_not_remembered(cp: Any) -> Non
 @pytest.mark.parametrize("wrong", [True, 1.0])
 @pytest.mark.parametrize(
     ("name", "shape"),
-    [("sum", (2, 31)), ("cumsum", (2, 32)), ("median", (2, 33)), ("average", (2, 34))],
+    [("sum", (2, 31)), ("median", (2, 33)), ("average", (2, 34))],
 )
 def test_an_axis_that_equals_an_int_makes_no_wrong_memo(
     cp: Any, name: str, shape: tuple[int, int], wrong: Any
@@ -122,7 +123,7 @@ def test_an_axis_that_equals_an_int_makes_no_wrong_memo(
                 call(a, axis=axis)
         else:
             assert np.array_equal(call(a, axis=axis).get(), expected)
-    assert call(a, axis=(True,) if name != "cumsum" else 1).get().tolist() == expected.tolist()
+    assert call(a, axis=(True,)).get().tolist() == expected.tolist()
 
 
 def test_kinds_of_equal_slices_of_other_types_differ(cp: Any) -> None:
@@ -210,12 +211,8 @@ def test_a_number_that_no_check_reads_makes_no_new_kind(cp: Any) -> None:
         (lambda at: cp.roll(a, at, axis=0), 1),
         (lambda at: cp.interp(x, x, x, left=at * 0.1), 1),
         (lambda at: cp.interp(x, x, x, at * 0.1, float("nan")), 1),
-        (lambda at: cp.repeat(a, at), 1),
-        (lambda at: cp.repeat(a, [at, 1, 2, 3, 4, 5]), 1),
         (lambda _: cp.select([a > 0], [a], float("nan")), 1),
-        # A check reads these: the axis, the period, what an int of the values may be.
-        (lambda at: cp.interp(x, x, x, period=at + 1.0), 9),
-        (lambda at: cp.interp(x, x, x.astype(int), left=at * 1.0), 9),
+        (lambda at: cp.repeat(a, at), 9),
         (lambda at: cp.pad(a, at), 9),
     ]
     for call, waits in calls:

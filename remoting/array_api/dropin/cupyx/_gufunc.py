@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from cupy._core.dispatch import make
 from cupy._core.dispatch.arguments import axes_of, need, normalize_order
+from cupy._core.manipulation import broadcast_to
 from cupy._core.ufunc import broadcast
-from cupy._door import state
 from cupy._door.older import zip_strict
 
 _OPERAND = re.compile(r"\(([^()]*)\)")
@@ -237,7 +237,7 @@ class GeneralizedUFunc:
                 made = made.reshape((*made.shape[:places], *shape))
             args[at] = made
         common = broadcast(*outer)
-        spread: Any = state.hooks["functions"]["broadcast_to"]
+        spread: Any = broadcast_to
         for at, (arg, own) in enumerate(zip_strict(args, outer)):
             if own != common:
                 args[at] = spread(arg, common + arg.shape[len(own) :])

@@ -8,7 +8,7 @@ import numpy as np
 from cupy._core import convert
 from cupy._core.dispatch import make, transfers
 from cupy._core.dispatch.arguments import able, is_array, need
-from cupy._door import state
+from cupy._core.ufunc import UFUNCS
 
 
 def asarray(
@@ -21,7 +21,7 @@ def asarray(
 def asarray_chkfinite(a: Any, dtype: Any = None, order: Any = None) -> Any:
     """Return an array; ValueError if it holds infinities or NaN."""
     made = asarray(a, dtype, order)
-    if not bool(state.hooks["ufuncs"]["isfinite"](made).all()):
+    if not bool(UFUNCS["isfinite"](made).all()):
         raise ValueError("array must not contain Infs or NaNs")
     return made
 

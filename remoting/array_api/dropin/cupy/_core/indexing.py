@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from cupy._core import convert
-from cupy._core.dispatch import arguments, make, transfers
+from cupy._core.dispatch import across, arguments, make, transfers
 from cupy._door import state
 from cupy._door.calls import Plan, Remote, plan_of
 from cupy._door.meta import Meta, fresh, intern, of_view
 
 _FULL = slice(None)
+_SLICE_COPY = os.environ.get("CUPY_EXPERIMENTAL_SLICE_COPY", "").strip() == "1"
 _NOTHING = object()
 """Stands for an Ellipsis over no axis."""
 _INT = struct.Struct("<q").pack
@@ -349,8 +350,8 @@ def _setitem(a: Any, index: Any, value: Any) -> None:
     if isinstance(value, Remote) and source._gp_session is not a._gp_session:
         whole = not arrays and all(item is Ellipsis or item == _FULL for item in items)
         with state.on(a._gp_device):
-            if not (whole and state.hooks["fill"](a, value)):
-                value = state.hooks["bring"](value, a)
+            if not (whole and across.fill(a, value)):
+                value = across.bring(value, a)
                 a._gp_session.call("ndarray.setitem", (a, items, value), {})
         return
     a._gp_session.call("ndarray.setitem", (a, items, value), {})
@@ -371,7 +372,7 @@ def without_imaginary(value: Any, dtype: np.dtype[Any]) -> Any:
 def _host_value(a: Any, index: Any, value: np.ndarray[Any, Any]) -> Any:
     if value.ndim == 0:
         return value[()] if value.dtype.char == "V" else value.item()
-    if state.hooks["slice_copy"] and isinstance(index, slice) and index == _FULL:
+    if _SLICE_COPY and isinstance(index, slice) and index == _FULL:
         if a.dtype != value.dtype or a.shape != value.shape:
             raise ValueError(
                 "copying a numpy.ndarray to a cupy.ndarray by empty slice assignment must ensure "
@@ -390,7 +391,3 @@ def _check_fits(source: tuple[int, ...], target: tuple[int, ...]) -> None:
     )
     if not ok:
         raise ValueError(f"could not broadcast input array from shape {source} into shape {target}")
-
-
-state.hooks["index"] = prepare
-state.hooks["slice_copy"] = os.environ.get("CUPY_EXPERIMENTAL_SLICE_COPY", "").strip() == "1"

@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 
 from cupy._core import convert
+from cupy._core.creation import zeros
 from cupy._core.dispatch import arguments, make
-from cupy._core.functions import FUNCTIONS
-from cupy._door import state
+from cupy._core.joining import atleast_1d, concatenate
+from cupy._core.learned import convolve, poly, trim_zeros
+from cupy._core.learned import roots as _roots
 
 
 def _coefficients(x: Any) -> Any:
@@ -32,7 +34,7 @@ def _result(made: Any, *given: Any) -> Any:
 def _padded(a: Any, size: int) -> Any:
     if a.size == size:
         return a
-    return FUNCTIONS["concatenate"]([FUNCTIONS["zeros"](size - a.size, a.dtype), a])
+    return concatenate([zeros(size - a.size, a.dtype), a])
 
 
 def polyadd(a1: Any, a2: Any) -> Any:
@@ -50,14 +52,14 @@ def polysub(a1: Any, a2: Any) -> Any:
 
 
 def _without_zeros(coefficients: Any) -> Any:
-    left = FUNCTIONS["trim_zeros"](coefficients, "f")
+    left = trim_zeros(coefficients, "f")
     return left if left.size else convert.array([0.0], coefficients.dtype)
 
 
 def polymul(a1: Any, a2: Any) -> Any:
     """Return the product of two polynomials, without zeros before the first coefficient."""
     first, second = _without_zeros(_coefficients(a1)), _without_zeros(_coefficients(a2))
-    return _result(FUNCTIONS["convolve"](first, second), a1, a2)
+    return _result(convolve(first, second), a1, a2)
 
 
 def polyval(p: Any, x: Any) -> Any:
@@ -79,8 +81,8 @@ def polyval(p: Any, x: Any) -> Any:
         point = convert.array(x)
     kind = np.result_type(coefficients.dtype, point.dtype)
     if not coefficients.size:
-        return FUNCTIONS["zeros"](point.shape, kind)
-    total = FUNCTIONS["zeros"](point.shape, kind)
+        return zeros(point.shape, kind)
+    total = zeros(point.shape, kind)
     for index in range(coefficients.size):
         total = total * point + coefficients[index]
     return total
@@ -100,11 +102,11 @@ class poly1d:
             return
         array = convert.asarray(c_or_r)
         if r:
-            array = FUNCTIONS["poly"](array)
-        array = FUNCTIONS["atleast_1d"](array)
+            array = poly(array)
+        array = atleast_1d(array)
         if array.ndim > 1:
             raise ValueError("Polynomial must be 1d only.")
-        array = FUNCTIONS["trim_zeros"](array, "f")
+        array = trim_zeros(array, "f")
         self._coeffs = array if array.size else convert.array([0], dtype=array.dtype)
         self._variable = "x" if variable is None else variable
 
@@ -135,7 +137,7 @@ class poly1d:
     @property
     def roots(self) -> Any:
         """Zeros of the polynomial."""
-        return FUNCTIONS["roots"](self._coeffs)
+        return _roots(self._coeffs)
 
     r = roots
 
@@ -247,4 +249,3 @@ class poly1d:
 
 
 POLY: dict[str, Any] = {**make.public(globals()), "poly1d": poly1d}
-state.hooks["poly1d"] = poly1d

@@ -8,7 +8,6 @@ import numpy as np
 from cupy._core.convert import ARRAY_PROTOCOLS, array, has_device_leaf
 from cupy._core.dispatch import make
 from cupy._core.dispatch.arguments import is_array, need, weak_result
-from cupy._door import state
 from cupy._door.calls import Remote
 from cupy._door.meta import Meta
 from cupy._door.older import zip_strict
@@ -18,7 +17,7 @@ def get_array_module(*args: Any) -> Any:
     """Return `cupy` if any argument is on a device, else `numpy`."""
     for arg in args:
         if isinstance(arg, Remote) or hasattr(arg, "__cupy_get_ndarray__"):
-            return state.hooks["module"]
+            return sys.modules["cupy"]
     return np
 
 
@@ -129,7 +128,7 @@ def may_share_memory(a: Any, b: Any, max_work: Any = None) -> bool:
 
 def is_available() -> bool:
     """Say whether there is a GPU session with at least one device."""
-    return state.hooks["module"].cuda.is_available()
+    return sys.modules["cupy"].cuda.is_available()
 
 
 def who(vardict: Any = None) -> None:

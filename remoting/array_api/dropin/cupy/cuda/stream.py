@@ -10,7 +10,7 @@ from typing import Any
 
 from cupy._door import pool, state
 from cupy._door.calls import Remote, remote_object, remote_of
-from cupy.cuda.errors import CUDARuntimeError
+from cupy._door.cuda_errors import CUDARuntimeError
 from cupy.cuda.graph import Graph
 
 PER_THREAD = 2

@@ -9,8 +9,8 @@ from typing import Any
 
 from cupy._core.dispatch import make
 from cupy._core.kernels.raw_kernels import Compiled, checked
-from cupy._door import state
 from cupy._door.meta import Meta
+from cupy.cuda.memory import MemoryPointer
 
 _LOAD = re.compile(r"__device__[^;{}]*?\b([A-Za-z_]\w*)\s*\(\s*(?:const\s+)?void\s*\*")
 _POINTER = re.compile(r"\bd_(?:load|store)CallbackPtr\s*=\s*&?\s*([A-Za-z_]\w*)")
@@ -113,7 +113,7 @@ def _data(pointer: Any, array: Any, what: str) -> Any:
         raise ValueError(f"only use cb_{what}_data and not cb_{what}_aux_arr")
     if array is not None:
         pointer = array.data
-    if pointer is not None and not isinstance(pointer, state.hooks["MemoryPointer"]):
+    if pointer is not None and not isinstance(pointer, MemoryPointer):
         raise TypeError(f"cb_{what}_data must be a MemoryPointer")
     return pointer
 

@@ -290,7 +290,6 @@ def _warn_of_planning() -> None:
 
 
 config = Config()
-cufft.hooks["config"] = config
 
 
 def transform(name: str) -> tuple[str, tuple[Any, ...]]:

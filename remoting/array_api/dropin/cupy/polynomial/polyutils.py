@@ -2,8 +2,10 @@
 
 from typing import Any
 
+from cupy._core.creation import zeros_like as _zeros_like
 from cupy._core.dispatch.arguments import need
-from cupy._core.functions import FUNCTIONS as _FUNCTIONS
+from cupy._core.learned import flatnonzero as _flatnonzero
+from cupy._core.learned import trim_zeros as _trim_zeros
 from cupy._core.queries import common_type as _common_type
 from cupy._core.ufunc import UFUNCS as _UFUNCS
 
@@ -17,7 +19,7 @@ def trimseq(seq: Any) -> Any:
         raise ValueError("Input must be 1-d array")
     if array.size == 0:
         return array
-    left = _FUNCTIONS["trim_zeros"](array, "b")
+    left = _trim_zeros(array, "b")
     return left if left.size else array[:1]
 
 
@@ -49,7 +51,7 @@ def trimcoef(c: Any, tol: float = 0) -> Any:
     if array.dtype.kind == "b":
         raise ValueError("bool inputs are not allowed")
     array = array.ravel().astype(_common_type(array), copy=False)
-    large = _FUNCTIONS["flatnonzero"](_UFUNCS["absolute"](array) > tol)
+    large = _flatnonzero(_UFUNCS["absolute"](array) > tol)
     if not large.size:
-        return _FUNCTIONS["zeros_like"](array[:1])
+        return _zeros_like(array[:1])
     return array[: int(large[-1]) + 1]
