@@ -201,7 +201,7 @@ def astype(source: Any, dtype: Any, order: str | None, copy: Any) -> Any:
 
     ``copy``: True always, None if needed, False never (ValueError if it would be needed).
     """
-    plain = copy is True and type(dtype) is type
+    plain = copy is True and isinstance(dtype, (type, str, np.dtype))
     found = _casts.get((source._gp_known, dtype, order)) if plain else None
     if found is not None:
         return make.send(source, found[0], found[1], None)

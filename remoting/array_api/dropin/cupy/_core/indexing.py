@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from cupy._core import convert
-from cupy._core.dispatch import across, arguments, make, transfers
-from cupy._door import state
+from cupy._core.dispatch import across, arguments, learning, make, transfers
+from cupy._door import state, wire
 from cupy._door.calls import Plan, Remote, plan_of
 from cupy._door.meta import Meta, fresh, intern, of_view
 
@@ -96,6 +96,10 @@ def getitem(a: Any, index: Any) -> Any:
             raise IndexError(f"Index {index} is out of bounds for axis 0 with size {length}")
         return make.send_view(a, plan, _INT(index), _frame(1))
     key = _key(a._gp_known or a._gp_meta, index if kind is tuple else (index,))
+    brief = None if key is not None else learning.short("ndarray.gather", (a, index), {})
+    made = learning.recall(brief)
+    if made is not learning.UNKNOWN:
+        return made
     if key is None and a._gp_meta.dtype.fields is not None and _is_names(index):
         return _fields(a, index)
     if key is not None:
@@ -111,9 +115,14 @@ def getitem(a: Any, index: Any) -> Any:
         return make.view(a, "ndarray.getitem", (items,), basic(a._gp_meta, items))
     if any(isinstance(item, Remote) and item._gp_meta.dtype.kind == "b" for item in items):  # type: ignore[attr-defined]
         check_masks(a._gp_meta, items)
-        return make.lazy("ndarray.gather", (a, items), {})
+        made = make.lazy("ndarray.gather", (a, items), {})
+        learning.keep(brief, "ndarray.gather", (a, items), {}, wire.META_UNKNOWN)
+        return made
     shape = advanced(a._gp_meta, items)
-    return make.forward("ndarray.gather", (a, items), {}, fresh(a._gp_meta.dtype, shape))
+    looks = fresh(a._gp_meta.dtype, shape)
+    made = make.forward("ndarray.gather", (a, items), {}, looks)
+    learning.keep(brief, "ndarray.gather", (a, items), {}, looks)
+    return made
 
 
 def _is_names(index: Any) -> bool:
@@ -293,7 +302,12 @@ def setitem(a: Any, index: Any, value: Any) -> None:
     if key is None:
         if a._gp_meta.dtype.fields is not None and _is_names(index):
             a, index = _fields(a, index), Ellipsis
-        _setitem(a, index, value)
+        is_checked = kind is float and a._gp_meta.dtype.kind in "iu"  # by its value
+        brief = None if is_checked else learning.short("ndarray.setitem", (a, index, value), {})
+        if learning.recall(brief) is learning.UNKNOWN:
+            items, sent = _setitem(a, index, value)
+            if sent is value:
+                learning.keep(brief, "ndarray.setitem", (a, items, value), {})
         return
     array: bool = kind is not float
     key = (value._gp_meta if array else float, key)
@@ -322,7 +336,8 @@ def _plan_written(a: Any, key: Any, value: Any) -> tuple[Plan, bytes]:
     return make.remember(_written, key, (plan, plan.packer.pack(0, *values)[16:-8]))
 
 
-def _setitem(a: Any, index: Any, value: Any) -> None:
+def _setitem(a: Any, index: Any, value: Any) -> tuple[Any, Any]:
+    """Send a write by any index; return the index and the value, as they are sent."""
     items = (index,) if type(index) is int else prepare(index)
     arrays = any(isinstance(item, Remote) for item in items)
     if arrays and isinstance(value, (np.ndarray, list, tuple)):
@@ -353,8 +368,9 @@ def _setitem(a: Any, index: Any, value: Any) -> None:
             if not (whole and across.fill(a, value)):
                 value = across.bring(value, a)
                 a._gp_session.call("ndarray.setitem", (a, items, value), {})
-        return
+        return items, None
     a._gp_session.call("ndarray.setitem", (a, items, value), {})
+    return items, value
 
 
 def without_imaginary(value: Any, dtype: np.dtype[Any]) -> Any:

@@ -283,11 +283,15 @@ class Session:
     ) -> None:
         """Queue one call with the result ``array``; the worker describes it later."""
         plan, values = plan_of(self.plans, name, args, kwargs, (wire.META_UNKNOWN,), self)
+        packed = self.expect(plan, values, array)
+        array._gp_device = self._emit_judged(plan, packed, args, kwargs)
+
+    def expect(self, plan: Plan, values: list[Any], array: Any) -> bytes:
+        """Give ``array`` a handle, under which the worker describes it; return the call, packed."""
         array._gp_handle = next(self.handles)
         # Before the call leaves, because its description may be here before `emit` returns.
         self._receiver.described[array._gp_handle] = array
-        packed = plan.packer.pack(array._gp_handle, *values)
-        array._gp_device = self._emit_judged(plan, packed, args, kwargs)
+        return plan.packer.pack(array._gp_handle, *values)
 
     @property
     def lock(self) -> Any:

@@ -21,8 +21,9 @@ import numpy as np
 from cupy._core import convert
 from cupy._core.dispatch import make
 from cupy._core.dispatch.arguments import is_array, is_scalar, need
-from cupy._door import judged
+from cupy._door import judged, wire
 from cupy._door.calls import Plan, plan_of
+from cupy._door.meta import Meta
 
 # Parameters. Any other travels as it is; an array of the host becomes a list.
 Array = Any
@@ -49,11 +50,15 @@ Elements = Any
 Asked = Any
 """Anything; each call waits for it."""
 
+UNKNOWN = object()
+"""Stands for the result of a call of an unknown kind."""
 _ARRAY = object()
 """The form of a result that is one array."""
+_LATER = object()
+"""The form of one array that the worker describes when it has run the call."""
 _FLOAT, _INT, _FALSE, _TRUE = object(), object(), object(), object()
 """Stand in a key for a float of any value, a free integer, False and True."""
-_PLAIN = (str, type(None), type)
+_PLAIN = (str, type(None), type, type(Ellipsis))
 _FLOATS = frozenset((float,))
 
 
@@ -79,19 +84,18 @@ def _function(entry: _Row, special: Any) -> Any:
 
     @functools.wraps(entry.row)
     def function(*args: Any, **kwargs: Any) -> Any:
-        short = _short(name, args, kwargs, free)
-        if short is not None and (special is None or not special()):
-            session, key, values = short
-            found = session.judged.known.get(key)
-            if found is not None and not judged.linalg_raises:
-                return _send(session, found[0], values, found[1])
-        return entry.call(args, kwargs, short)
+        brief = short(name, args, kwargs, free)
+        if not judged.linalg_raises and (special is None or not special()):
+            made = recall(brief)
+            if made is not UNKNOWN:
+                return made
+        return entry.call(args, kwargs, brief)
 
     function.__module__ = f"cupy.{name}".rpartition(".")[0]
     return function
 
 
-def _short(name: str, args: Any, kwargs: Any, free: int) -> tuple[Any, Any, list[Any]] | None:
+def short(name: str, args: Any, kwargs: Any, free: int = -1) -> tuple[Any, Any, list[Any]] | None:
     """Return session, kind and packed values of a call on arrays and plain values; else None."""
     ndarray = make.classes.ndarray
     session: Any = None
@@ -99,33 +103,66 @@ def _short(name: str, args: Any, kwargs: Any, free: int) -> tuple[Any, Any, list
     values: list[Any] = []
     for arg in (*args, *kwargs.values()) if kwargs else args:
         kind = type(arg)
-        if kind is ndarray:
-            if session is not arg._gp_session:
-                if session is not None:
-                    return None
-                session = arg._gp_session
-            key.append(arg._gp_known or arg._gp_meta)
-            values.append(arg._gp_handle)
-        elif kind is int:
-            key.append(_INT if len(values) == free else arg)  # each before it is one value
-            values.append(arg)
-        elif kind is float:
-            key.append(_FLOAT)
-            values.append(arg)
-        elif kind is bool:
-            key.append(_TRUE if arg else _FALSE)
-        elif kind is tuple and all(map(_is_int, arg)):
-            key.append(arg)
-            values += arg
-        elif kind in _PLAIN:
-            key.append(arg)
-        else:
-            return None
+        items = (arg,)
+        if kind is tuple or kind is list or kind is slice:
+            items = _items(arg)
+            key += (kind, len(items))
+        for item in items:
+            kind = type(item)
+            if kind is ndarray:
+                if session is not item._gp_session:
+                    if session is not None:
+                        return None
+                    session = item._gp_session
+                key.append(item._gp_known or item._gp_meta)
+                values.append(item._gp_handle)
+            elif kind is int:
+                key.append(_INT if len(values) == free else item)  # each before it is one value
+                values.append(item)
+            elif kind is float:
+                key.append(_FLOAT)
+                values.append(item)
+            elif kind is bool:
+                key.append(_TRUE if item else _FALSE)
+            elif kind in _PLAIN:
+                key.append(item)
+            else:
+                return None
     return None if session is None else (session, tuple(key), values)
 
 
-def _is_int(item: Any) -> bool:
-    return type(item) is int
+def _items(arg: Any) -> Any:
+    """Return the leaves of a sequence or slice, in the order in which a call packs them."""
+    if type(arg) is slice:
+        return arg.start, arg.stop, arg.step
+    if slice not in map(type, arg):
+        return arg
+    made: list[Any] = []
+    for item in arg:
+        made += (slice, item.start, item.stop, item.step) if type(item) is slice else (item,)
+    return made
+
+
+def recall(brief: Any) -> Any:
+    """Send a call of a known kind, and return its result; `UNKNOWN` if the kind is not known."""
+    found = None if brief is None else brief[0].judged.known.get(brief[1])
+    return UNKNOWN if found is None else _send(brief[0], found[0], brief[2] + found[2], found[1])
+
+
+def keep(brief: Any, name: str, args: Any, kwargs: Any, *metas: Any) -> None:
+    """Remember a call that the client describes by itself, for `recall`."""
+    if brief is not None:
+        plan, values = plan_of(brief[0].plans, name, args, kwargs, metas, brief[0])
+        form = _LATER if metas == (wire.META_UNKNOWN,) else _ARRAY if metas else None
+        _keep(brief, plan, values, form)
+
+
+def _keep(brief: Any, plan: Plan, values: list[Any], form: Any) -> None:
+    session, kind, given = brief
+    arrays = sum([type(each) is Meta for each in kind])
+    same = str(plan.packer.format).count("Q") == 1 + arrays  # none of the arguments became one
+    if same and values[: len(given)] == given:  # defaults may follow
+        session.judged.accept(kind, (plan, form, values[len(given) :]))
 
 
 class _Row:
@@ -149,7 +186,7 @@ class _Row:
         self.defaults = dict(zip(reversed(self.places), reversed(row.__defaults__ or ())))
         self.by_place = by_place
 
-    def call(self, args: Any, kwargs: Any, short: Any) -> Any:
+    def call(self, args: Any, kwargs: Any, brief: Any) -> Any:
         """Run a call that is not remembered in its short form."""
         at = self.owner
         if at < len(args) and not is_array(args[at]):
@@ -162,7 +199,7 @@ class _Row:
         if special is not None:
             return special
         if any(x is not y for x, y in zip((*args, *kwargs.values()), (*made, *named.values()))):
-            short = None
+            brief = None
         if self.by_place:
             given = {**self.defaults, **dict(zip(self.places, made)), **named}
             made, named = tuple([given[at] for at in self.places]), {}
@@ -171,7 +208,7 @@ class _Row:
             need(out, "out")
         elif self.result == "Elements" and not self._decided(made, named):
             return make.lazy(self.name, made, named)
-        result = self._run(made, named, short)
+        result = self._run(made, named, brief)
         return result if out is None else out
 
     def _travelling(self, at: int, arg: Any) -> Any:
@@ -185,7 +222,7 @@ class _Row:
         given = {**dict(zip(self.places, args)), **kwargs}
         return any(self.kinds.get(at) == "Decides" and is_array(x) for at, x in given.items())
 
-    def _run(self, args: Any, kwargs: Any, short: Any) -> Any:
+    def _run(self, args: Any, kwargs: Any, brief: Any) -> Any:
         session: Any = make.session_of(*args, *kwargs.values())
         kind: Any = judged.EACH
         if self.result != "Asked" and not self._decided(args, kwargs):
@@ -203,8 +240,8 @@ class _Row:
         if metas is not None and kind is not judged.EACH:
             plan, values = plan_of(session.plans, self.name, args, kwargs, metas, session)
             session.judged.accept(kind, (metas, form))
-            if short is not None and values == short[2]:
-                session.judged.accept(short[1], (plan, form))
+            if brief is not None:
+                _keep(brief, plan, values, form)
         return made
 
     def _read(self, answer: Any) -> tuple[Any, Any, Any]:
@@ -259,6 +296,10 @@ def _formed(form: Any, parts: list[Any]) -> Any:
 
 def _send(session: Any, plan: Plan, values: list[Any], form: Any) -> Any:
     """Send a call of a known kind; return its results."""
+    if form is _LATER:
+        array = make.result(session, 0, None, 0)
+        array._gp_device = session.emit(plan, session.expect(plan, values, array))
+        return array
     count = plan.outputs
     handle = next(session.handles) if count == 1 else session.reserve(count) if count else 0
     device = session.emit(plan, plan.packer.pack(handle, *values))
