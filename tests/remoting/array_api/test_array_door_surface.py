@@ -142,7 +142,7 @@ def test_random_states_repeat(cp: Any) -> None:
 def test_every_offered_function_is_called_by_some_test(cp: Any) -> None:
     offered: set[str] = set()
     for prefix, module in (("", cp), ("linalg.", cp.linalg), ("fft.", cp.fft)):
-        for name in surface.SURFACE[module.__name__].split():
+        for name in surface.recorded(module.__name__):
             found: Any = getattr(module, name, None)
             is_ours = inspect.isfunction(found) and found.__module__.startswith("cupy")
             if (is_ours or isinstance(found, cp.ufunc)) and found.__name__ == name:
@@ -196,8 +196,12 @@ def test_parameters_and_modules_that_are_missing_are_listed(cp: Any) -> None:
 
 
 def test_a_lacking_keyword_or_type_is_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
-    offered = ["= cupy.cuda", "cupy.sum a axis dtype keepdims", "cupy.add : dd->d", "cupy.cos **"]
-    monkeypatch.setattr(surface, "_ask", lambda *_args: offered)
+    offered = {
+        "cupy.sum": ["a", "axis", "dtype", "keepdims"],
+        "cupy.add": [":", "dd->d"],
+        "cupy.cos": ["**"],
+    }
+    monkeypatch.setattr(surface, "_offer", lambda: ({"cupy.cuda"}, offered))
     gaps = surface.gaps()
     assert "cupy.sum (parameter out)" in gaps
     assert "cupy.sum (parameter axis)" not in gaps
@@ -428,7 +432,7 @@ def test_what_is_like_scipy_comes_by_its_use(cp: Any) -> None:
 
 def test_what_only_our_arrays_have_has_names_that_no_other_librarys_protocol_has(cp: Any) -> None:
     # Libraries ask any object for names such as `_meta`, to see whether it is theirs.
-    theirs = {*surface.SURFACE["cupy.ndarray"].split(), *dir(object)}
+    theirs = {*surface.recorded("cupy.ndarray"), *dir(object)}
     ours = {name for name in dir(cp.ndarray) if name not in theirs}
     assert "_gp_meta" in ours
     assert not [name for name in ours if not name.startswith(("__", "_gp_"))]
