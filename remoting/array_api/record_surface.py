@@ -5,7 +5,8 @@ surface_parameters.txt``. It has names, parameters and types only; nothing of Cu
 
 Lines
     ``cupy.sum a axis dtype``, with ``*`` and ``**`` for any others, as for ``cupy.pi **``, which
-    tells nothing of them; ``cupy.add : ??->? bb->b`` are the types of a ufunc; ``= cupyx.jit`` is a module.
+    tells nothing of them; ``cupy.add : ??->? bb->b`` are the types of a ufunc; ``= cupyx.jit`` is a
+    module.
 """
 
 import ast

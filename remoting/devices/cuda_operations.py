@@ -5,6 +5,7 @@
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import importlib
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,6 +23,7 @@ from gpupool.remoting.devices.operation_names import (
     FUNCTIONS,
     GENERATOR,
     LINALG,
+    POLYNOMIAL,
     RANDOM_STATE,
     UFUNCS,
 )
@@ -256,6 +258,8 @@ def operations(backend: Any) -> Mapping[str, Operation]:
         table[name] = getattr(cupy, name)
     table |= {f"linalg.{name}": getattr(cupy.linalg, name) for name in LINALG}
     table |= {f"fft.{name}": getattr(cupy.fft, name) for name in FFT}
+    for name in POLYNOMIAL:
+        table[f"polynomial.{name}"] = operator.attrgetter(name)(cupy.polynomial)
     table |= real_extensions() | transforms(backend) | real_sparse(backend)
     table |= real_interpolators(backend) | real_systems() | real_spatial(backend)
     table |= backend.graphs.operations() | CudaTextures(backend).operations()

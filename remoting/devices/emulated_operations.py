@@ -29,7 +29,7 @@ from gpupool.remoting.devices.geometry.spatial import emulated_spatial
 from gpupool.remoting.devices.host_kernels.host_kernel_operations import host_kernel_operations
 from gpupool.remoting.devices.host_kernels.host_textures import HostTextures
 from gpupool.remoting.devices.interpolation.interpolators import emulated_interpolators
-from gpupool.remoting.devices.operation_names import FFT, FUNCTIONS, LINALG, UFUNCS
+from gpupool.remoting.devices.operation_names import FFT, FUNCTIONS, LINALG, POLYNOMIAL, UFUNCS
 from gpupool.remoting.devices.signals.linear_systems import emulated_systems
 from gpupool.remoting.devices.sparse import emulated_sparse
 
@@ -437,6 +437,8 @@ def operations(backend: Any) -> Mapping[str, Operation]:
     table: dict[str, Operation] = {name: _ufunc(name) for name in UFUNCS}
     table |= {name: getattr(np, name) for name in FUNCTIONS}
     table |= {f"linalg.{name}": getattr(np.linalg, name) for name in LINALG}
+    for name in POLYNOMIAL:
+        table[f"polynomial.{name}"] = operator.attrgetter(name)(np.polynomial)
     transforms = {f"fft.{name}": _transform(name) for name in FFT}
     plans = EmulatedPlans(len(backend.devices))
     table |= transforms | plans.planned(transforms, lambda: backend.current)

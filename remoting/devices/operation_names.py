@@ -232,6 +232,13 @@ FUNCTIONS = (
     "angle",
     "stack",
     "cumulative_prod",
+    "diag_indices",
+    "diag_indices_from",
+    "ix_",
+    "tril_indices",
+    "tril_indices_from",
+    "triu_indices",
+    "triu_indices_from",
     "cumulative_sum",
     "meshgrid",
     "resize",
@@ -261,6 +268,11 @@ LINALG = (
     "svd",
     "tensorinv",
     "tensorsolve",
+)
+
+POLYNOMIAL = (
+    *("polynomial.polycompanion", "polynomial.polyval", "polynomial.polyvalfromroots"),
+    *("polynomial.polyvander", "polyutils.as_series", "polyutils.trimcoef", "polyutils.trimseq"),
 )
 
 FFT = (

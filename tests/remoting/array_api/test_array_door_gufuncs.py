@@ -65,17 +65,6 @@ def test_an_mdspan_is_checked_as_cupy_checks_it(cp: Any) -> None:
     cp.cuda.Device().synchronize()
 
 
-def test_who_prints_the_arrays_of_a_dictionary(cp: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    x = cp.ones((2, 3))
-    cp.who({"b": x, "a": x, "c": 1})
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split() for line in lines[3:5]] == [
-        ["a", "2", "x", "3", "48", "float64"],
-        ["b", "(a)", "2", "x", "3", "48", "float64"],
-    ]
-    assert lines[-1] == "Upper bound on total bytes  =       48"
-
-
 def test_an_initial_element_goes_into_the_given_array(cp: Any) -> None:
     out = cp.zeros((2, 4), np.int64)
     made = cp.cumulative_sum(cp.arange(6).reshape(2, 3), axis=1, out=out, include_initial=True)

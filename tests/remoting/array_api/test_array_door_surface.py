@@ -23,7 +23,6 @@ ELSEWHERE = frozenset(
     [
         "asfarray",
         "asnumpy",
-        "who",
         "from_dlpack",
         "fromDlpack",
         "fromfile",

@@ -186,26 +186,16 @@ def pad_by(source: Any, pad_width: Any, function: Any, kwargs: Any) -> Any:
     return padded
 
 
+_REQUIREMENTS = ["C", "CONTIGUOUS", "C_CONTIGUOUS", "F", "FORTRAN", "F_CONTIGUOUS", "O", "OWNDATA"]
+
+
 def require(a: Any, dtype: Any = None, requirements: Any = None) -> Any:
     """Return an array that meets requirements of dtype and layout."""
-    wanted = {
-        str(item).upper()
-        for item in ([requirements] if isinstance(requirements, str) else requirements or [])
-    }
-    known = {
-        "C": "C",
-        "CONTIGUOUS": "C",
-        "C_CONTIGUOUS": "C",
-        "F": "F",
-        "FORTRAN": "F",
-        "F_CONTIGUOUS": "F",
-        "O": "O",
-        "OWNDATA": "O",
-    }
-    for item in wanted:
-        if item not in known:
-            raise ValueError(f"Unsupported requirement {item}")
-    letters = {known[item] for item in wanted}
+    given = [requirements] if isinstance(requirements, str) else requirements or []
+    wanted = {str(item).upper() for item in given}
+    if unknown := wanted - set(_REQUIREMENTS):
+        raise ValueError(f"Unsupported requirement {min(unknown)}")
+    letters = {item[0] for item in wanted}
     if letters >= {"C", "F"}:
         raise ValueError('Cannot specify both "C" and "F" order')
     order = "F" if "F" in letters else "C" if "C" in letters else "A"

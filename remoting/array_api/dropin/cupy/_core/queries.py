@@ -131,30 +131,4 @@ def is_available() -> bool:
     return sys.modules["cupy"].cuda.is_available()
 
 
-def who(vardict: Any = None) -> None:
-    """Print the arrays of a dictionary, by default of the caller's module."""
-    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-    found: dict[str, Any] = frame.f_globals if vardict is None else vardict
-    rows: list[tuple[str, ...]] = []
-    seen: dict[int, str] = {}
-    total = 0
-    for name in sorted(found):
-        value = found[name]
-        if not is_array(value):
-            continue
-        first = seen.setdefault(id(value), name)
-        if first == name:
-            total += value.nbytes
-        shown = name if first == name else f"{name} ({first})"
-        shape = " x ".join(map(str, value.shape))
-        rows.append((shown, shape, str(value.nbytes), value.dtype.name))
-    if rows:
-        heads = ("Name", "Shape", "Bytes", "Type")
-        widths = [max(len(row[at]) for row in (heads, *rows)) + 8 for at in range(3)]
-        lines = ["".join(map(str.ljust, row, [*widths, 0])) for row in (heads, *rows)]
-        print(f"{lines[0]}\n{'=' * (len(lines[0]) + 8)}\n")  # noqa: T201
-        print("\n".join(lines[1:]))  # noqa: T201
-    print(f"\nUpper bound on total bytes  =       {total}")  # noqa: T201
-
-
 QUERIES: dict[str, Any] = make.public(globals())
