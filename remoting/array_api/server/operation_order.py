@@ -2,6 +2,7 @@
 
 _FIRST = "cuda.cufft_version fft.cache. fft.callbacks fft.several fft.with_callbacks ndarray.field"
 _CAPTURES = "cuda.stream.begin_capture cuda.stream.end_capture cuda.stream.is_capturing"
+_LAST = "polyadd polymul polynomial. polysub polyval tril_indices triu_indices unique_"
 _LATER = (
     (*_FIRST.split(), "ndarray.mdspan", "sparse."),
     ("interpolate.",),
@@ -10,6 +11,7 @@ _LATER = (
     ("door.linalg_errors", "signal.decimate"),
     ("cuda.array.", "cuda.graph.", "cuda.surface.", "cuda.texture.", *_CAPTURES.split()),
     ("cupyx.signal.",),
+    ("cumulative_", "diag_indices", "ix_", "meshgrid", "resize", *_LAST.split()),
 )
 
 

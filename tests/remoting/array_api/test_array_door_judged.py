@@ -175,34 +175,6 @@ def test_errors_that_the_elements_decide_come_out_of_each_call(
     cp._door.pool.sessions()[0].synchronize()
 
 
-@pytest.mark.parametrize("kind", ["f4", "f8", "i4"])
-@pytest.mark.parametrize("name", ["percentile", "quantile"])
-@pytest.mark.parametrize("points", [[0.25], [0, 1], (0.5, 1), []])
-def test_points_of_a_list_give_what_numpy_gives(cp: Any, name: str, kind: str, points: Any) -> None:
-    host = np.arange(12).reshape(3, 4).astype(kind)
-    for more in ({}, {"axis": 1}, {"keepdims": True}, {"method": "lower"}):
-        ours = getattr(cp, name)(cp.asarray(host), points, **more)
-        theirs = getattr(np, name)(host, points, **more)
-        assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
-        assert np.array_equal(ours.get(), theirs)
-
-
-def test_what_cupy_does_not_wait_for_waits_once(cp: Any) -> None:
-    [session] = cp._door.pool.sessions()
-    a, bins, places = cp.ones(5), cp.arange(3.0), cp.asarray([0, 1])
-    for call in (
-        lambda: cp.percentile(a, [10, 20]),
-        lambda: cp.average(a),
-        lambda: cp.cov(cp.ones((2, 5))),
-        lambda: cp.delete(a, places),
-        lambda: cp.digitize(a, bins),
-    ):
-        call()
-        with _questions(session) as asked:
-            call()
-        assert asked == []
-
-
 def test_a_number_that_no_check_reads_makes_no_new_kind(cp: Any) -> None:
     [session] = cp._door.pool.sessions()
     a, x = cp.ones(6), cp.arange(4.0)

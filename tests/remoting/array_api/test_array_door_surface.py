@@ -63,7 +63,8 @@ def test_a_function_agrees_with_numpy(cp: Any, name: str) -> None:
     call = door_calls.CALLS[name]
     with np.errstate(all="ignore"):
         wanted = run(call, np)
-    assert not door_calls.difference(run(call, cp), wanted)
+    for _ in ("asked", "remembered"):
+        assert not door_calls.difference(run(call, cp), wanted)
 
 
 @pytest.mark.parametrize("name", sorted(door_calls.METHODS))
@@ -71,7 +72,8 @@ def test_a_method_agrees_with_numpy(cp: Any, name: str) -> None:
     call = door_calls.METHODS[name]
     with np.errstate(all="ignore"):
         wanted = run(call, np)
-    assert not door_calls.difference(run(call, cp), wanted)
+    for _ in ("asked", "remembered"):
+        assert not door_calls.difference(run(call, cp), wanted)
 
 
 @pytest.mark.parametrize("name", sorted(door_calls.DRAWS))
