@@ -19,19 +19,6 @@ __all__ = ["fft", "fft2", "fftfreq", "fftn", "fftshift", "hfft", "ifft", "ifft2"
 __all__ += ["ifftshift", "ihfft", "irfft", "irfft2", "irfftn", "rfft", "rfft2", "rfftfreq", "rfftn"]
 
 
-def _one(name: str, a: Any, n: Any, axis: Any, norm: Any) -> Any:
-    """Check the program's plan; return the result if several GPUs transform."""
-    _check_plan(name, a, None if n is None else (n,), (axis,))
-    operation, first = _plans.transform(name)
-    return _make.lazy(operation, (*first, a, n, axis, norm), {}) if first else None
-
-
-def _many(name: str, a: Any, s: Any, axes: Any) -> Any:
-    """Check the program's plan; return the array if there is nothing to transform."""
-    _check_plan(name, a, s, axes)
-    return a if axes is not None and not len(axes) and "r" not in name else None
-
-
 def _is_special() -> bool:
     """Say whether this thread has a plan, or several GPUs transform."""
     return _cufft.get_current_plan() is not None or config.use_multi_gpus
@@ -54,60 +41,28 @@ def _check_plan(name: str, a: Any, s: Any, axes: Any) -> None:
     _cufft.check_current(a, kind, places, lengths, shape if len(places) > 1 else list(a.shape))
 
 
-def fft(a: Array, n: Any = None, axis: int = -1, norm: Any = None) -> Any:
-    return _one("fft", a, n, axis, norm)
+def _one(name: str) -> Any:
+    def row(a: Array, n: Any = None, axis: int = -1, norm: Any = None) -> Any:
+        _check_plan(name, a, None if n is None else (n,), (axis,))
+        operation, first = _plans.transform(name)
+        return _make.lazy(operation, (*first, a, n, axis, norm), {}) if first else None
+
+    return row
 
 
-def ifft(a: Array, n: Any = None, axis: int = -1, norm: Any = None) -> Any:
-    return _one("ifft", a, n, axis, norm)
+def _many(name: str, default: Any = None) -> Any:
+    def row(a: Array, s: Any = None, axes: Any = default, norm: Any = None) -> Any:
+        _check_plan(name, a, s, axes)
+        return a if axes == () and "r" not in name else None
+
+    return row
 
 
-def rfft(a: Array, n: Any = None, axis: int = -1, norm: Any = None) -> Any:
-    return _one("rfft", a, n, axis, norm)
-
-
-def irfft(a: Array, n: Any = None, axis: int = -1, norm: Any = None) -> Any:
-    return _one("irfft", a, n, axis, norm)
-
-
-def hfft(a: Array, n: Any = None, axis: int = -1, norm: Any = None) -> Any:
-    return _one("hfft", a, n, axis, norm)
-
-
-def ihfft(a: Array, n: Any = None, axis: int = -1, norm: Any = None) -> Any:
-    return _one("ihfft", a, n, axis, norm)
-
-
-def fft2(a: Array, s: Any = None, axes: Any = (-2, -1), norm: Any = None) -> Any:
-    return _many("fft2", a, s, axes)
-
-
-def ifft2(a: Array, s: Any = None, axes: Any = (-2, -1), norm: Any = None) -> Any:
-    return _many("ifft2", a, s, axes)
-
-
-def rfft2(a: Array, s: Any = None, axes: Any = (-2, -1), norm: Any = None) -> Any:
-    return _many("rfft2", a, s, axes)
-
-
-def irfft2(a: Array, s: Any = None, axes: Any = (-2, -1), norm: Any = None) -> Any:
-    return _many("irfft2", a, s, axes)
-
-
-def fftn(a: Array, s: Any = None, axes: Any = None, norm: Any = None) -> Any:
-    return _many("fftn", a, s, axes)
-
-
-def ifftn(a: Array, s: Any = None, axes: Any = None, norm: Any = None) -> Any:
-    return _many("ifftn", a, s, axes)
-
-
-def rfftn(a: Array, s: Any = None, axes: Any = None, norm: Any = None) -> Any:
-    return _many("rfftn", a, s, axes)
-
-
-def irfftn(a: Array, s: Any = None, axes: Any = None, norm: Any = None) -> Any:
-    return _many("irfftn", a, s, axes)
+fft, ifft, rfft, irfft = _one("fft"), _one("ifft"), _one("rfft"), _one("irfft")
+hfft, ihfft = _one("hfft"), _one("ihfft")
+fft2, ifft2 = _many("fft2", (-2, -1)), _many("ifft2", (-2, -1))
+rfft2, irfft2 = _many("rfft2", (-2, -1)), _many("irfft2", (-2, -1))
+fftn, ifftn, rfftn, irfftn = _many("fftn"), _many("ifftn"), _many("rfftn"), _many("irfftn")
 
 
 def fftfreq(n: Any, d: Any = 1.0) -> Any: ...
@@ -116,5 +71,5 @@ def ifftshift(x: Like, axes: Any = None) -> Any: ...
 def rfftfreq(n: Any, d: Any = 1.0) -> Any: ...
 
 
-_learning.rows(globals(), "fft.", _is_special)
+_learning.rows(globals(), "fft.", special=_is_special)
 __getattr__ = _absent.lookup(__name__)

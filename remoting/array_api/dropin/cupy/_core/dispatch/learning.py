@@ -62,18 +62,24 @@ _PLAIN = (str, type(None), type, type(Ellipsis))
 _FLOATS = frozenset((float,))
 
 
-def rows(module: dict[str, Any], prefix: str = "", special: Any = None) -> dict[str, Any]:
+def rows(
+    module: dict[str, Any], prefix: str = "", also: str = "", special: Any = None
+) -> dict[str, Any]:
     """Put functions in the place of a module's rows; return them by name.
 
     Args:
         module: its ``globals()``.
         prefix: of the operations' names, such as ``linalg.``.
+        also: names of functions with the parameters of another, such as ``var:std``.
         special: says whether this thread has set something that the rows' bodies read. With it
             the worker's operations have no names for their parameters.
     """
+    table = make.public(module)
+    for name, _, like in (pair.partition(":") for pair in also.split()):
+        table[name] = table[like]
     made = {
         name: _function(_Row(row, prefix + name, special is not None), special)
-        for name, row in make.public(module).items()
+        for name, row in table.items()
     }
     module.update(made)
     return made
@@ -91,7 +97,8 @@ def _function(entry: _Row, special: Any) -> Any:
                 return made
         return entry.call(args, kwargs, brief)
 
-    function.__module__ = f"cupy.{name}".rpartition(".")[0]
+    function.__module__, _, own = f"cupy.{name}".rpartition(".")
+    function.__name__ = function.__qualname__ = own
     return function
 
 
