@@ -1,4 +1,4 @@
-"""Functions that the worker describes: what is remembered, and what each call asks again."""
+"""Functions that the worker describes: the kinds of calls that are remembered."""
 
 # The values that this module forwards have no static type: they are whatever a program passes.
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false

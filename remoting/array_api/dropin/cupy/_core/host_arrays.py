@@ -89,7 +89,7 @@ def _from_dlpack_capsule(dltensor: Any) -> Any:
 
 
 def _read(function: Any) -> Any:
-    """Make a function that uploads the array which NumPy reads on this machine, or computes."""
+    """Make a function that uploads an array; NumPy reads or computes it on this machine."""
 
     def read(*args: Any, **kwargs: Any) -> Any:
         return convert.array(function(*args, **kwargs))
