@@ -51,6 +51,12 @@ def test_a_float_of_another_value_is_of_the_same_kind(cp: Any) -> None:
     assert len(_asked(cp, lambda: cp.isclose(a, a, next(rates)))) == 1
 
 
+def test_a_float_that_is_a_count_is_known_by_its_value(cp: Any) -> None:
+    for count in (8.0, 4.0, 8, 4.0):
+        assert cp.hanning(count).shape == (int(count),)
+        assert cp.fft.fftfreq(count, 0.5).shape == (int(count),)
+
+
 def test_a_wrong_memory_is_an_error_and_no_wrong_number(cp: Any) -> None:
     from cupy._door.errors import MismatchError  # pyright: ignore[reportMissingImports]
 

@@ -9,7 +9,7 @@ from typing import Any
 from cupy._core.dispatch import arguments as _arguments
 from cupy._core.dispatch import learning as _learning
 from cupy._core.dispatch import make as _make
-from cupy._core.dispatch.learning import Array, Like
+from cupy._core.dispatch.learning import Array, Count, Like
 from cupy._door import absent as _absent
 from cupy.cuda import cufft as _cufft
 from cupy.fft import _plans
@@ -65,10 +65,10 @@ rfft2, irfft2 = _many("rfft2", (-2, -1)), _many("irfft2", (-2, -1))
 fftn, ifftn, rfftn, irfftn = _many("fftn"), _many("ifftn"), _many("rfftn"), _many("irfftn")
 
 
-def fftfreq(n: Any, d: Any = 1.0) -> Any: ...
+def fftfreq(n: Count, d: Any = 1.0) -> Any: ...
 def fftshift(x: Like, axes: Any = None) -> Any: ...
 def ifftshift(x: Like, axes: Any = None) -> Any: ...
-def rfftfreq(n: Any, d: Any = 1.0) -> Any: ...
+def rfftfreq(n: Count, d: Any = 1.0) -> Any: ...
 
 
 _learning.rows(globals(), "fft.", special=_is_special)

@@ -38,6 +38,8 @@ Own = Any
 """An array, or an object with a method of the function's name."""
 Scalar = Any
 """As it is, but a number becomes an array."""
+Count = Any
+"""A number that decides the shape of the result."""
 Decides = Any
 """As it is; where it is an array, the elements decide whether there is an error: each call waits.
 """
@@ -282,6 +284,8 @@ def _travelling(kind: Any, name: str, value: Any) -> Any:
         return need(value, name)
     if kind == "Like" or (kind == "Value" and not is_scalar(value)):
         return convert.asarray(value)
+    if kind == "Count" and isinstance(value, float):
+        return int(value) if value.is_integer() else np.float64(value)  # known by its value
     if kind == "Scalar" and isinstance(value, (int, float, complex, np.generic)):
         return convert.asarray(value)
     if kind == "Likes":
