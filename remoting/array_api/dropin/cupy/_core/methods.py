@@ -10,6 +10,7 @@ import numpy as np
 from cupy._core import convert, elementwise, in_place, learned, products
 from cupy._core.dispatch import across, arguments, make
 from cupy._core.indexing import without_imaginary
+from cupy._core.learned import LEARNED
 from cupy._core.reductions import REDUCTIONS
 from cupy._core.ufunc import UFUNCS
 from cupy._door import dtypes
@@ -276,8 +277,8 @@ class Methods(Array):
     all, any = REDUCTIONS["all"], REDUCTIONS["any"]
     max, min, ptp = REDUCTIONS["max"], REDUCTIONS["min"], REDUCTIONS["ptp"]
     sum, prod, mean = REDUCTIONS["sum"], REDUCTIONS["prod"], REDUCTIONS["mean"]
-    var, std = learned.var, learned.std
-    cumsum, cumprod = learned.cumsum, learned.cumprod
+    var, std = LEARNED["var"], LEARNED["std"]
+    cumsum, cumprod = LEARNED["cumsum"], LEARNED["cumprod"]
     round, repeat = learned.around, learned.repeat
     trace, dot = learned.trace, products.dot
     take, choose = learned.take, learned.choose

@@ -154,8 +154,11 @@ def _items(arg: Any) -> Any:
 
 def recall(brief: Any) -> Any:
     """Send a call of a known kind, and return its result; `UNKNOWN` if the kind is not known."""
-    found = None if brief is None else brief[0].judged.known.get(brief[1])
-    return UNKNOWN if found is None else _send(brief[0], found[0], brief[2] + found[2], found[1])
+    if brief is None:
+        return UNKNOWN
+    session, kind, values = brief
+    found = session.judged.known.get(kind)
+    return UNKNOWN if found is None else _send(session, found[0], values + found[2], found[1])
 
 
 def keep(brief: Any, name: str, args: Any, kwargs: Any, *metas: Any) -> None:
