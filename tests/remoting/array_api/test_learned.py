@@ -55,6 +55,8 @@ def test_a_float_that_is_a_count_is_known_by_its_value(cp: Any) -> None:
     for count in (8.0, 4.0, 8, 4.0):
         assert cp.hanning(count).shape == (int(count),)
         assert cp.fft.fftfreq(count, 0.5).shape == (int(count),)
+        assert cp.tri(count).shape == (int(count), int(count))
+        assert cp.rot90(cp.ones((2, 3)), count / 4).shape == ((2, 3) if count == 8 else (3, 2))
 
 
 def test_a_wrong_memory_is_an_error_and_no_wrong_number(cp: Any) -> None:
