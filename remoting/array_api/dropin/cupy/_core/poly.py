@@ -38,8 +38,9 @@ def polyval(p: Any, x: Any) -> Any:
     if isinstance(x, poly1d):
         # A number of Python leaves the type of these coefficients as it is.
         total: Any = poly1d(convert.array([0], np.result_type(x.coeffs.dtype.type(0), 1)))
-        for at in range(len(p)):
-            total = polyadd(polymul(total, x), poly1d(p[at : at + 1]))
+        series = p.coeffs if isinstance(p, poly1d) else p
+        for at in range(series.size):
+            total = polyadd(polymul(total, x), poly1d(series[at : at + 1]))
         return total
     return learned.polyval(p, x)
 
