@@ -1,4 +1,4 @@
-"""Functions of BLAS by their names in `cupy.cublas`, on the operations of arrays."""
+"""BLAS of vectors by the names of `cupy.cublas`, on the operations of arrays."""
 
 from typing import Any
 
@@ -8,16 +8,10 @@ import cupy
 from cupy._door.absent import lookup
 
 
-def _need(condition: bool) -> None:
-    if not condition:
-        raise AssertionError("arrays of other shapes or dtypes than this function of BLAS takes")
-
-
 def _check(*arrays: Any, kinds: str = "fdFD") -> None:
-    """Refuse other dtypes, and arrays of several."""
+    """Refuse other dtypes."""
     if arrays[0].dtype.char not in kinds:
         raise TypeError("invalid dtype: use dotu, dotc, geru or gerc for complex numbers")
-    _need(all(each.dtype == arrays[0].dtype for each in arrays))
 
 
 def _vectors(*arrays: Any, kinds: str = "fdFD") -> None:
@@ -47,19 +41,6 @@ def _put(result: Any, out: Any) -> Any:
     host = isinstance(out, np.ndarray)
     out[...] = result.get() if host else result
     return out  # type: ignore[reportUnknownVariableType]
-
-
-def _plus(result: Any, beta: Any, out: Any) -> Any:
-    """Add ``beta * out``, which BLAS does not read where beta is 0."""
-    factor = _number(beta, result)
-    unread = not isinstance(factor, cupy.ndarray) and factor == 0
-    return result if unread else result + factor * out
-
-
-def _op(trans: Any, a: Any) -> Any:
-    if trans not in ("N", "T", "H", 0, 1, 2):
-        raise TypeError(f"invalid trans (actual: {trans})")
-    return a if trans in ("N", 0) else a.T if trans in ("T", 1) else a.T.conj()
 
 
 def _magnitudes(x: Any) -> Any:
@@ -100,29 +81,6 @@ def _product(kinds: str, conjugated: bool) -> Any:
 
 
 dot, dotu, dotc = _product("fd", False), _product("fdFD", False), _product("fdFD", True)
-
-
-def gemv(transa: Any, alpha: Any, a: Any, x: Any, beta: Any, y: Any) -> None:
-    """Set ``y`` to ``alpha * op(a) @ x + beta * y``."""
-    _check(a, x, y)
-    y[...] = _plus(_number(alpha, a) * (_op(transa, a) @ x), beta, y)
-
-
-def _matrix(result: Any, beta: Any, out: Any) -> Any:
-    if out is None:
-        return cupy.asfortranarray(result)
-    _check(result, out)
-    _need(out.shape == result.shape)
-    return _put(_plus(result, beta, out), out)
-
-
-def gemm(
-    transa: Any, transb: Any, a: Any, b: Any, out: Any = None, alpha: Any = 1.0, beta: Any = 0.0
-) -> Any:
-    """Return ``alpha * op(a) @ op(b) + beta * out``."""
-    _check(a, b)
-    _need(a.ndim == b.ndim == 2)
-    return _matrix(_number(alpha, a) * (_op(transa, a) @ _op(transb, b)), beta, out)
 
 
 __getattr__ = lookup(__name__)
