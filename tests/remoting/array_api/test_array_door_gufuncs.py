@@ -70,5 +70,3 @@ def test_an_initial_element_goes_into_the_given_array(cp: Any) -> None:
     made = cp.cumulative_sum(cp.arange(6).reshape(2, 3), axis=1, out=out, include_initial=True)
     assert made is out
     assert out.get().tolist() == [[0, 0, 1, 3], [0, 3, 7, 12]]
-    with pytest.raises(ValueError, match="shape"):
-        cp.cumulative_sum(cp.arange(3), out=cp.zeros(3, np.int64), include_initial=True)

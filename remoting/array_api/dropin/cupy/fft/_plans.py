@@ -14,7 +14,6 @@ from typing import Any
 
 from cupy._door import pool, state
 from cupy.cuda import cufft
-from cupy.fft import _callbacks
 
 _Key = tuple[Any, ...]
 
@@ -235,8 +234,6 @@ class Config:
     _devices: contextvars.ContextVar[Any] = contextvars.ContextVar(
         "cupy.fft.config.devices", default=None
     )
-    set_cufft_callbacks = _callbacks.set_cufft_callbacks
-    get_current_callback_manager = staticmethod(_callbacks.get_current_callback_manager)
     get_plan_cache = staticmethod(get_plan_cache)
     clear_plan_cache = staticmethod(clear_plan_cache)
     get_plan_cache_size = staticmethod(get_plan_cache_size)
