@@ -99,10 +99,6 @@ class Backend(Protocol):
         """Return a new dense array on the current device."""
         ...
 
-    def need_copies(self) -> None:
-        """Raise where no copy from or to the host is possible now."""
-        ...
-
     def upload(self, array: Any, fill: Fill) -> None:
         """Fill a dense array with the bytes of the stream, in memory order."""
         ...

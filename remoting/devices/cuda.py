@@ -20,7 +20,6 @@ from gpupool.remoting.devices.base import (
     UnsupportedError,
     host_bytes,
 )
-from gpupool.remoting.devices.cuda_objects.captured_graphs import CudaGraphs
 from gpupool.remoting.devices.cuda_operations import operations
 
 OVERHEAD_BYTES = 512 << 20
@@ -62,7 +61,6 @@ class CudaBackend:
         self.current = 0
         self.budget = budget
         self._runtime = self.cupy.cuda.runtime
-        self.graphs = CudaGraphs(self.cupy)
         self._index_of = {spec.ordinal: at for at, spec in enumerate(devices)}
         self._sizes: dict[int, int] = {}
         self._stages: dict[int, list[_Stage]] = {}
@@ -175,10 +173,6 @@ class CudaBackend:
             found = self._stages[self.current] = [_Stage(self.cupy) for _ in range(_STAGES)]
         return found
 
-    def need_copies(self) -> None:
-        """Raise if the current stream is capturing a graph."""
-        self.graphs.need_no_capture()
-
     def upload(self, array: Any, fill: Fill) -> None:
         """Copy the stream's bytes to the device through page-locked buffers, in turns."""
         pointer, left = array.data.ptr, array.nbytes
@@ -203,7 +197,6 @@ class CudaBackend:
 
     def download(self, array: Any, order: str) -> Iterator[memoryview]:
         """Yield the elements; the copy of the next piece runs while one is sent."""
-        self.need_copies()
         dense = self.cupy.asarray(array, order="F" if order == "F" else "C")
         pointer, total = dense.data.ptr, dense.nbytes
         stream = self.cupy.cuda.get_current_stream()
@@ -247,7 +240,6 @@ class CudaBackend:
 
     def fill(self, array: Any, offset: int, start: int, size: int) -> None:
         """Start to copy on the current stream, and wait for the copy that was started before."""
-        self.need_copies()
         stream = self.cupy.cuda.get_current_stream()
         pointer = self._shared_pointer() + start
         self._runtime.memcpyAsync(array.data.ptr + offset, pointer, size, _TO_DEVICE, stream.ptr)
@@ -259,7 +251,6 @@ class CudaBackend:
 
     def fetch(self, array: Any, offset: int, start: int, size: int) -> None:
         """Copy on the current stream, and wait for that."""
-        self.need_copies()
         stream = self.cupy.cuda.get_current_stream()
         pointer = self._shared_pointer() + start
         self._runtime.memcpyAsync(pointer, array.data.ptr + offset, size, _TO_HOST, stream.ptr)
@@ -286,8 +277,6 @@ class CudaBackend:
 
         An event keeps no time: what asks for it raises CUDA's error, until it is recorded again.
         """
-        if self.graphs.open:
-            raise UnsupportedError("a stream of it is capturing a graph")
         if isinstance(value, self.cupy.random.RandomState):
             raise UnsupportedError(
                 "it has a random state of cuRAND, which does not say how far it is; "
@@ -316,9 +305,7 @@ class CudaBackend:
                 self.pool.free_all_blocks()
 
     def synchronize(self) -> None:
-        """Wait for all devices; raise the error of a kernel. A capture cannot be waited for."""
-        if self.graphs.open:
-            return
+        """Wait for all devices; raise the error of a kernel."""
         for spec in self.devices:
             self.cupy.cuda.Device(spec.ordinal).synchronize()
         self.cupy.cuda.Device(self.devices[self.current].ordinal).use()

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from gpupool.remoting.devices.operation_names import FFT
 from gpupool.remoting.devices.sources import bounded_log, check_options, check_source
 
 _IN_MEMORY = "CUPY_CACHE_IN_MEMORY"
@@ -102,8 +101,6 @@ class CudaKernels:
             "kernel.attributes": self.attributes,
             "kernel.global": self.pointed,
             "cuda.cufft_version": lambda: self._cupy.cuda.cufft.getVersion(),
-            "fft.callbacks": self.callbacks,
-            "fft.with_callbacks": self.with_callbacks,
         }
 
     def elementwise(
@@ -195,21 +192,3 @@ class CudaKernels:
         # CuPy does not know how large a global is, so no bound can be checked here; a kernel of
         # the same session could reach as far.
         return self._cupy.ndarray((1,), np.uint8, owner.get_global(name))
-
-    def callbacks(self, *parts: Any) -> dict[str, Any]:
-        """Return callbacks of transforms: source, name and data of both."""
-        check_source(*[text for text in (*parts[:2], *parts[3:5]) if text is not None])
-        kinds = ("cb_load", "cb_store")
-        names = [f"{kind}{part}" for kind in kinds for part in ("", "_name", "_data")]
-        made: dict[str, Any] = dict(zip(names, parts, strict=True))
-        for name in ("cb_load_data", "cb_store_data"):
-            if made[name] is not None:
-                made[name] = made[name].data
-        return made
-
-    def with_callbacks(self, callbacks: dict[str, Any], name: str, *args: Any) -> Any:
-        """Return a transform with callbacks, which cuFFT compiles (CUDA 12.8)."""
-        if name not in FFT:
-            raise ValueError(f"no transform {name}")
-        with self._cupy.fft.config.set_cufft_callbacks(**callbacks, cb_ver="jit"):
-            return getattr(self._cupy.fft, name)(*args)

@@ -15,8 +15,7 @@ from gpupool.remoting.devices.cuda_kernels import CudaKernels
 from gpupool.remoting.devices.cuda_objects.counted_textures import CudaTextures
 from gpupool.remoting.devices.cuda_transforms import transforms
 from gpupool.remoting.devices.extensions import real_extensions
-from gpupool.remoting.devices.geometry.spatial import real_spatial
-from gpupool.remoting.devices.interpolation.interpolators import real_interpolators
+from gpupool.remoting.devices.object_families import real_objects
 from gpupool.remoting.devices.operation_names import (
     BIT_GENERATORS,
     FFT,
@@ -27,8 +26,6 @@ from gpupool.remoting.devices.operation_names import (
     RANDOM_STATE,
     UFUNCS,
 )
-from gpupool.remoting.devices.signals.linear_systems import real_systems
-from gpupool.remoting.devices.sparse import real_sparse
 
 Operation = Callable[..., Any]
 _SPECIAL = ("choice", "permutation", "randint", "seed", "shuffle", "tomaxint")
@@ -260,7 +257,6 @@ def operations(backend: Any) -> Mapping[str, Operation]:
     table |= {f"fft.{name}": getattr(cupy.fft, name) for name in FFT}
     for name in POLYNOMIAL:
         table[f"polynomial.{name}"] = operator.attrgetter(name)(cupy.polynomial)
-    table |= real_extensions() | transforms(backend) | real_sparse(backend)
-    table |= real_interpolators(backend) | real_systems() | real_spatial(backend)
-    table |= backend.graphs.operations() | CudaTextures(backend).operations()
+    table |= real_extensions() | transforms(backend) | real_objects(backend)
+    table |= CudaTextures(backend).operations()
     return table | _random(cupy) | CudaKernels(cupy).operations() | _cuda(backend) | _arrays(cupy)

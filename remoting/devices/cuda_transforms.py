@@ -37,27 +37,10 @@ def transforms(backend: Any) -> dict[str, Operation]:
         sizes = (found.get_size(), found.get_curr_size())
         return [*sizes, found.get_memsize(), found.get_curr_memsize()]
 
-    def nodes() -> list[Any]:
-        made: list[Any] = []
-        for key, node in cache():
-            gpus = None if node.gpus is None else tuple(ordinals.index(at) for at in node.gpus)
-            made.append([key, type(node.plan).__name__, int(node.memsize), gpus])
-        return made
-
-    def delete(key: Any) -> bool:
-        try:
-            del cache()[key]
-        except KeyError:
-            return False
-        return True
-
     return {
         "fft.several": several,
         "fft.cache.numbers": numbers,
         "fft.cache.set_size": lambda size: cache().set_size(size),
         "fft.cache.set_memsize": lambda memsize: cache().set_memsize(memsize),
         "fft.cache.clear": lambda: cache().clear(),
-        "fft.cache.nodes": nodes,
-        "fft.cache.use": lambda key: cache().get(key) is not None,
-        "fft.cache.delete": delete,
     }

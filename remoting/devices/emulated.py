@@ -113,9 +113,6 @@ class EmulatedBackend:
         made = np.zeros([shape[axis] for axis in axes], dtype)
         return made.transpose(np.argsort(axes)) if axes else made
 
-    def need_copies(self) -> None:
-        """Do nothing: memory of an emulated GPU can be copied at any time."""
-
     def upload(self, array: Array, fill: Fill) -> None:
         """Receive straight into the array's memory."""
         fill(host_bytes(_flat(array)))

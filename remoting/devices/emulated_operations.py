@@ -22,16 +22,12 @@ from gpupool.remoting.devices.conventions.conversions import (
 )
 from gpupool.remoting.devices.emulated_arithmetic import ARITHMETIC, FORMULAS, sinc
 from gpupool.remoting.devices.emulated_bfloat16 import WIDE, in_float32, with_numbers
-from gpupool.remoting.devices.emulated_plans import EmulatedPlans
+from gpupool.remoting.devices.emulated_plans import plan_operations
 from gpupool.remoting.devices.emulated_random import random_operations
 from gpupool.remoting.devices.extensions import emulated_extensions
-from gpupool.remoting.devices.geometry.spatial import emulated_spatial
 from gpupool.remoting.devices.host_kernels.host_kernel_operations import host_kernel_operations
-from gpupool.remoting.devices.host_kernels.host_textures import HostTextures
-from gpupool.remoting.devices.interpolation.interpolators import emulated_interpolators
+from gpupool.remoting.devices.object_families import emulated_objects
 from gpupool.remoting.devices.operation_names import FFT, FUNCTIONS, LINALG, POLYNOMIAL, UFUNCS
-from gpupool.remoting.devices.signals.linear_systems import emulated_systems
-from gpupool.remoting.devices.sparse import emulated_sparse
 
 Operation = Callable[..., Any]
 Array = np.ndarray[Any, Any]
@@ -358,8 +354,8 @@ def _record(event: Marker, _stream: Any) -> None:
     event.time = time.perf_counter()
 
 
-def _no_capture(*_arguments: Any) -> None:
-    raise UnsupportedError("cuda.stream.begin_capture: an emulated GPU captures no graphs")
+def _no_textures(*_arguments: Any) -> None:
+    raise UnsupportedError("an emulated GPU has no textures and surfaces: a real one has them")
 
 
 def _cuda(backend: Any) -> dict[str, Operation]:
@@ -374,6 +370,9 @@ def _cuda(backend: Any) -> dict[str, Operation]:
         return device_properties.properties(spec.name, spec.uuid, spec.memory)
 
     return {
+        "cuda.array.create": _no_textures,
+        "cuda.surface.create": _no_textures,
+        "cuda.texture.create": _no_textures,
         "cuda.device.synchronize": lambda: None,
         "cuda.mem_info": lambda: (current().free_memory(), current().memory),
         "cuda.properties": properties,
@@ -390,9 +389,7 @@ def _cuda(backend: Any) -> dict[str, Operation]:
         ],
         "cuda.pool.set_limit": set_limit,
         "cuda.pool.free_all_blocks": lambda: current().free_all_blocks(),
-        "cuda.stream.begin_capture": _no_capture,
         "cuda.stream.create": Marker,
-        "cuda.stream.is_capturing": lambda _stream: False,
         "cuda.stream.synchronize": lambda _stream: None,
         "cuda.stream.done": lambda _stream: True,
         "cuda.stream.wait_event": lambda _stream, _event: None,
@@ -440,14 +437,11 @@ def operations(backend: Any) -> Mapping[str, Operation]:
     for name in POLYNOMIAL:
         table[f"polynomial.{name}"] = operator.attrgetter(name)(np.polynomial)
     transforms = {f"fft.{name}": _transform(name) for name in FFT}
-    plans = EmulatedPlans(len(backend.devices))
-    table |= transforms | plans.planned(transforms, lambda: backend.current)
-    table |= plans.operations(lambda: backend.current)
+    table |= transforms
+    table |= plan_operations(transforms, len(backend.devices), lambda: backend.current)
     table |= random_operations()
     table |= emulated_extensions()
-    table |= _cuda(backend) | host_kernel_operations(backend) | emulated_sparse(backend)
-    table |= HostTextures(backend).operations()
-    table |= emulated_interpolators(backend) | emulated_systems() | emulated_spatial(backend)
+    table |= _cuda(backend) | host_kernel_operations(backend) | emulated_objects(backend)
     table |= (
         FORMULAS
         | _METHODS

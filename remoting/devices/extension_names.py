@@ -28,7 +28,7 @@ gammatone gauss_spline gausspulse get_window group_delay hilbert hilbert2 iircom
 iirfilter iirnotch iirpeak invres invresz istft kaiser_atten kaiser_beta kaiserord lfilter
 lfilter_zi lfiltic lombscargle lp2bp lp2bp_zpk lp2bs lp2bs_zpk lp2hp lp2hp_zpk lp2lp lp2lp_zpk
 max_len_seq medfilt medfilt2d minimum_phase morlet morlet2 normalize oaconvolve order_filter
-peak_prominences peak_widths periodogram place_poles qmf qspline1d qspline1d_eval qspline2d
+peak_prominences peak_widths periodogram qmf qspline1d qspline1d_eval qspline2d
 resample resample_poly residue residuez ricker savgol_coeffs savgol_filter sawtooth sepfir2d sos2tf
 sos2zpk sosfilt sosfilt_zi sosfiltfilt sosfreqz spectrogram spline_filter square ss2tf ss2zpk stft
 sweep_poly symiirorder1 symiirorder2 tf2sos tf2ss tf2zpk unique_roots unit_impulse upfirdn

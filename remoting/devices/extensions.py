@@ -11,10 +11,10 @@ from typing import Any, cast
 import numpy as np
 
 from gpupool.remoting.devices.base import UnsupportedError
+from gpupool.remoting.devices.conventions import filter_states
 from gpupool.remoting.devices.conventions.extension_conventions import CONVENTIONS, REAL
 from gpupool.remoting.devices.extension_names import EXTENSIONS
 from gpupool.remoting.devices.geometry.distances import distances
-from gpupool.remoting.devices.signals import emulated_signals, filter_states
 
 Operation = Callable[..., Any]
 
@@ -211,7 +211,6 @@ _ADAPTERS = {
     **CONVENTIONS,
     "scipy.linalg.solve_triangular": _triangular,
     **{f"scipy.spatial.distance.{name}": _instead(made) for name, made in distances().items()},
-    **{f"signal.{name}": _instead(made) for name, made in emulated_signals.operations().items()},
     **{f"scipy.signal.{name}": _instead(made) for name, made in filter_states.operations().items()},
 }
 

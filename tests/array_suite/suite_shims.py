@@ -215,8 +215,6 @@ def install(cupy: Any) -> None:
     radial._SCALE_INVARIANT = {"linear", "thin_plate_spline", "cubic", "quintic"}
     radial._AVAILABLE = {"gaussian", "inverse_multiquadric", "inverse_quadratic"}
     radial._AVAILABLE |= radial._SCALE_INVARIANT | set(degrees)
-    gufuncs: Any = importlib.import_module("cupy._core._gufuncs")
-    gufuncs._GUFunc = cupyx.GeneralizedUFunc
     # Public names whose tests look for them in private modules.
     for name in ("_distributions", "_bit_generator", "_sample"):
         setattr(cupy.random, name, cupy.random)

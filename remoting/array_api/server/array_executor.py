@@ -43,7 +43,6 @@ from gpupool.remoting.array_api.server.direct_calls import Direct
 from gpupool.remoting.array_api.server.element_types import need_sendable, told
 from gpupool.remoting.array_api.server.fused_groups import Groups
 from gpupool.remoting.array_api.server.moved_state import Recipe, note_recipe
-from gpupool.remoting.array_api.server.operation_order import in_order
 from gpupool.remoting.array_api.server.shared_memory import Slots
 from gpupool.remoting.array_api.server.templates import Template, compile_template
 from gpupool.remoting.devices.base import Backend, Fill
@@ -119,7 +118,7 @@ class Executor:
         table = {**backend.operations(), **self._own_operations()}
         if self._exchange is not None:
             table |= self._exchange.operations()
-        self.names = sorted(table, key=in_order)
+        self.names = sorted(table)
         self.functions = [table[name] for name in self.names]
 
     def _own_operations(self) -> dict[str, Callable[..., Any]]:
@@ -274,7 +273,6 @@ class Executor:
         """
         meta = self._meta_of(number, nbytes)
         try:
-            self.backend.need_copies()
             array = self.retried(self.new, (meta,), {})
         except Exception as error:  # noqa: BLE001 - every failure is reported to the client
             self.fail("upload", (handle,), error)
@@ -289,7 +287,6 @@ class Executor:
         meta = self._meta_of(number, nbytes)
         try:
             array = self.find(handle)
-            self.backend.need_copies()
         except RemoteProtocolError:
             raise
         except Exception as error:  # noqa: BLE001 - every failure is reported to the client

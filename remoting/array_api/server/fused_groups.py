@@ -148,7 +148,7 @@ class Groups:
         if start + length > len(body):
             raise RemoteProtocolError("malformed record", why="cut short")
         executor = self._executor
-        group = self._read(body, start, start + length) if self._may_fuse() else None
+        group = self._read(body, start, start + length)
         if group is None:
             return start
         runs = self._plan(group)
@@ -164,14 +164,6 @@ class Groups:
             for number in run.frees:
                 executor.free(group.handles[number])
         return start + length
-
-    def _may_fuse(self) -> bool:
-        """Say whether a kernel can be made now: not while a graph is captured."""
-        try:
-            self._executor.backend.need_copies()
-        except Exception:  # noqa: BLE001 - the calls themselves have the error, if it is one
-            return False
-        return True
 
     def _read(self, body: memoryview, position: int, end: int) -> _Group | None:
         """Return the calls and the freed handles; None if there is anything else."""

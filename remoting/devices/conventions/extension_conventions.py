@@ -8,7 +8,6 @@ Each convention makes a function with CuPy's arguments, checks and results from 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
 
-import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -16,8 +15,6 @@ from typing import Any
 import numpy as np
 
 Operation = Callable[..., Any]
-BLOCK = 32
-"""Threads of a warp, by which CuPy divides an image."""
 IMAGE_AXES = (2, 3)
 
 
@@ -37,8 +34,7 @@ def _edt(function: Operation) -> Operation:
             raise NotImplementedError("Only 2D and 3D distance transforms are supported.")
         if not (return_distances or return_indices):
             raise RuntimeError("at least one of return_distances/return_indices must be True")
-        if block_params is not None and image.ndim == 2:  # how a GPU divides the work
-            _check_blocks(max(image.shape), [operator.index(part) for part in block_params])
+        del block_params  # how a GPU divides the work
         kind = np.dtype(np.float64 if float64_distances else np.float32)
         _check_output("distances", distances, return_distances, image.shape, kind)
         _check_output("indices", indices, return_indices, (image.ndim, *image.shape), None)
@@ -54,17 +50,6 @@ def _edt(function: Operation) -> Operation:
         return results[0] if len(results) == 1 else tuple(results)
 
     return call
-
-
-def _check_blocks(length: int, blocks: list[int]) -> None:
-    if len(blocks) != 3 or any(part < 1 for part in blocks):
-        raise ValueError("(m1, m2, m3) in blockparams must be >= 1")
-    if blocks[1] & (blocks[1] - 1):
-        raise ValueError("m2 must be a power of 2")
-    multiple = math.lcm(BLOCK, *blocks)
-    padded = -(-length // multiple) * multiple
-    if max(blocks) > padded // BLOCK:
-        raise ValueError(f"an element of block_params is above {padded // BLOCK}")
 
 
 def _check_output(name: str, output: Any, asked: bool, shape: Any, kind: Any) -> None:
@@ -127,15 +112,6 @@ def _bandwidth(_function: Operation) -> Operation:
     return call
 
 
-def _matrices(function: Operation) -> Operation:
-    def call(a: Any, b: Any) -> Any:
-        _check_matrix(a)
-        _check_matrix(b)
-        return function(a, b)
-
-    return call
-
-
 def _check_matrix(a: Any) -> None:
     axes = np.ndim(a)
     if axes != 2:
@@ -166,24 +142,6 @@ def _multiples(least: int) -> list[int]:
     return [product << (-(-least // product) - 1).bit_length() for product in products]
 
 
-def _one_axis(function: Operation) -> Operation:
-    def call(in1: Any, in2: Any, *args: Any, **kwargs: Any) -> Any:
-        if np.ndim(in1) != 1 or np.ndim(in2) != 1:
-            raise NotImplementedError("Only 1d inputs are supported currently")
-        return function(in1, in2, *args, **kwargs)
-
-    return call
-
-
-def _hilbert2(function: Operation) -> Operation:
-    def call(x: Any, *args: Any, **kwargs: Any) -> Any:
-        if np.ndim(x) > 2:
-            raise ValueError("x must be 2-D.")
-        return function(x, *args, **kwargs)
-
-    return call
-
-
 def _firls(function: Operation) -> Operation:
     def call(numtaps: Any, bands: Any, desired: Any, weight: Any = None, fs: Any = 2) -> Any:
         return function(numtaps, bands, desired, weight=weight, fs=fs)
@@ -212,15 +170,12 @@ def _ranked(function: Operation) -> Operation:
 CONVENTIONS: dict[str, Callable[[Operation], Operation]] = {
     "scipy.fft.next_fast_len": _next_fast_len,
     "scipy.linalg.bandwidth": _bandwidth,
-    "scipy.linalg.khatri_rao": _matrices,
     "scipy.ndimage.distance_transform_edt": _edt,
     "scipy.ndimage.extrema": _extrema,
     "scipy.ndimage.histogram": _histogram,
     "scipy.ndimage.maximum_position": _positions,
     "scipy.ndimage.minimum_position": _positions,
-    "scipy.signal.choose_conv_method": _one_axis,
     "scipy.signal.firls": _firls,
-    "scipy.signal.hilbert2": _hilbert2,
     "scipy.signal.max_len_seq": _max_len_seq,
     "scipy.signal.medfilt": _ranked,
     "scipy.signal.order_filter": _ranked,

@@ -1,1 +1,1 @@
-"""CUDA objects beside arrays: graphs and textures, behind operations of the array door."""
+"""CUDA objects beside arrays: textures, behind operations of the array door."""

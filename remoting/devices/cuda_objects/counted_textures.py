@@ -13,16 +13,84 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from gpupool.remoting.devices.cuda_objects.texture_checks import (
-    OF_ARRAY,
-    bytes_of,
-    check_borders,
-    check_channel,
-    counted_size,
-    inside,
-)
-
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
+OF_ARRAY, LINEAR, PITCHED = 0, 2, 3
+"""``cudaResourceType`` of CUDA's driver_types.h, without mipmapped arrays."""
+
+_CHANNEL_BITS = (0, 8, 16, 32)
+_MODES_MAX, _COLORS_MAX = 3, 4
+"""Address modes and colours of the border that CUDA's structure has room for."""
+
+GRANULE = 64 << 10
+"""Bytes to which a CUDA array's size is rounded up before it is counted."""
+
+_LENGTH_MAX = 1 << 20
+"""Elements along one axis; CUDA's own limits are lower, but for textures of linear memory."""
+
+
+def _check_channel(channel: Any) -> None:
+    """Raise if a description of channels has other bits than CUDA's.
+
+    Raises:
+        ValueError: it has other bits, or is no description of channels.
+    """
+    x, y, z, w, _kind = channel
+    if any(bits not in _CHANNEL_BITS for bits in (x, y, z, w)):
+        raise ValueError(f"channels of {[x, y, z, w]} bits: each has 0, 8, 16 or 32")
+
+
+def _bytes_of(channel: Any, width: int, height: int, depth: int) -> int:
+    """Return the bytes of the elements of a CUDA array."""
+    return width * max(1, height) * max(1, depth) * sum(channel[:4]) // 8
+
+
+def _counted_size(channel: Any, width: int, height: int, depth: int) -> int:
+    """Return the bytes that a CUDA array counts for.
+
+    Raises:
+        ValueError: CUDA has no array of these lengths or channels.
+    """
+    if not 0 < width <= _LENGTH_MAX or not (0 <= height <= _LENGTH_MAX >= depth >= 0):
+        raise ValueError(f"a CUDA array of {width} x {height} x {depth} elements")
+    _check_channel(channel)
+    return -(-_bytes_of(channel, width, height, depth) // GRANULE) * GRANULE
+
+
+def _inside(kind: int, nbytes: int, channel: Any, sizes: Any) -> tuple[int, int, int, int]:
+    """Return the sizes of a texture of linear memory: its bytes, width, height and pitch.
+
+    Args:
+        kind: of the resource.
+        nbytes: of the array that it is made from.
+        channel: the bits of an element's channels, and the kind of their numbers.
+        sizes: as a client gave them.
+
+    Raises:
+        ValueError: it would reach outside its array, or there is no texture of this kind.
+    """
+    size, width, height, pitch = (int(each) for each in sizes)
+    if kind == LINEAR:
+        fits = 0 < size <= nbytes
+    elif kind == PITCHED:
+        row = width * sum(channel[:4]) // 8
+        fits = width > 0 and height > 0 and row <= pitch
+        fits = fits and pitch * (height - 1) + row <= nbytes
+    else:
+        raise ValueError(f"no texture of resources of the kind {kind}")
+    if not fits:
+        raise ValueError("the texture would reach outside its array")
+    _check_channel(channel)
+    return size, width, height, pitch
+
+
+def _check_borders(modes: Any, colors: Any) -> None:
+    """Raise if there are more address modes or colours than CUDA has room for.
+
+    Raises:
+        ValueError: there are more.
+    """
+    if len(modes or ()) > _MODES_MAX or len(colors or ()) > _COLORS_MAX:
+        raise ValueError("a texture has at most 3 address modes and 4 colours of its border")
 
 
 class CudaTextures:
@@ -47,14 +115,14 @@ class CudaTextures:
         }
 
     def _channel(self, channel: Any) -> Any:
-        check_channel(channel)
+        _check_channel(channel)
         return self._texture.ChannelFormatDescriptor(*channel)
 
     def array(self, channel: Any, width: int, height: int, depth: int, flags: int) -> Any:
         """Return a CUDA array that the partition has room for."""
         backend = self._backend
         budget, index = backend.budget, backend.devices[backend.current].index
-        size, made_of = counted_size(channel, width, height, depth), self._channel(channel)
+        size, made_of = _counted_size(channel, width, height, depth), self._channel(channel)
         if not budget.reserve(index, size):
             raise backend.cupy.cuda.runtime.CUDARuntimeError(_OUT_OF_MEMORY)
         try:
@@ -63,7 +131,7 @@ class CudaTextures:
             budget.release(index, size)
             raise
         weakref.finalize(made, budget.release, index, size)
-        made.copied_bytes = bytes_of(channel, width, height, depth)
+        made.copied_bytes = _bytes_of(channel, width, height, depth)
         return made
 
     def _need_array(self, value: Any) -> Any:
@@ -96,7 +164,7 @@ class CudaTextures:
             return make(kind, cuArr=self._need_array(what))
         if not isinstance(what, self._backend.cupy.ndarray) or not what.flags.c_contiguous:
             raise TypeError("a texture of linear memory needs a dense array of the device")
-        size, width, height, pitch = inside(kind, what.nbytes, channel, sizes)
+        size, width, height, pitch = _inside(kind, what.nbytes, channel, sizes)
         channels = self._channel(channel)
         given = {"sizeInBytes": size, "width": width, "height": height, "pitchInBytes": pitch}
         return make(kind, arr=what, chDesc=channels, **given)
@@ -104,7 +172,7 @@ class CudaTextures:
     def texture(self, kind: int, what: Any, channel: Any, sizes: Any, look: Any) -> Any:
         """Return a texture object, which a kernel takes as an argument."""
         modes, filter_mode, read_mode, srgb, colors, *rest = look
-        check_borders(modes, colors)
+        _check_borders(modes, colors)
         make = self._texture.TextureDescriptor
         descriptor = make(modes, filter_mode, read_mode, srgb, colors, *rest)
         return self._texture.TextureObject(self._resource(kind, what, channel, sizes), descriptor)

@@ -7,10 +7,7 @@
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from gpupool.remoting.devices.host_kernels import host_callbacks, host_raw
-from gpupool.remoting.devices.host_kernels.host_callbacks import Callbacks
+from gpupool.remoting.devices.host_kernels import host_raw
 from gpupool.remoting.devices.host_kernels.host_raw import HostKernel, HostModule
 from gpupool.remoting.devices.host_kernels.host_typed import ElementwiseKernel, ReductionKernel
 
@@ -40,8 +37,6 @@ def host_kernel_operations(backend: Any) -> dict[str, Callable[..., Any]]:
         "kernel.compile": lambda kernel, _logged=False: _is(HostKernel | HostModule, kernel).log(),
         "kernel.attributes": lambda kernel: host_raw.attributes(_is(HostKernel, kernel)),
         "cuda.cufft_version": lambda: 11303,  # that of CUDA 12.8
-        "fft.callbacks": Callbacks,
-        "fft.with_callbacks": _with_callbacks,
         "kernel.global": lambda owner, name: _is(HostModule, owner).get_global(name),
     }
 
@@ -51,12 +46,6 @@ def _is(kind: Any, value: Any) -> Any:
     if not isinstance(value, kind):
         raise TypeError(f"a {type(value).__name__} is no kernel of this kind")
     return value
-
-
-def _with_callbacks(
-    callbacks: Any, name: Any, a: Any, lengths: Any, axes: Any, norm: Any
-) -> np.ndarray[Any, Any]:
-    return host_callbacks.called(_is(Callbacks, callbacks), name, a, lengths, axes, norm)
 
 
 def _raw(code: Any, name: Any, options: Any, translate: Any, cooperative: Any) -> HostKernel:

@@ -13,7 +13,6 @@ import numpy as np
 from gpupool.remoting.devices.base import UnsupportedError
 from gpupool.remoting.devices.host_kernels import host_compiler, kernel_source
 from gpupool.remoting.devices.host_kernels.host_library import SHARED_MAX, THREADS_MAX
-from gpupool.remoting.devices.host_kernels.host_textures import HostObject
 from gpupool.remoting.devices.host_kernels.kernel_errors import CUDADriverError
 from gpupool.remoting.devices.sources import check_options, check_source
 
@@ -161,8 +160,6 @@ def _in_memory(value: Any) -> Any:
         return ctypes.c_void_p(int(value.__array_interface__["data"][0]))
     if value is None:
         return ctypes.c_void_p(0)
-    if isinstance(value, HostObject):
-        return value.argument()
     if isinstance(value, bytes):
         if len(value) > STRUCTURE_MAX:
             raise ValueError(f"a structure of {len(value):,} bytes")

@@ -31,14 +31,12 @@ _INCLUDE = re.compile(r'^([ \t]*#[ \t]*include[ \t]*)[<"](?:cuda/std/)?([\w./]+)
 _ALWAYS = """
     assert.h cassert cuda.h cuda_runtime.h cuda_runtime_api.h device_atomic_functions.h
     device_launch_parameters.h math_constants.h sm_30_intrinsics.h vector_functions.h vector_types.h
-    surface_indirect_functions.h surface_types.h texture_indirect_functions.h texture_types.h
     math.h cmath stdint.h cstdint stdio.h cstdio stdlib.h cstdlib
     cupy/atomics.cuh cupy/math_constants.h cupy/hip_workaround.cuh
 """
 """Headers with names that are always there."""
 
 _INSTEAD = {
-    "cufftXt.h": "cufft.h",
     "cupy/cuComplex_bridge.h": "cuComplex.h",
     "cupy/float16.cuh": "cuda_fp16.h",
 }

@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from gpupool.remoting.devices.host_kernels.host_textures import HostObject
-
 Array = np.ndarray[Any, Any]
 
 TYPE_NAMES: dict[str, str] = {
@@ -36,8 +34,6 @@ TYPE_NAMES: dict[str, str] = {
 }
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 _WORDS_MAX = 64
-_OF_OBJECTS = np.dtype(np.uint64)
-"""The type of a texture or a surface in a kernel: `cudaTextureObject_t`."""
 
 
 class Layout(ctypes.Structure):
@@ -101,16 +97,14 @@ def bind(
 ) -> dict[str, np.dtype[Any]]:
     """Return the types that letters stand for: arrays decide, outputs first.
 
-    A texture has a type of its own, which it gives to its letter.
-
     Raises:
         TypeError: two arguments want two types of one letter, or none decides.
     """
     found: dict[str, np.dtype[Any]] = {}
     for parameter, value in (*zip(outputs, results, strict=False), *zip(inputs, values)):  # noqa: B905
-        if not isinstance(value, (np.ndarray, HostObject)):
+        if not isinstance(value, np.ndarray):
             continue
-        has = value.dtype if isinstance(value, np.ndarray) else _OF_OBJECTS
+        has = value.dtype
         wanted = parameter.dtype or found.setdefault(parameter.letter, has)
         if wanted != has:
             raise TypeError(f"Type is mismatched. {parameter.name} {has} {wanted}")
@@ -156,10 +150,6 @@ class Memory:
 
     def number(self, value: Any, dtype: np.dtype[Any]) -> None:
         """Add a number in a type; one that does not fit wraps, as in CuPy."""
-        if isinstance(value, HostObject):
-            self._kept.append(value)
-            self._keep(value.argument())
-            return
         made: Any = np.asarray(value)
         if made.dtype.hasobject or made.ndim:
             raise TypeError(f"Unsupported type {type(value)}")

@@ -13,7 +13,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from tests.properties import examples
 
-from gpupool.remoting.devices.signals import filter_states as states
+from gpupool.remoting.devices.conventions import filter_states as states
 
 scipy: Any = pytest.importorskip("scipy")
 

@@ -118,9 +118,16 @@ def test_a_missing_name_comes_with_advice_that_is_true(cp: Any, program: str, ad
         ("from cupyx.jit import rawkernel", ImportError),
         ("from cupyx import jit; jit.rawkernel()", ImportError),
         ("import cupyx; cupyx.jit.rawkernel()", AttributeError),
+        ("from cupyx import GeneralizedUFunc", ImportError),
+        ("import cupyx.scipy.signal as s; s.lti", AttributeError),
+        ("import cupyx.scipy.signal as s; s.CZT(8)", AttributeError),
+        ("import cupyx.linalg; cupyx.linalg.invh", AttributeError),
+        ("import cupy; cupy.fft.config.set_cufft_callbacks('')", AttributeError),
+        ("import cupy; cupy.cuda.Stream().begin_capture()", AttributeError),
+        ("import cupy; cupy.cuda.Graph()", AttributeError),
     ],
 )
-def test_kernels_of_python_functions_are_refused_with_the_way_to_them(
+def test_names_that_are_left_to_cupy_are_refused_with_the_way_to_them(
     cp: Any, program: str, kind: type[Exception]
 ) -> None:
     assert cp.RawKernel

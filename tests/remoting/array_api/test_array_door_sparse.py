@@ -12,10 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpupool.remoting.devices import sparse as worker
-from gpupool.remoting.devices import sparse_names
-from gpupool.remoting.devices.base import UnsupportedError
-
 host = pytest.importorskip("scipy.sparse")
 HOST = host.random(9, 7, 0.4, "csr", random_state=3)
 FORMATS = ("csr", "csc", "coo")
@@ -191,31 +187,6 @@ def test_a_matrix_that_the_device_has_no_room_for_is_an_error(
     assert sparse.coo_matrix((1 << 40, 3)).T.shape == (3, 1 << 40)
 
 
-def test_no_object_but_a_matrix_is_computed_with(cp: Any) -> None:
-    session = cp._door.pool.current()
-    array = cp.ones(3)
-    for name in session.operations:
-        if name.startswith("sparse.") and not name.startswith(("sparse.linalg", "sparse.csgraph")):
-            with pytest.raises((TypeError, ValueError, AttributeError, NotImplementedError)):
-                session.ask(name, (array, "__class__"))
-
-
-def test_every_name_of_the_table_is_reached_by_the_drop_in(cp: Any, sparse: Any) -> None:
-    linalg = importlib.import_module("cupyx.scipy.sparse.linalg")
-    graph = importlib.import_module("cupyx.scipy.sparse.csgraph")
-    assert all(hasattr(sparse, name) for name in sparse_names.FUNCTIONS)
-    assert all(hasattr(linalg, name) for name in sparse_names.LINALG)
-    assert all(hasattr(graph, name) for name in sparse_names.CSGRAPH)
-    assert all(hasattr(sparse.csr_matrix, name) for name in sparse_names.METHODS)
-
-
-def test_a_server_without_scipy_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker.EmulatedLibrary, "package", "no_such_package")
-    library = worker.EmulatedLibrary(None)
-    with pytest.raises(UnsupportedError, match="runs it by SciPy, which its server lacks"):
-        library.module()
-
-
 def test_solvers_with_the_programs_own_functions(cp: Any, sparse: Any) -> None:
     linalg = importlib.import_module("cupyx.scipy.sparse.linalg")
     rng = np.random.default_rng(2)
@@ -233,10 +204,10 @@ def test_solvers_with_the_programs_own_functions(cp: Any, sparse: Any) -> None:
             assert int(info) == 0
             assert np.allclose(found.get(), wanted)
     turns: list[Any] = []
-    for solve in (linalg.cg, linalg.cgs):
-        turns.clear()
-        solve(matrix, b, callback=turns.append)
-        assert turns
+    linalg.cg(matrix, b, callback=turns.append)
+    assert turns
+    with pytest.raises(NotImplementedError, match="--door cuda"):
+        linalg.cgs(matrix, b, callback=turns.append)
     assert np.allclose((2 * operator + operator).matvec(b).get(), 3 * dense @ right)
     assert np.allclose(linalg.splu(matrix.tocsc()).solve(b).get(), wanted)
 
@@ -307,3 +278,16 @@ def test_truth_values_times_a_number_in_place_are_of_a_type_of_cusparse(
     made /= 4
     assert made is same
     assert made.toarray().get()[1, 1] == 0.25
+
+
+def test_a_system_that_a_cholesky_factor_solves(cp: Any) -> None:
+    from cupyx import linalg  # pyright: ignore[reportMissingImports]
+
+    a = np.diag(np.arange(2.0, 8)) + np.diag(np.ones(5), 1) + np.diag(np.ones(5), -1)
+    b = np.arange(6.0)
+    made = linalg.sparse.lschol(cp.asarray(a), cp.asarray(b))
+    assert np.allclose(made.get(), np.linalg.solve(a, b))
+    with pytest.raises(ValueError, match="1-d"):
+        linalg.sparse.lschol(cp.asarray(a), cp.zeros((6, 1)))
+    with pytest.raises(np.linalg.LinAlgError, match="square"):
+        linalg.sparse.lschol(cp.zeros((2, 3)), cp.zeros(2))

@@ -143,7 +143,6 @@ def test_parameters_and_modules_that_are_missing_are_listed(cp: Any) -> None:
         "cupy.cuda.MemoryPointer (parameter mem)",
         "cupy.cuda.PinnedMemoryPointer (parameter mem)",
         "cupy.cuda.PinnedMemoryPool (parameter allocator)",
-        "cupyx.scipy.sparse.linalg.SuperLU (parameter obj)",
         "cupyx.scipy.sparse.spmatrix (parameter maxprint)",
     ]
     assert cp.kaiser(5, beta=2.0).shape == (5,)

@@ -75,7 +75,6 @@ def test_any_arguments_of_an_operation(
         operations["kernel.ReductionKernel"](*REDUCTION),
         operations["kernel.RawKernel"]("", "k", [], False, False),
         operations["kernel.RawModule"]("", [], True, False, ["f<int>"]),
-        operations["fft.callbacks"]("", "f", None, None, None, None),
     ]  # fmt: skip
     if data.draw(st.booleans()):
         arguments = [data.draw(st.sampled_from(kernels)), *arguments]
@@ -83,26 +82,6 @@ def test_any_arguments_of_an_operation(
     keywords = data.draw(st.dictionaries(st.sampled_from(words), VALUES, max_size=2))
     with contextlib.suppress(*EXPECTED):
         operations[f"kernel.{name}"](*arguments, **keywords)
-
-
-@settings(
-    deadline=None,
-    max_examples=examples(40),
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-@given(arguments=st.lists(VALUES, max_size=6), name=st.sampled_from(["fft", "irfftn", "x"]))
-def test_any_arguments_of_callbacks(
-    backend: EmulatedBackend, arguments: list[Any], name: str
-) -> None:
-    operations = backend.operations()
-    made = operations["fft.callbacks"](None, None, None, None, None, None)
-    for call in (
-        lambda: operations["fft.callbacks"](*arguments),
-        lambda: operations["fft.with_callbacks"](made, name, *arguments[:4]),
-        lambda: operations["fft.with_callbacks"](*arguments),
-    ):
-        with contextlib.suppress(*EXPECTED):
-            call()
 
 
 @given(st.text(st.sampled_from("{};\"'()[]#\\\n <>_gs=*") | st.characters(), max_size=60))

@@ -14,7 +14,6 @@ from cupy._door import state as _state
 from cupy._door.state import DeviceSynchronized as DeviceSynchronized
 
 from cupyx import profiler as profiler
-from cupyx._gufunc import GeneralizedUFunc as GeneralizedUFunc
 
 rsqrt = _ufunc("rsqrt", ["e->e", "f->f", "d->d", "F->F", "D->D"])
 

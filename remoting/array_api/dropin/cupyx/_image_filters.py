@@ -1,8 +1,7 @@
 """Filters of images by a kernel or a function of the program.
 
-A window's elements are found by tables that the host makes, one for each axis: the place of an
-element in the image, or -1 where the filter has a constant. So the kernel has no boundary modes
-in it, and the program's own code is all that differs between two filters.
+The windows of a padded image are the rows of a matrix, so a reduction runs along its rows, and a
+raw kernel once for each. That needs room for as many elements as all windows have.
 """
 
 from __future__ import annotations
@@ -15,66 +14,13 @@ import cupy
 import numpy as np
 from cupy._core.dispatch import arguments as _arguments
 from cupy._core.dispatch.arguments import is_array as _is_array
-from cupy._util import TYPENAMES as _TYPES
+from cupy.lib import stride_tricks as _stride_tricks
 
 _KERNELS_MAX = 256
 _kernels: dict[Any, Any] = {}
-_PARAMETERS = "raw X x, raw int64 table, raw int64 places, raw int64 shape, float64 outside"
-_WINDOW = """
-const int gp_axes = %(axes)d;
-long long gp_at[gp_axes], gp_rest = i;
-for (int axis = gp_axes - 1; axis >= 0; --axis) {
-  gp_at[axis] = gp_rest %% shape[axis];
-  gp_rest /= shape[axis];
-}
-%(element)s gp_values[%(size)d];
-for (int k = 0; k < %(size)d; ++k) {
-  long long gp_from = 0;
-  bool gp_inside = true;
-  for (int axis = 0; axis < gp_axes; ++axis) {
-    const long long gp_place =
-        table[shape[gp_axes + axis] + gp_at[axis] + places[k * gp_axes + axis]];
-    gp_inside = gp_inside && gp_place >= 0;
-    gp_from = gp_from * shape[axis] + gp_place;
-  }
-  if (gp_inside) {
-    gp_values[k] = (%(element)s)x[gp_from];
-  } else {
-    gp_values[k] = %(constant)s;
-  }
-}
-%(result)s gp_made;
-%(call)s
-y = %(cast)s;
-"""
-_REDUCTION = """
-namespace gpupool_reduction {
-struct Places {
-  long long at, length;
-  __device__ long long size() const { return length; }
-  __device__ const long long *get() const { return &at; }
-};
-%(types)s
-%(preamble)s
-#define REDUCE(a, b) (%(reduce)s)
-#define POST_MAP(a) (%(post)s)
-typedef %(kind)s _type_reduce;
-__device__ void run(const %(input)s *_raw_%(x)s, int gp_size, %(output)s &%(y)s) {
-  Places _in_ind = {0, gp_size}, _out_ind = {0, 1};
-  _type_reduce _s = _type_reduce(%(identity)s);
-  for (int _j = 0; _j < gp_size; ++_j) {
-    _in_ind.at = _j;
-    const %(input)s &%(x)s = _raw_%(x)s[_j];
-    _type_reduce _a = static_cast<_type_reduce>(%(map)s);
-    _s = REDUCE(_s, _a);
-  }
-  (void)_out_ind;
-  POST_MAP(_s);
-}
-#undef REDUCE
-#undef POST_MAP
-}
-"""
+_PADDED = {"constant": "constant", "mirror": "reflect", "nearest": "edge", "reflect": "symmetric",
+           "wrap": "wrap"}  # fmt: skip
+"""NumPy's names for the modes of an image's border."""
 
 
 # --- arguments ------------------------------------------------------------------------------------
@@ -147,29 +93,18 @@ def _origin(value: int, width: int) -> int:
     return width // 2 + value
 
 
-def _table(length: int, width: int, before: int, mode: str) -> np.ndarray[Any, Any]:
-    """Return the element indices of the windows along an axis; -1 is outside."""
-    at = np.arange(length + width - 1) - before
-    if mode == "constant":
-        return np.where((at < 0) | (at >= length), -1, at)
-    if mode == "nearest":
-        return at.clip(0, length - 1)
-    if mode == "wrap":
-        return at % length
-    if mode == "mirror":
-        period = max(2 * length - 2, 1)
-        return np.minimum(at % period, period - at % period) if length > 1 else at * 0
-    return np.minimum(at % (2 * length), 2 * length - 1 - at % (2 * length))
+def _padded(image: Any, lengths: Any, before: list[int], modes: list[str], cval: Any) -> Any:
+    """Return an image with the border that windows of these lengths reach."""
+    for axis, (width, first, mode) in enumerate(zip(lengths, before, modes)):
+        pads = [(0, 0)] * image.ndim
+        pads[axis] = (first, width - 1 - first)
+        more = {"constant_values": cval} if mode == "constant" else {}
+        if width > 1:
+            image = cupy.pad(image, pads, _PADDED[mode], **more)
+    return image
 
 
 # --- kernels --------------------------------------------------------------------------------------
-
-
-def _cast(name: str, dtype: Any, value: str) -> str:
-    """Return how a number becomes an element: negative ones of no sign as SciPy has them."""
-    if dtype.kind in "ub":
-        return f"{value} >= 0 ? ({name})({value}) : ({name})-({name})(-({value}))"
-    return f"({name})({value})"
 
 
 def _remembered(key: Any, make: Any) -> Any:
@@ -181,56 +116,48 @@ def _remembered(key: Any, make: Any) -> Any:
     return found
 
 
-def _of_raw(kernel: Any) -> str:
-    """Return the source of a raw kernel as a function that another kernel calls."""
-    return "namespace gpupool_raw {\n" + kernel.code.replace("__global__", "__device__") + "\n}\n"
-
-
-def _type_name(parameter: Any, letters: dict[str, str], own: str) -> str:
-    if parameter.dtype is not None:
-        return _TYPES[parameter.dtype.char]
-    return letters.setdefault(parameter.ctype, own)
-
-
-def _of_reduction(kernel: Any) -> tuple[str, str]:
-    """Return the source of a reduction as a function, and the type of its result."""
-    x, y = kernel.in_params[0], kernel.out_params[0]
-    letters: dict[str, str] = {}
-    taken, made = _type_name(x, letters, "::X"), _type_name(y, letters, "::Y")
-    types = "".join(f"typedef {own} {letter};\n" for letter, own in letters.items())
-    kind = kernel.reduce_type if kernel.reduce_type != y.ctype else made
-    parts = {"types": types, "preamble": kernel.preamble, "kind": kind, "x": x.name, "y": y.name}
-    parts |= {"input": taken, "output": made, "identity": kernel.identity}
-    parts |= {"reduce": kernel.reduce_expr, "post": kernel.post_map_expr, "map": kernel.map_expr}
-    return _REDUCTION % parts, made
-
-
-def _windowed(function: Any, image: Any, output: Any, axes: int, size: int) -> Any:
-    """Return the kernel that applies a function to each window of an image."""
-    parts: dict[str, Any] = {"axes": axes, "size": size}
-    if isinstance(function, cupy.RawKernel):
-        if image.dtype.kind == "c":
-            raise TypeError("Complex type not supported")
-        preamble = _of_raw(function)
-        call = f"gpupool_raw::{function.name}(gp_values, {size}, &gp_made);"
-        parts |= {"element": "double", "constant": "outside", "result": "double", "call": call}
-        parts["cast"] = _cast("Y", output.dtype, "gp_made")
-    else:
-        preamble, made = _of_reduction(function)
-        call = f"gpupool_reduction::run(gp_values, {size}, gp_made);"
-        constant = _cast("X", image.dtype, "outside")
-        parts |= {"element": "X", "constant": constant, "result": made, "call": call}
-        same = made in ("::Y", "::X") and image.dtype == output.dtype
-        plain = same or made == "::Y" or made == _TYPES[output.dtype.char]
-        parts["cast"] = "gp_made" if plain else _cast("Y", output.dtype, "gp_made")
-    options = tuple(getattr(function, "options", ()))
-    operation = _WINDOW % parts
-    return _remembered(
-        (operation, preamble, options),
+def _applied(function: Any, wide: Any, count: int, *sizes: int) -> Any:
+    """Return the results of a raw kernel for each row of a matrix, ``count`` numbers a row."""
+    body = (
+        f"gpupool_raw::{function.name}((double *)&x[i * {wide.shape[1]}LL], {wide.shape[1]}, "
+        f"&y[i * {count}LL]{''.join(f', {size}' for size in sizes)});"
+    )
+    code = function.code.replace("__global__", "__device__")
+    preamble = f"namespace gpupool_raw {{\n{code}\n}}\n"
+    kernel = _remembered(
+        (body, preamble, function.options),
         lambda: cupy.ElementwiseKernel(
-            _PARAMETERS, "Y y", operation, "generic_filter", preamble=preamble, options=options
+            *("raw float64 x", "raw float64 y", body, "generic_filter"),
+            preamble=preamble,
+            options=function.options,
         ),
     )
+    results = cupy.empty((len(wide), count))
+    kernel(cupy.ascontiguousarray(wide), results, size=len(wide))
+    return results
+
+
+def _reduced(function: Any, wide: Any, wished: Any) -> Any:
+    """Return a reduction of each row of a matrix, in its own type or else in the wished one."""
+    x, y = function.in_params[0], function.out_params[0]
+    kind = y.dtype if y.dtype is not None else wide.dtype if y.ctype == x.ctype else wished
+    results = cupy.empty(len(wide), kind)
+    return function(wide, results, axis=1)
+
+
+def _store(results: Any, made: Any) -> Any:
+    """Return an array with results as its elements: negative ones of no sign as SciPy has them."""
+    if made.dtype.kind not in "ub" or results.dtype.kind not in "fi":
+        made[...] = results
+        return made
+    cast = _remembered(
+        made.dtype,
+        lambda: cupy.ElementwiseKernel(
+            "X x", "Y y", "y = x >= 0 ? (Y)x : (Y)-(Y)(-x)", "generic_cast"
+        ),
+    )
+    cast(results, made)
+    return made
 
 
 def _checked(function: Any) -> None:
@@ -242,6 +169,12 @@ def _checked(function: Any) -> None:
         raise TypeError("bad function type")
     if function.nin != 1 or function.nout != 1:
         raise TypeError("ReductionKernel must have 1 input and output")
+    texts = (function.map_expr, function.reduce_expr, function.post_map_expr)
+    if any(name in text for text in texts for name in ("_raw_", "_in_ind", "_out_ind")):
+        raise NotImplementedError(
+            "a reduction reads its own window by names of CuPy's code (_raw_x, _in_ind): pass a "
+            "RawKernel; on Linux, where CuPy is installed, `gpupool run --door cuda` runs it"
+        )
 
 
 def generic_filter(
@@ -271,24 +204,19 @@ def generic_filter(
     before = [_origin(at, width) for at, width in zip(origins, window.shape)]
     _checked(function)
     made = _output(output, input)
-    kernel = _windowed(function, input, made, input.ndim, int(window.sum()))
+    if isinstance(function, cupy.RawKernel) and input.dtype.kind == "c":
+        raise TypeError("Complex type not supported")
     if input.size == 0:
         return made
-    tables = [_table(*each) for each in zip(input.shape, window.shape, before, modes)]
-    starts = np.cumsum([0, *(len(table) for table in tables)])[:-1]
-    shape = np.asarray([*input.shape, *starts], np.int64)
-    into = cupy.empty_like(made) if cupy.shares_memory(made, input) else made
-    kernel(
-        cupy.ascontiguousarray(input),
-        cupy.asarray(np.concatenate(tables).astype(np.int64)),
-        cupy.asarray(np.argwhere(window).astype(np.int64).ravel()),
-        cupy.asarray(shape),
-        float(cval),
-        into,
-    )
-    if into is not made:
-        made[...] = into
-    return made
+    raw = isinstance(function, cupy.RawKernel)
+    image = input.astype(np.float64) if raw else input
+    padded = _padded(image, window.shape, before, modes, cval)
+    windows = _stride_tricks.sliding_window_view(padded, window.shape)
+    wide = cupy.ascontiguousarray(windows).reshape(-1, window.size)
+    if not window.all():
+        wide = wide[:, cupy.asarray(np.flatnonzero(window))]
+    results = _applied(function, wide, 1) if raw else _reduced(function, wide, made.dtype)
+    return _store(results.reshape(input.shape), made)
 
 
 def generic_filter1d(
@@ -319,99 +247,8 @@ def generic_filter1d(
     if input.size == 0:
         return made
     length = input.shape[along]
-    table = _table(length, filter_size, before, boundary)
     moved = cupy.moveaxis(input, along, -1)
     lines = moved.reshape(-1, length).astype(np.float64)
-    wide = lines[:, cupy.asarray(table.clip(0))]
-    if boundary == "constant":
-        wide[:, cupy.asarray(table < 0)] = float(cval)
-    results = cupy.empty(lines.shape)
-    body = (
-        f"gpupool_raw::{function.name}("
-        f"(double *)&x[i * {len(table)}LL], {len(table)}, &y[i * {length}LL], {length});"
-    )
-    preamble = _of_raw(function)
-    kernel = _remembered(
-        (body, preamble, function.options),
-        lambda: cupy.ElementwiseKernel(
-            "raw float64 x",
-            "raw float64 y",
-            body,
-            "generic_filter1d",
-            preamble=preamble,
-            options=function.options,
-        ),
-    )
-    kernel(wide, results, size=lines.shape[0])
-    element = _cast("Y", made.dtype, "x")
-    cast = _remembered(
-        element,
-        lambda: cupy.ElementwiseKernel("float64 x", "Y y", f"y = {element}", "generic_cast"),
-    )
-    cast(cupy.moveaxis(results.reshape(moved.shape), -1, along), made)
-    return made
-
-
-# --- functions of the program ---------------------------------------------------------------------
-
-
-def generic_laplace(
-    input: Any,  # noqa: A002 - SciPy's name
-    derivative2: Any,
-    output: Any = None,
-    mode: Any = "reflect",
-    cval: Any = 0.0,
-    extra_arguments: Any = (),
-    extra_keywords: Any = None,
-    *,
-    axes: Any = None,
-) -> Any:
-    """Add the second derivatives along the axes, which a function of the program computes."""
-    keywords = {} if extra_keywords is None else extra_keywords
-    over = _axes(axes, input.ndim)
-    made = _output(output, input)
-    if not over:
-        made[...] = input
-        return made
-    modes = _each(mode, len(over), "mode", _known_mode)
-    derivative2(input, over[0], made, modes[0], cval, *extra_arguments, **keywords)
-    for axis, one in zip(over[1:], modes[1:]):
-        part = cupy.empty(input.shape, made.dtype)
-        derivative2(input, axis, part, one, cval, *extra_arguments, **keywords)
-        made += part
-    return made
-
-
-def generic_gradient_magnitude(
-    input: Any,  # noqa: A002 - SciPy's name
-    derivative: Any,
-    output: Any = None,
-    mode: Any = "reflect",
-    cval: Any = 0.0,
-    extra_arguments: Any = (),
-    extra_keywords: Any = None,
-    *,
-    axes: Any = None,
-) -> Any:
-    """Return the length of the gradient; a function of the program computes its parts."""
-    keywords = {} if extra_keywords is None else extra_keywords
-    over = _axes(axes, input.ndim)
-    modes = _each(mode, len(over), "mode", _known_mode)
-    made = _output(output, input)
-    if not over:
-        made[...] = input
-        return made
-    derivative(input, over[0], made, modes[0], cval, *extra_arguments, **keywords)
-    made *= made
-    for axis, one in zip(over[1:], modes[1:]):
-        part = cupy.empty(input.shape, made.dtype)
-        derivative(input, axis, part, one, cval, *extra_arguments, **keywords)
-        part *= part
-        made += part
-    return cupy.sqrt(made, made, casting="unsafe")
-
-
-def _known_mode(value: Any) -> Any:
-    """Return a boundary mode by its own name: the function of the program gets it."""
-    _mode(value)
-    return value
+    wide = _padded(lines, (1, filter_size), [0, before], ["wrap", boundary], cval)
+    results = _applied(function, wide, length, length)
+    return _store(cupy.moveaxis(results.reshape(moved.shape), -1, along), made)

@@ -1,4 +1,4 @@
-"""Measurements of labels that call a function of the program, or give a dictionary."""
+"""Measurements of labels that call a function of the program, or have results of many parts."""
 
 from __future__ import annotations
 

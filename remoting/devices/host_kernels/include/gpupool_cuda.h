@@ -134,4 +134,3 @@ inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) {
 #include "gpupool_math.h"
 #include "gpupool_conversions.h"
 #include "gpupool_threads.h"
-#include "gpupool_textures.h"

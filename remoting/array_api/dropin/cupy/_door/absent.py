@@ -18,11 +18,32 @@ PRIVATE_ADVICE = (
     "gpupool's drop-in cupy lacks this private name; "
     "where CuPy is installed, `gpupool run --door cuda` has CuPy's own"
 )
-TRANSLATOR_ADVICE = (
-    "gpupool's drop-in cupy does not translate Python functions to kernels; "
-    "on Linux, where CuPy is installed, `gpupool run --door cuda` runs them; "
-    "elsewhere cupy.RawKernel runs CUDA C++"
-)
+_LEFT_TO_CUPY = {
+    "kernels of Python functions": "cupyx.jit",
+    "generalized ufuncs": "cupyx.GeneralizedUFunc",
+    "captured graphs": """
+        cupy.cuda.graph cupy.cuda.Graph cupy.cuda.Stream.begin_capture
+        cupy.cuda.Stream.end_capture cupy.cuda.Stream.is_capturing
+    """,
+    "callbacks of cuFFT": """
+        cupy.fft.config.get_current_callback_manager cupy.fft.config.set_cufft_callbacks
+    """,
+    "linear systems": """
+        BadCoefficients StateSpace TransferFunction ZerosPolesGain bode cont2discrete dbode
+        dfreqresp dimpulse dlsim dlti dstep freqresp impulse lsim lti place_poles step
+    """,
+    "chirp transforms as objects": "CZT ZoomFFT",
+    "functions of Python over images": """
+        cupyx.scipy.ndimage.generic_gradient_magnitude cupyx.scipy.ndimage.generic_laplace
+    """,
+    "Cholesky solvers": "cupyx.linalg.cho_solve cupyx.linalg.invh",
+}
+_LEFT = {
+    name if "." in name else f"cupyx.scipy.signal.{name}": subject
+    for subject, names in _LEFT_TO_CUPY.items()
+    for name in names.split()
+}
+"""Names that no public code base of those looked through uses, and the subject of each."""
 
 _LIKE = {
     "cupy": (
@@ -65,8 +86,11 @@ def advice(module: str, name: str) -> str:
     """Return advice to a program on a name that a module of this package lacks."""
     names, known = _names_of_cupy()
     whole = f"{module}.{name}"
-    if whole == "cupyx.jit":
-        return TRANSLATOR_ADVICE
+    if whole in _LEFT:
+        return (
+            f"gpupool's drop-in cupy leaves {_LEFT[whole]} to CuPy itself; "
+            "on Linux, where CuPy is installed, `gpupool run --door cuda` runs them"
+        )
     if "._" in whole:
         return PRIVATE_ADVICE
     if module in known and whole not in names:
@@ -84,12 +108,23 @@ def lookup(module: str, *parts: str, like: str = "") -> Any:
     def __getattr__(name: str) -> Any:
         if name in parts or f"{module}.{name}" in PRIVATE:
             return importlib.import_module(f"{module}.{name}")
-        text = f"module {module!r} has no attribute {name!r}"
+        kind = "module" if module in sys.modules else "class"
+        text = f"{kind} {module!r} has no attribute {name!r}"
         if name.startswith("__"):
             raise AttributeError(text)
         if like and ("._" in like or name[0] != "_") and hasattr(sys.modules[like], name):
             return getattr(sys.modules[like], name)
         raise AttributeError(f"{text}: {advice(module, name)}")
+
+    return __getattr__
+
+
+def of_class(path: str) -> Any:
+    """Return the ``__getattr__`` of a class, which is called for names that its objects lack."""
+    look = lookup(path)
+
+    def __getattr__(_self: Any, name: str) -> Any:
+        return look(name)
 
     return __getattr__
 

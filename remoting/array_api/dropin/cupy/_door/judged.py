@@ -33,12 +33,9 @@ _NAMES = frozenset(
 _PREFIXES = ("cupyx.", "fft.", "interpolate.", "kernel.")
 
 # CuPy itself waits for the device here, because the elements decide whether there is an error.
-# Graphs and textures are made rarely, and what is wrong with one is not in the arguments alone.
+# Textures are made rarely, and what is wrong with one is not in the arguments alone.
 _BY_ELEMENTS = frozenset(
-    (
-        *("random.logseries", "cuda.array.create", "cuda.stream.end_capture"),
-        *("cuda.surface.create", "cuda.texture.create"),
-    )
+    (*("random.logseries", "cuda.array.create", "cuda.surface.create", "cuda.texture.create"),)
 )
 
 # A longer sequence or text is kept as a digest.

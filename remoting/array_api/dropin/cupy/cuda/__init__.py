@@ -11,7 +11,6 @@ from cupy.cuda import compiler as compiler
 from cupy.cuda import cufft as cufft
 from cupy.cuda import device as device
 from cupy.cuda import driver as driver
-from cupy.cuda import graph as graph
 from cupy.cuda import memory as memory
 from cupy.cuda import nvtx as nvtx
 from cupy.cuda import profiler as profiler
@@ -20,7 +19,6 @@ from cupy.cuda import stream as stream
 from cupy.cuda import texture as texture
 from cupy.cuda.device import Device as Device
 from cupy.cuda.device import get_device_id as get_device_id
-from cupy.cuda.graph import Graph as Graph
 from cupy.cuda.stream import Event as Event
 from cupy.cuda.stream import ExternalStream as ExternalStream
 from cupy.cuda.stream import Stream as Stream

@@ -18,21 +18,7 @@ cudaMemcpyDefault = 4
 cudaDevAttrCooperativeLaunch = 95
 streamLegacy = 1
 streamPerThread = 2
-# Of CUDA's driver_types.h and texture_types.h, for captures and textures.
-cudaGraphDebugDotFlagsVerbose = 1 << 0
-cudaGraphDebugDotFlagsKernelNodeParams = 1 << 2
-cudaGraphDebugDotFlagsMemcpyNodeParams = 1 << 3
-cudaGraphDebugDotFlagsMemsetNodeParams = 1 << 4
-cudaGraphDebugDotFlagsHostNodeParams = 1 << 5
-cudaGraphDebugDotFlagsEventNodeParams = 1 << 6
-cudaGraphDebugDotFlagsExtSemasSignalNodeParams = 1 << 7
-cudaGraphDebugDotFlagsExtSemasWaitNodeParams = 1 << 8
-cudaGraphDebugDotFlagsKernelNodeAttributes = 1 << 9
-cudaGraphDebugDotFlagsHandles = 1 << 10
-cudaGraphDebugDotFlagsConditionalNodeParams = 1 << 15
-streamCaptureModeGlobal = 0
-streamCaptureModeThreadLocal = 1
-streamCaptureModeRelaxed = 2
+# Of CUDA's driver_types.h and texture_types.h, for textures.
 cudaChannelFormatKindSigned = 0
 cudaChannelFormatKindUnsigned = 1
 cudaChannelFormatKindFloat = 2

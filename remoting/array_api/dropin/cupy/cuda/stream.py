@@ -8,10 +8,9 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from cupy._door import pool, state
+from cupy._door import absent, pool, state
 from cupy._door.calls import Remote, remote_object, remote_of
 from cupy._door.cuda_errors import CUDARuntimeError
-from cupy.cuda.graph import Graph
 
 PER_THREAD = 2
 """CUDA's number of a thread's default stream (``cudaStreamPerThread`` of driver_types.h)."""
@@ -76,7 +75,6 @@ class _BaseStream:
     _remote: Any = None
     _per_thread = False
     _foreign_stream_ref: Any = None  # CuPy's name for what `from_external` keeps
-    _captures = False  # between the two calls of this object, for callbacks
 
     def __init__(self, device_id: int = -1) -> None:
         self.device_id = device_id
@@ -174,48 +172,15 @@ class _BaseStream:
 
     def add_callback(self, callback: Callable[..., Any], arg: Any) -> None:
         """Call a function here once the stream has come to this point; waits for it."""
-        self._need_no_capture()
         self.synchronize()
         callback(self, 0, arg)
 
     def launch_host_func(self, callback: Callable[..., Any], arg: Any) -> None:
         """Call a function here once the stream has come to this point; waits for it."""
-        self._need_no_capture()
         self.synchronize()
         callback(arg)
 
-    def _need_no_capture(self) -> None:
-        if self._captures:
-            raise NotImplementedError(
-                "the stream is capturing, and a graph on a server cannot call a function here"
-            )
-
-    def begin_capture(self, mode: Any = None) -> None:
-        """Note the stream's calls from now on, for a graph, instead of running them.
-
-        Args:
-            mode: a number of `cupy.cuda.runtime.streamCaptureMode...`; Relaxed by default.
-        """
-        if self._remote is None:
-            raise RuntimeError("cannot capture on the default (legacy) stream")
-        self._ask("cuda.stream.begin_capture", mode)
-        self._captures = True
-
-    def end_capture(self) -> Graph:
-        """Return the graph of the calls since `begin_capture`.
-
-        Raises:
-            CUDARuntimeError: a call was not possible in a graph, or the stream was not capturing.
-        """
-        if self._remote is None:
-            raise CUDARuntimeError(401, "cudaErrorIllegalState: the stream is not capturing")
-        self._captures = False
-        session = self._remote._gp_session
-        return remote_object(Graph, session, "cuda.stream.end_capture", (self._remote,))
-
-    def is_capturing(self) -> bool:
-        """Whether calls of the stream are noted for a graph, instead of being run."""
-        return self._ask("cuda.stream.is_capturing")
+    __getattr__ = absent.of_class("cupy.cuda.Stream")
 
 
 class Stream(_BaseStream):

@@ -7,34 +7,10 @@ What is here asks that cache, and sets its limits. All threads of a program shar
 from __future__ import annotations
 
 import contextvars
-import threading
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
-from cupy._door import pool, state
-from cupy.cuda import cufft
-
-_Key = tuple[Any, ...]
-
-
-class _Area:
-    """The memory of a plan on the server: its size alone is known here."""
-
-    def __init__(self, size: int) -> None:
-        self.mem = self
-        self.size = size
-
-
-class Node:
-    """One plan of a cache."""
-
-    def __init__(self, key: _Key, plan: Any, memsize: int, gpus: Any) -> None:
-        self.key, self.plan, self.memsize, self.gpus = key, plan, memsize, gpus
-
-    def __repr__(self) -> str:
-        kind = type(self.plan).__name__
-        return f"key: {self.key}, plan type: {kind}, memory usage: {self.memsize}"
+from cupy._door import absent, pool, state
 
 
 class PlanCache:
@@ -42,7 +18,6 @@ class PlanCache:
 
     def __init__(self, dev: int) -> None:
         self.dev = dev
-        self._plans: dict[_Key, Any] = {}
 
     def _ask(self, what: str, *args: Any) -> Any:
         with state.on(self.dev):
@@ -78,70 +53,7 @@ class PlanCache:
 
     def clear(self) -> None:
         """Drop all plans."""
-        self._plans.clear()
         self._ask("clear")
-
-    def _node(self, found: Any) -> Node:
-        parts, kind, memsize, gpus = found
-        key = _hashable(parts)
-        if not isinstance(key, tuple) or not isinstance(memsize, int):
-            raise TypeError("a plan without a key")
-        plan: Any = self._plans.get(key)
-        devices = None
-        if gpus is not None:
-            first = pool.current().first_device
-            devices = [first + at for at in gpus]
-        if plan is None:
-            plan = self._plan(key, kind, devices)
-            plan.work_area = _Area(memsize)
-        return Node(key, plan, memsize, devices)
-
-    def _plan(self, key: _Key, kind: str, devices: Any) -> Any:
-        if kind == "Plan1d":
-            made: Any = cufft.Plan1d(key[0], key[1], key[2], devices=devices)
-        else:
-            made = cufft.PlanNd(key[0], key[7], key[9], key[10])
-        if devices is None:
-            return made
-        return _shared.setdefault((tuple(devices), key), made)
-
-    def _nodes(self) -> list[Node]:
-        found = self._ask("nodes")
-        with state.on(self.dev):
-            nodes = [self._node(each) for each in found]
-        self._plans = {node.key: node.plan for node in nodes}
-        return nodes
-
-    def __iter__(self) -> Iterator[tuple[_Key, Node]]:
-        """Yield the keys and nodes; the plan that was used last comes first.
-
-        A plan that is used meanwhile becomes the first one, as in CuPy.
-        """
-        nodes = self._nodes()
-        at = 0
-        while at < len(nodes):
-            key = nodes[at].key
-            yield key, nodes[at]
-            nodes = self._nodes()
-            at = next((i for i, node in enumerate(nodes) if node.key == key), len(nodes)) + 1
-
-    def __getitem__(self, key: _Key) -> Any:
-        for node in self._nodes():
-            if node.key == key:
-                self._ask("use", key)
-                return node.plan
-        raise KeyError(f"plan not found for key: {key}")
-
-    def __delitem__(self, key: _Key) -> None:
-        if not self._ask("delete", key):
-            raise KeyError(f"plan not found for key: {key}")
-
-    def get(self, key: _Key, default: Any = None) -> Any:
-        """Return a plan, or a default."""
-        try:
-            return self[key]
-        except KeyError:
-            return default
 
     def __repr__(self) -> str:
         size, count, memsize, used = self._numbers()
@@ -150,43 +62,21 @@ class PlanCache:
             f"cache enabled? {size != 0 and memsize != 0}",
             f"current / max size   : {count} / {_limit(size)} (counts)",
             f"current / max memsize: {used} / {_limit(memsize)} (bytes)",
-            "",
-            "cached plans (most recently used first):",
         ]
-        return "\n".join([*lines, *(str(node) for _, node in self)]) + "\n"
+        return "\n".join(lines) + "\n"
 
     def show_info(self) -> None:
         """Print the plan cache."""
         print(self)  # noqa: T201 - as CuPy does
 
 
-def _hashable(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        items: Any = value
-        return tuple([_hashable(item) for item in items])
-    return value
-
-
 def _limit(value: int) -> Any:
     return "(unlimited)" if value == -1 else value
 
 
-_shared: dict[Any, Any] = {}
-"""Plans of several GPUs, which are in the cache of each."""
-
-
-class _Caches(threading.local):
-    def __init__(self) -> None:
-        self.of_device: dict[int, PlanCache] = {}
-
-
-_caches = _Caches()
-
-
 def get_plan_cache() -> PlanCache:
     """Return the plans of the current device."""
-    device = state.local.context[0]
-    return _caches.of_device.setdefault(device, PlanCache(device))
+    return PlanCache(state.local.context[0])
 
 
 def clear_plan_cache() -> None:
@@ -215,15 +105,10 @@ def set_plan_cache_max_memsize(size: int) -> None:
 
 
 def show_plan_cache_info() -> None:
-    """Print the plans of all devices that this thread has asked for."""
+    """Print the plans of all devices."""
     print("=============== cuFFT plan cache info (all devices) ===============")  # noqa: T201
     for device in range(len(pool.devices())):
-        cache = _caches.of_device.get(device)
-        if cache is not None:
-            cache.show_info()
-        else:
-            print(f"------------------- cuFFT plan cache (device {device}) -------------------")  # noqa: T201
-            print("(uninitialized)\n")  # noqa: T201
+        PlanCache(device).show_info()
 
 
 class Config:
@@ -234,6 +119,7 @@ class Config:
     _devices: contextvars.ContextVar[Any] = contextvars.ContextVar(
         "cupy.fft.config.devices", default=None
     )
+    __getattr__ = absent.of_class("cupy.fft.config")
     get_plan_cache = staticmethod(get_plan_cache)
     clear_plan_cache = staticmethod(clear_plan_cache)
     get_plan_cache_size = staticmethod(get_plan_cache_size)

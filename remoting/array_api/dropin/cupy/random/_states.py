@@ -58,6 +58,9 @@ DISTRIBUTIONS: dict[str, tuple[dict[str, Any], Any]] = {
 }
 
 
+_TYPED = "standard_exponential standard_gamma standard_normal"
+"""Distributions with a type in a Generator."""
+
 _OF_ANY_TYPE = """
     beta chisquare f gamma noncentral_chisquare noncentral_f standard_gamma standard_t vonmises
 """
@@ -102,22 +105,35 @@ def _shape(size: Any, values: list[Any]) -> tuple[int, ...]:
     return broadcast(*shapes) if shapes else ()
 
 
-def _distribution(name: str) -> Callable[..., Any]:
+def _distribution(name: str, *, of_generator: bool = False) -> Callable[..., Any]:
     parameters, default = DISTRIBUTIONS[name]
-    names = {**parameters, "size": None, "dtype": default}
+    typed = not of_generator or name in _TYPED.split()
+    names = {**parameters, "size": None, **({"dtype": default} if typed else {})}
+    names |= {"out": None, "method": None} if of_generator else {}
+    whole = np.dtype(np.int64 if default is int else np.float64)
+    floats = of_generator or (default is float and name not in _OF_ANY_TYPE.split())
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         bound = _bind(name, names, args, kwargs)
-        size, dtype = bound.pop("size"), arguments.dtype_of(bound.pop("dtype"))
-        if default is float and dtype.char not in "fd" and name not in _OF_ANY_TYPE.split():
+        size, out = bound.pop("size"), None
+        if of_generator:
+            out = bound.pop("out")
+            del bound["method"]
+        dtype = arguments.dtype_of(bound.pop("dtype")) if typed else whole
+        if typed and floats and dtype.char not in "fd":
             raise TypeError(f"cupy.random only supports float32 and float64, not {dtype}")
-        if any(value is None for value in bound.values()):
+        if not of_generator and any(value is None for value in bound.values()):
             raise ValueError(f"{name}() takes numbers and arrays, not None")
         values = [convert.operand(value) for value in bound.values()]
-        return self._draw(name, values, _shape(size, values), dtype)
+        if out is None:
+            return self._draw(name, values, _shape(size, values), dtype)
+        _check_out(out, dtype, size, name == "standard_gamma")
+        out[...] = self._draw(name, values, out.shape, dtype)
+        return out
 
+    kind = "Generator" if of_generator else "RandomState"
     method.__name__ = name
-    method.__doc__ = f"Draw from the distribution; see `numpy.random.RandomState.{name}`."
+    method.__doc__ = f"Draw from the distribution; see `numpy.random.{kind}.{name}`."
     return method
 
 
@@ -388,42 +404,9 @@ class Generator:
         return self._draw("dirichlet", [values], shape, np.dtype(np.float64))
 
 
-def _generated(name: str) -> Callable[..., Any]:
-    parameters, default = DISTRIBUTIONS[name]
-    typed = name in ("standard_normal", "standard_exponential", "standard_gamma")
-    names = {
-        **parameters,
-        "size": None,
-        **({"dtype": float} if typed else {}),
-        "out": None,
-        "method": None,
-    }
-
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        bound = _bind(name, names, args, kwargs)
-        size, out = bound.pop("size"), bound.pop("out")
-        bound.pop("method")
-        kind = arguments.dtype_of(bound.pop("dtype", np.int64 if default is int else float))
-        if typed and kind.char not in "fd":
-            raise TypeError(f"Unsupported dtype {kind.name!r} for {name}")
-        values = [convert.operand(value) for value in bound.values()]
-        if out is not None:
-            _check_out(out, kind, size, name == "standard_gamma")
-        shape = out.shape if out is not None else _shape(size, values)
-        made = self._draw(name, values, shape, kind)
-        if out is not None:
-            out[...] = made
-            return out
-        return made
-
-    method.__name__ = name
-    method.__doc__ = f"Draw from the distribution; see `numpy.random.Generator.{name}`."
-    return method
-
-
 _GENERATED = """
     beta binomial chisquare exponential f gamma geometric hypergeometric logseries poisson power
     standard_exponential standard_gamma standard_normal uniform
 """
 for _name in _GENERATED.split():
-    setattr(Generator, _name, _generated(_name))
+    setattr(Generator, _name, _distribution(_name, of_generator=True))

@@ -85,42 +85,35 @@ def with_plan(function: Any, plan: Any, *args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
 
-def fft(x: Any, n: Any = None, axis: int = -1, overwrite_x: bool = False, plan: Any = None) -> Any:
-    """Return the transform over one axis."""
-    return with_plan(_cupy.fft.fft, plan, x, n, axis)
+def _one(name: str) -> Any:
+    def transform(
+        x: Any, n: Any = None, axis: int = -1, overwrite_x: bool = False, plan: Any = None
+    ) -> Any:
+        return with_plan(getattr(_cupy.fft, name), plan, x, n, axis)
+
+    transform.__name__ = transform.__qualname__ = name
+    transform.__doc__ = f"Return `cupy.fft.{name}`, which may have a plan."
+    return transform
 
 
-def ifft(x: Any, n: Any = None, axis: int = -1, overwrite_x: bool = False, plan: Any = None) -> Any:
-    """Undo `fft`."""
-    return with_plan(_cupy.fft.ifft, plan, x, n, axis)
+def _several(name: str, default: Any) -> Any:
+    def transform(
+        x: Any,
+        shape: Any = None,
+        axes: Any = default,
+        overwrite_x: bool = False,
+        plan: Any = None,
+    ) -> Any:
+        return with_plan(getattr(_cupy.fft, name), plan, x, shape, axes)
+
+    transform.__name__ = transform.__qualname__ = name
+    transform.__doc__ = f"Return `cupy.fft.{name}`, which may have a plan."
+    return transform
 
 
-def fft2(
-    x: Any, shape: Any = None, axes: Any = (-2, -1), overwrite_x: bool = False, plan: Any = None
-) -> Any:
-    """Return the transform over two axes."""
-    return with_plan(_cupy.fft.fft2, plan, x, shape, axes)
-
-
-def ifft2(
-    x: Any, shape: Any = None, axes: Any = (-2, -1), overwrite_x: bool = False, plan: Any = None
-) -> Any:
-    """Undo `fft2`."""
-    return with_plan(_cupy.fft.ifft2, plan, x, shape, axes)
-
-
-def fftn(
-    x: Any, shape: Any = None, axes: Any = None, overwrite_x: bool = False, plan: Any = None
-) -> Any:
-    """Return the transform over several axes."""
-    return with_plan(_cupy.fft.fftn, plan, x, shape, axes)
-
-
-def ifftn(
-    x: Any, shape: Any = None, axes: Any = None, overwrite_x: bool = False, plan: Any = None
-) -> Any:
-    """Undo `fftn`."""
-    return with_plan(_cupy.fft.ifftn, plan, x, shape, axes)
+fft, ifft = _one("fft"), _one("ifft")
+fft2, ifft2 = _several("fft2", (-2, -1)), _several("ifft2", (-2, -1))
+fftn, ifftn = _several("fftn", None), _several("ifftn", None)
 
 
 def rfft(x: Any, n: Any = None, axis: int = -1, overwrite_x: bool = False, plan: Any = None) -> Any:

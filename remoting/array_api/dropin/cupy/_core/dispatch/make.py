@@ -50,15 +50,6 @@ def forward(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], meta: Meta
     return result(session, handle, meta, device)
 
 
-def forward_many(
-    name: str, args: tuple[Any, ...], kwargs: dict[str, Any], metas: tuple[Meta, ...]
-) -> tuple[Any, ...]:
-    """Send a call that returns several new arrays of known dtype and shape."""
-    session = session_of(*args, *kwargs.values())
-    first, device = session.call(name, args, kwargs, *metas)
-    return tuple([result(session, first + index, meta, device) for index, meta in enumerate(metas)])
-
-
 def lazy(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Send a call that returns one array; only the worker can describe it."""
     session = session_of(*args, *kwargs.values())

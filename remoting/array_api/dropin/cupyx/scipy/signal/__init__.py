@@ -1,29 +1,8 @@
 """Signal processing."""
 
 from cupyx import _extensions
-from cupyx.scipy.signal import _checks
 from cupyx.scipy.signal import windows as windows
-from cupyx.scipy.signal._chirps import CZT as CZT
-from cupyx.scipy.signal._chirps import ZoomFFT as ZoomFFT
-from cupyx.scipy.signal._chirps import argrelextrema as argrelextrema
-from cupyx.scipy.signal._systems import BadCoefficients as BadCoefficients
-from cupyx.scipy.signal._systems import StateSpace as StateSpace
-from cupyx.scipy.signal._systems import TransferFunction as TransferFunction
-from cupyx.scipy.signal._systems import ZerosPolesGain as ZerosPolesGain
-from cupyx.scipy.signal._systems import bode as bode
-from cupyx.scipy.signal._systems import cont2discrete as cont2discrete
-from cupyx.scipy.signal._systems import dbode as dbode
-from cupyx.scipy.signal._systems import dfreqresp as dfreqresp
-from cupyx.scipy.signal._systems import dimpulse as dimpulse
-from cupyx.scipy.signal._systems import dlsim as dlsim
-from cupyx.scipy.signal._systems import dlti as dlti
-from cupyx.scipy.signal._systems import dstep as dstep
-from cupyx.scipy.signal._systems import freqresp as freqresp
-from cupyx.scipy.signal._systems import impulse as impulse
-from cupyx.scipy.signal._systems import lsim as lsim
-from cupyx.scipy.signal._systems import lti as lti
-from cupyx.scipy.signal._systems import place_poles as _place_poles
-from cupyx.scipy.signal._systems import step as step
+from cupyx.scipy.signal._extrema import argrelextrema as argrelextrema
 
 _extensions.fill(
     globals(),
@@ -42,14 +21,8 @@ _extensions.fill(
     freqz_sos freqz_zpk gammatone gausspulse group_delay iircomb iirdesign iirfilter iirnotch
     iirpeak invres invresz istft kaiser_atten kaiser_beta kaiserord lfilter lfilter_zi lfiltic
     lp2bp lp2bp_zpk lp2bs lp2bs_zpk lp2hp lp2hp_zpk lp2lp lp2lp_zpk max_len_seq normalize
-    peak_prominences peak_widths periodogram place_poles resample residue residuez sos2tf
+    peak_prominences peak_widths periodogram resample residue residuez sos2tf
     sos2zpk sosfilt sosfilt_zi sosfreqz spectrogram ss2tf ss2zpk stft symiirorder1 symiirorder2
     tf2sos tf2ss tf2zpk unique_roots vectorstrength welch zpk2sos zpk2ss zpk2tf
     """,
 )
-
-place_poles = _place_poles  # its result has parts with names
-
-get_window = windows.get_window
-buttord = _checks.order(globals()["buttord"])
-decimate = _checks.decimate(globals()["decimate"])

@@ -1,7 +1,6 @@
 """Window functions."""
 
 from cupyx import _extensions
-from cupyx.scipy.signal import _checks
 
 _extensions.fill(
     globals(),
@@ -11,5 +10,3 @@ _extensions.fill(
     kaiser_bessel_derived lanczos nuttall parzen taylor triang tukey
     """,
 )
-
-get_window = _checks.window(globals()["get_window"])

@@ -8,47 +8,28 @@ from typing import Any as _Any
 
 from cupy._door import absent as _absent
 
-from cupyx.scipy.sparse._base import SparseBase as _SparseBase
-from cupyx.scipy.sparse._base import issparse as issparse
-from cupyx.scipy.sparse._base import isspmatrix as isspmatrix
-from cupyx.scipy.sparse._base import sparray as sparray
-from cupyx.scipy.sparse._base import spmatrix as spmatrix
-from cupyx.scipy.sparse._construct import block_array as block_array
-from cupyx.scipy.sparse._construct import block_diag as block_diag
-from cupyx.scipy.sparse._construct import bmat as bmat
-from cupyx.scipy.sparse._construct import diags as diags
-from cupyx.scipy.sparse._construct import diags_array as diags_array
-from cupyx.scipy.sparse._construct import eye as eye
-from cupyx.scipy.sparse._construct import eye_array as eye_array
-from cupyx.scipy.sparse._construct import find as find
-from cupyx.scipy.sparse._construct import hstack as hstack
-from cupyx.scipy.sparse._construct import identity as identity
-from cupyx.scipy.sparse._construct import kron as kron
-from cupyx.scipy.sparse._construct import kronsum as kronsum
-from cupyx.scipy.sparse._construct import matrix_transpose as matrix_transpose
-from cupyx.scipy.sparse._construct import permute_dims as permute_dims
-from cupyx.scipy.sparse._construct import rand as rand
-from cupyx.scipy.sparse._construct import random as random
-from cupyx.scipy.sparse._construct import random_array as random_array
-from cupyx.scipy.sparse._construct import spdiags as spdiags
-from cupyx.scipy.sparse._construct import swapaxes as swapaxes
-from cupyx.scipy.sparse._construct import tril as tril
-from cupyx.scipy.sparse._construct import triu as triu
-from cupyx.scipy.sparse._construct import vstack as vstack
-from cupyx.scipy.sparse._formats import coo_array as coo_array
-from cupyx.scipy.sparse._formats import coo_matrix as coo_matrix
-from cupyx.scipy.sparse._formats import csc_array as csc_array
-from cupyx.scipy.sparse._formats import csc_matrix as csc_matrix
-from cupyx.scipy.sparse._formats import csr_array as csr_array
-from cupyx.scipy.sparse._formats import csr_matrix as csr_matrix
-from cupyx.scipy.sparse._formats import dia_array as dia_array
-from cupyx.scipy.sparse._formats import dia_matrix as dia_matrix
-from cupyx.scipy.sparse._formats import get_index_dtype as get_index_dtype
-from cupyx.scipy.sparse._formats import isspmatrix_coo as isspmatrix_coo
-from cupyx.scipy.sparse._formats import isspmatrix_csc as isspmatrix_csc
-from cupyx.scipy.sparse._formats import isspmatrix_csr as isspmatrix_csr
-from cupyx.scipy.sparse._formats import isspmatrix_dia as isspmatrix_dia
-from cupyx.scipy.sparse._formats import safely_cast_index_arrays as safely_cast_index_arrays
+from cupyx import _objects
+from cupyx.scipy.sparse import _matrices
+from cupyx.scipy.sparse._matrices import SparseBase as _SparseBase
+from cupyx.scipy.sparse._matrices import coo_array as coo_array
+from cupyx.scipy.sparse._matrices import coo_matrix as coo_matrix
+from cupyx.scipy.sparse._matrices import csc_array as csc_array
+from cupyx.scipy.sparse._matrices import csc_matrix as csc_matrix
+from cupyx.scipy.sparse._matrices import csr_array as csr_array
+from cupyx.scipy.sparse._matrices import csr_matrix as csr_matrix
+from cupyx.scipy.sparse._matrices import dia_array as dia_array
+from cupyx.scipy.sparse._matrices import dia_matrix as dia_matrix
+from cupyx.scipy.sparse._matrices import get_index_dtype as get_index_dtype
+from cupyx.scipy.sparse._matrices import issparse as issparse
+from cupyx.scipy.sparse._matrices import isspmatrix as isspmatrix
+from cupyx.scipy.sparse._matrices import isspmatrix_coo as isspmatrix_coo
+from cupyx.scipy.sparse._matrices import isspmatrix_csc as isspmatrix_csc
+from cupyx.scipy.sparse._matrices import isspmatrix_csr as isspmatrix_csr
+from cupyx.scipy.sparse._matrices import isspmatrix_dia as isspmatrix_dia
+from cupyx.scipy.sparse._matrices import matrix_transpose as matrix_transpose
+from cupyx.scipy.sparse._matrices import random as random
+from cupyx.scipy.sparse._matrices import sparray as sparray
+from cupyx.scipy.sparse._matrices import spmatrix as spmatrix
 
 try:
     _scipy: _Any = _import_module("scipy.sparse")
@@ -59,6 +40,23 @@ except ImportError:
     SparseEfficiencyWarning = type(
         "SparseEfficiencyWarning", (SparseWarning,), {"__module__": __name__}
     )
+
+
+class SuperLU(_objects.RemoteObject):
+    """A factorisation on the server; see `cupyx.scipy.sparse.linalg.splu`."""
+
+    shape: tuple[int, ...]
+
+    def _look(self, shape: _Any) -> None:  # type: ignore[override]
+        self.shape = tuple(shape)
+
+
+_SuperLU = SuperLU
+_objects.fill(globals(), "sparse")
+del SuperLU  # it is in `linalg`
+for _name in _objects.DECLARED.FUNCTIONS["sparse"]:
+    if "." not in _name and _name != "random":
+        globals()[_name] = _matrices.with_matrices(globals()[_name])
 
 linalg = _import_module(f"{__name__}.linalg")  # which needs what is above
 

@@ -6,30 +6,15 @@ callback the loop runs here, because only this machine can call them; it waits i
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import cupy as _cupy
 import numpy as np
 
-from cupyx.scipy.sparse import _wire
-from cupyx.scipy.sparse._base import is_dense, issparse
-from cupyx.scipy.sparse.linalg._operators import IdentityOperator, aslinearoperator
-
-
-def _checked(A: Any, M: Any, x0: Any, b: Any) -> int:
-    """Raise as CuPy does for an invalid system of equations; return its size."""
-    if A.shape[0] != A.shape[1]:
-        raise ValueError(f"expected square matrix (shape: {A.shape})")
-    if A.dtype.char not in "fdFD":
-        raise TypeError(f"unsupported dtype (actual: {A.dtype})")
-    n = A.shape[0]
-    for name, each in (("b", b), ("x0", x0)):
-        if each is not None and each.shape not in ((n,), (n, 1)):
-            raise ValueError(f"{name} has incompatible dimensions")
-    if M is not None and M.shape != A.shape:
-        raise ValueError("matrix and preconditioner have different shapes")
-    return n
-
+from cupyx import _objects
+from cupyx.scipy.sparse._matrices import is_dense, issparse
+from cupyx.scipy.sparse.linalg._operators import IdentityOperator, LinearOperator, aslinearoperator
 
 DENSE_MAX = 1 << 28
 """Bytes up to which an operator is applied to the identity, for solvers that run on the server."""
@@ -40,34 +25,52 @@ def dense_of(A: Any) -> Any:
     if A.shape[0] * A.shape[1] * A.dtype.itemsize > DENSE_MAX:
         raise NotImplementedError(
             f"a LinearOperator of {A.shape} is too large here: the server has only matrices, and "
-            "of your own functions only cg, cgs, bicgstab and gmres make one product after another"
+            "of your own functions only cg, gmres and minres make one product after another"
         )
     return A.matmat(_cupy.eye(A.shape[1], dtype=A.dtype))
+
+
+def with_matrices(function: Any) -> Any:
+    """Return a function of the server for which a `LinearOperator` becomes an array."""
+
+    def sent(value: Any) -> Any:
+        return dense_of(value) if isinstance(value, LinearOperator) else value
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.pop("callback", None) is not None:
+            raise NotImplementedError(
+                "the server cannot call a function here: cg, gmres and minres take a callback; "
+                "on Linux, where CuPy is installed, `gpupool run --door cuda` has all"
+            )
+        return function(*map(sent, args), **{key: sent(value) for key, value in kwargs.items()})
+
+    return call
 
 
 def _is_matrix(value: Any) -> bool:
     return value is None or issparse(value) or is_dense(value)
 
 
-def _start(A: Any, b: Any, x0: Any) -> tuple[Any, Any]:
-    b = b.astype(A.dtype).ravel()
-    x = _cupy.zeros(b.shape, A.dtype) if x0 is None else x0.astype(A.dtype).ravel()
-    return x, b
-
-
-def _whole(
-    name: str, matrices: Any, b: Any, x0: Any, rtol: float, atol: float, maxiter: Any, more: Any
-) -> Any:
-    """Solve the linear system in the worker."""
-    kind = more.pop("callback_type", None)  # of a callback, of which there is none
-    if kind not in (None, "x", "pr_norm"):
-        raise ValueError(f"Unknown callback_type: {kind}")
-    args: dict[str, Any] = {"x0": x0, "maxiter": maxiter, "M": matrices[1], **more}
-    given = {key: value for key, value in args.items() if value is not None}
-    return _wire.ask(f"linalg.{name}", matrices[0], b, rtol=float(rtol), atol=float(atol), **given)
+def _prepared(A: Any, M: Any, x0: Any, b: Any) -> tuple[Any, Any, Any, Any]:
+    """Return a system of equations for a loop here: two operators, the start and the right side."""
+    operator = aslinearoperator(A)
+    before: Any = IdentityOperator(operator.shape, operator.dtype)
+    before = before if M is None else aslinearoperator(M)
+    if operator.shape[0] != operator.shape[1] or before.shape != operator.shape:
+        raise ValueError(f"expected square matrices of one shape (shape: {operator.shape})")
+    n = operator.shape[0]
+    for name, each in (("b", b), ("x0", x0)):
+        if each is not None and each.shape not in ((n,), (n, 1)):
+            raise ValueError(f"{name} has incompatible dimensions")
+    right = b.astype(operator.dtype).ravel()
+    x = _cupy.zeros(n, operator.dtype) if x0 is None else x0.astype(operator.dtype).ravel()
+    return operator, before, x, right
 
 
 def _solver(name: str, loop: Any) -> Any:
+    whole = _objects.function("sparse", f"linalg.{name}")
+
     def solve(
         A: Any,
         b: Any,
@@ -80,18 +83,15 @@ def _solver(name: str, loop: Any) -> Any:
         callback: Any = None,
         **more: Any,
     ) -> Any:
-        n = _checked(aslinearoperator(A), None if M is None else aslinearoperator(M), x0, b)
-        matrices: list[Any] = [A, M]
-        if callback is None and all(map(_is_matrix, matrices)):
-            return _whole(name, matrices, b, x0, rtol, atol, maxiter, more)
-        operator = aslinearoperator(A)
-        before: Any = IdentityOperator(operator.shape, operator.dtype)
-        before = before if M is None else aslinearoperator(M)
-        x, right = _start(operator, b, x0)
-        size = float(_cupy.linalg.norm(right)) if n else 0.0
-        if n == 0 or size == 0:
+        if callback is None and _is_matrix(A) and _is_matrix(M):
+            more.pop("callback_type", None)  # of a callback, of which there is none
+            rest = {"rtol": float(rtol), "atol": float(atol), "maxiter": maxiter, "M": M}
+            return whole(A, b, x0, **rest, **more)
+        operator, before, x, right = _prepared(A, M, x0, b)
+        size = float(_cupy.linalg.norm(right)) if right.size else 0.0
+        if size == 0:
             return right, 0
-        limit = n * 10 if maxiter is None else maxiter
+        limit = right.size * 10 if maxiter is None else maxiter
         enough = max(float(atol), rtol * size)
         return loop(operator, right, x, before, enough, limit, callback, **more)
 
@@ -113,53 +113,6 @@ def _cg(A: Any, b: Any, x: Any, M: Any, enough: float, limit: int, callback: Any
         x = x + scale * along
         rest = rest - scale * image
         before = now
-        if callback is not None:
-            callback(x)
-        if float(_cupy.linalg.norm(rest)) <= enough:
-            return x, 0
-    return x, limit
-
-
-def _cgs(A: Any, b: Any, x: Any, M: Any, enough: float, limit: int, callback: Any) -> Any:
-    rest = b - A.matvec(x)
-    shadow = along = square = rest
-    now = _cupy.vdot(shadow, rest)
-    for _ in range(limit):
-        image = A.matvec(M.matvec(along))
-        scale = now / _cupy.vdot(shadow, image)
-        half = square - scale * image
-        step = M.matvec(square + half)
-        x = x + scale * step
-        rest = rest - scale * A.matvec(step)
-        if callback is not None:
-            callback(x)
-        if float(_cupy.linalg.norm(rest)) <= enough:
-            return x, 0
-        before, now = now, _cupy.vdot(shadow, rest)
-        ratio = now / before
-        square = rest + ratio * half
-        along = square + ratio * (half + ratio * along)
-    return x, limit
-
-
-def _bicgstab(A: Any, b: Any, x: Any, M: Any, enough: float, limit: int, callback: Any) -> Any:
-    rest = b - A.matvec(x)
-    shadow = rest
-    along = image = _cupy.zeros_like(rest)
-    rho = scale = omega = _cupy.ones((), rest.dtype)
-    for _ in range(limit):
-        now = _cupy.vdot(shadow, rest)
-        along = rest + (now / rho) * (scale / omega) * (along - omega * image)
-        step = M.matvec(along)
-        image = A.matvec(step)
-        scale = now / _cupy.vdot(shadow, image)
-        half = rest - scale * image
-        second = M.matvec(half)
-        turned = A.matvec(second)
-        omega = _cupy.vdot(turned, half) / _cupy.vdot(turned, turned)
-        x = x + scale * step + omega * second
-        rest = half - omega * turned
-        rho = now
         if callback is not None:
             callback(x)
         if float(_cupy.linalg.norm(rest)) <= enough:
@@ -215,19 +168,28 @@ def _gmres(
         done += count
 
 
-cg, bicgstab, cgs = _solver("cg", _cg), _solver("bicgstab", _bicgstab), _solver("cgs", _cgs)
-gmres = _solver("gmres", _gmres)
+cg, gmres = _solver("cg", _cg), _solver("gmres", _gmres)
+_whole_minres = with_matrices(_objects.function("sparse", "linalg.minres"))
 
 
 def minres(
-    A: Any, b: Any, x0: Any, callback: Any, *, M: Any, shift: float, tol: float, maxiter: Any
+    A: Any,
+    b: Any,
+    x0: Any = None,
+    *,
+    M: Any = None,
+    shift: float = 0.0,
+    tol: float = 1e-5,
+    maxiter: Any = None,
+    callback: Any = None,
+    check: bool = False,
 ) -> Any:
     """Solve a symmetric system with a callback: a Lanczos process, and rotations of its matrix."""
-    operator = aslinearoperator(A)
-    n = _checked(operator, None if M is None else aslinearoperator(M), x0, b)
-    before: Any = IdentityOperator(operator.shape, operator.dtype)
-    before = before if M is None else aslinearoperator(M)
-    x, right = _start(operator, b, x0)
+    if callback is None:
+        rest = {"shift": shift, "tol": tol, "maxiter": maxiter, "M": M, "check": check}
+        return _whole_minres(A, b, x0, **rest)
+    operator, before, x, right = _prepared(A, M, x0, b)
+    n = right.size
     rest = right - operator.matvec(x) + shift * x
     earlier = wide = narrow = _cupy.zeros_like(rest)
     image = before.matvec(rest)

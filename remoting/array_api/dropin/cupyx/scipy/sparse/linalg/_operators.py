@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import cupy as _cupy
 import numpy as np
 
-from cupyx.scipy.sparse._base import is_dense, is_number, issparse
+from cupyx.scipy.sparse._matrices import is_dense, is_number, issparse
 
 _Function = Callable[[Any], Any]
 
@@ -207,42 +208,40 @@ def _result_type(*values: Any) -> Any:
     return np.result_type(*kinds)
 
 
+_KINDS = ("matvec", "rmatvec", "matmat", "rmatmat")
+
+
+def _of(shape: Any, dtype: Any, function: Any) -> Any:
+    """Return an operator of a function of the kind of a product and its operand."""
+    vec, rvec, mat, rmat = (functools.partial(function, kind) for kind in _KINDS)
+    return _made(shape, dtype, vec, rvec, mat, rmat)
+
+
 def _product(a: Any, b: Any) -> Any:
     if a.shape[1] != b.shape[0]:
         raise ValueError(f"cannot multiply {a!r} and {b!r}: shape mismatch")
-    return _made(
-        (a.shape[0], b.shape[1]),
-        _result_type(a, b),
-        lambda x: a.matvec(b.matvec(x)),
-        lambda x: b.rmatvec(a.rmatvec(x)),
-        lambda x: a.matmat(b.matmat(x)),
-        lambda x: b.rmatmat(a.rmatmat(x)),
-    )
+
+    def both(kind: str, x: Any) -> Any:
+        first, second = (a, b) if kind[0] == "r" else (b, a)
+        return getattr(second, kind)(getattr(first, kind)(x))
+
+    return _of((a.shape[0], b.shape[1]), _result_type(a, b), both)
 
 
 def _sum(a: Any, b: Any) -> Any:
     if a.shape != b.shape:
         raise ValueError(f"cannot add {a!r} and {b!r}: shape mismatch")
-    return _made(
-        a.shape,
-        _result_type(a, b),
-        lambda x: a.matvec(x) + b.matvec(x),
-        lambda x: a.rmatvec(x) + b.rmatvec(x),
-        lambda x: a.matmat(x) + b.matmat(x),
-        lambda x: a.rmatmat(x) + b.rmatmat(x),
-    )
+    dtype = _result_type(a, b)
+    return _of(a.shape, dtype, lambda kind, x: getattr(a, kind)(x) + getattr(b, kind)(x))
 
 
 def _scaled(a: Any, by: Any) -> Any:
     other = np.conj(by) if isinstance(by, (complex, np.complexfloating)) else by
-    return _made(
-        a.shape,
-        _result_type(a, by),
-        lambda x: by * a.matvec(x),
-        lambda x: other * a.rmatvec(x),
-        lambda x: by * a.matmat(x),
-        lambda x: other * a.rmatmat(x),
-    )
+
+    def scaled(kind: str, x: Any) -> Any:
+        return (other if kind[0] == "r" else by) * getattr(a, kind)(x)
+
+    return _of(a.shape, _result_type(a, by), scaled)
 
 
 class MatrixLinearOperator(LinearOperator):

@@ -1,0 +1,237 @@
+"""Objects of the worker: one class machinery for all families, made of their declarations.
+
+An object here is a handle, with what the worker says of its looks. `families` declares the members
+of each class: to make an object waits for the worker, which raises what is wrong; a method with one
+array as its result does not wait.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from cupy._core.dispatch import make as _make
+from cupy._door import state as _state
+from cupy._door import wire as _wire
+from cupy._door.calls import Remote
+
+from cupyx._extensions import operand
+
+
+def _declared() -> Any:
+    path = Path(__file__).resolve().parents[3] / "devices" / "families.py"
+    spec: Any = importlib.util.spec_from_file_location("cupyx._families", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+DECLARED = _declared()
+"""The declarations of all families."""
+
+_classes: dict[tuple[str, str], Any] = {}
+"""The classes by family and name."""
+
+
+def class_of(family: str, name: str) -> Any:
+    """Return a class; its module may not be imported yet."""
+    if (family, name) not in _classes:
+        importlib.import_module(f"cupyx.scipy.{family}")
+    return _classes[family, name]
+
+
+def ask(operation: str, /, *args: Any, out: Any = None, **kwargs: Any) -> Any:
+    """Run an operation of a family, and wait for its result.
+
+    An array ``out`` of the program takes the result, and is returned, as in CuPy.
+    """
+    session = _make.session_of(*args, *kwargs.values())
+    made = read(session, session.ask(operation, args, kwargs))
+    if out is None:
+        return made
+    if out.shape != made.shape:
+        raise ValueError("dimensions do not match")
+    out[...] = made
+    return out
+
+
+def read(session: Any, value: Any) -> Any:
+    """Return an answer with its objects."""
+    if isinstance(value, list) and len(value) == 5 and isinstance(value[0], str):
+        _, handle, family, name, looks = value
+        return _object(class_of(family, name), session, handle, looks)
+    if isinstance(value, (list, tuple)):
+        return type(value)([read(session, item) for item in value])
+    return value
+
+
+def _object(kind: Any, session: Any, handle: int, looks: Any) -> Any:
+    made: Any = object.__new__(kind)
+    made._gp_handle = handle
+    made._gp_session = session
+    made._gp_device = _state.local.context[0]
+    made._look(*looks)
+    return made
+
+
+class RemoteObject(Remote):
+    """An object of the worker's library."""
+
+    _gp_family = ""
+    _gp_kind = ""
+    _gp_device: int
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        given = [operand(value) for value in args]
+        named = {key: operand(value) for key, value in kwargs.items()}
+        self._take(ask(f"{self._gp_family}.new", self._gp_kind, *given, **named))
+
+    def _look(self) -> None:
+        """Take the looks that the worker describes."""
+
+    def _take(self, other: Any) -> None:
+        """Become another object, which is then of no use."""
+        if type(self) is class_of(self._gp_family, self._gp_kind):
+            self.__class__ = type(other)  # a spline without smoothing is one of another class
+        old = getattr(self, "_gp_handle", None)
+        self._gp_session, self._gp_handle = other._gp_session, other._gp_handle
+        vars(self).update(vars(other))
+        if old is None:
+            del other._gp_handle  # so that its destructor frees nothing
+        else:
+            other._gp_handle = old
+
+    def _send(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
+        """Call a method that returns one array; only the first of its kind is waited for."""
+        given = (self, name, *[operand(value) for value in args])
+        named = {key: operand(value) for key, value in kwargs.items()}
+        return _make.lazy(f"{self._gp_family}.call", given, named)
+
+    def _ask(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
+        """Call a method, and wait for its result."""
+        given = [operand(value) for value in args]
+        named = {key: operand(value) for key, value in kwargs.items()}
+        return ask(f"{self._gp_family}.call", self, name, *given, **named)
+
+    def _known(self, name: str, args: tuple[Any, ...], kind: Any, looks: Any, **kwargs: Any) -> Any:
+        """Call a method that returns an object of known looks; nothing waits."""
+        session = self._gp_session
+        kwargs["_expected"] = (kind._gp_kind, tuple(looks))
+        given = (self, name, *args)
+        handle, _ = session.call(f"{self._gp_family}.call", given, kwargs, _wire.META_OBJECT)
+        return _object(kind, session, handle, looks)
+
+    def _change(self, name: str, /, *args: Any, **kwargs: Any) -> None:
+        """Call a method that changes the object, which may become one of another class."""
+        self._changed(*self._ask(name, *args, **kwargs))
+
+    def _changed(self, name: str, looks: Any) -> None:
+        if type(self) is class_of(self._gp_family, self._gp_kind):
+            self.__class__ = class_of(self._gp_family, name)
+        self._look(*looks)
+
+    def _set(self, name: str, value: Any) -> None:
+        self._changed(*ask(f"{self._gp_family}.set", self, name, operand(value)))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(f"{type(self).__name__} is on a server, and is not pickled or copied")
+
+    def __copy__(self) -> Any:
+        return self.__reduce_ex__(2)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self.__reduce_ex__(2)
+
+
+def _method(name: str, marks: str) -> Any:
+    how = {"": "_send", "?": "_ask", "!": "_change"}[marks]
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self, how)(name, *args, **kwargs)
+
+    return method
+
+
+def _made_by(family: str, kind: str, name: str) -> Any:
+    def method(*args: Any, **kwargs: Any) -> Any:
+        given = [operand(value) for value in args]
+        named = {key: operand(value) for key, value in kwargs.items()}
+        return ask(f"{family}.made", kind, name, *given, **named)
+
+    return staticmethod(method)
+
+
+def _attribute(family: str, name: str, marks: str) -> Any:
+    def get(self: Any) -> Any:
+        if "?" in marks:
+            return ask(f"{family}.get", self, name)
+        return _make.lazy(f"{family}.get", (self, name), {})
+
+    def put(self: Any, value: Any) -> None:
+        self._set(name, value)
+
+    return property(get, put if "=" in marks else None)
+
+
+def members(family: str, kind: str, module: str) -> dict[str, Any]:
+    """Return the declared members of a class, as a class has them."""
+    made: dict[str, Any] = {"_gp_family": family, "_gp_kind": kind, "__module__": module}
+    for name, marks in DECLARED.FAMILIES[family][kind][1].items():
+        if marks[:1] == ".":
+            member = _attribute(family, name, marks)
+        elif marks == "+":
+            member = _made_by(family, kind, name)
+        else:
+            member = _method(name, marks)
+        if not isinstance(member, property):
+            function = getattr(member, "__func__", member)
+            function.__name__ = function.__qualname__ = name
+        member.__doc__ = f"See `{module}.{kind}.{name}` of CuPy; the server's library computes it."
+        made["__call__" if name == "call" else name] = member
+    return made
+
+
+def declare(family: str, kind: Any) -> Any:
+    """Give a class of a family its declared members where it has none by hand."""
+    name = kind.__name__
+    for member, value in members(family, name, kind.__module__).items():
+        if member == "__module__" or member in vars(kind):
+            continue
+        by_hand = any(
+            member in vars(base) for base in kind.__mro__ if base.__module__[:5] == "cupyx"
+        )
+        if member[:4] == "_gp_" or not by_hand:
+            setattr(kind, member, value)
+    _classes[family, name] = kind
+    return kind
+
+
+def fill(module: dict[str, Any], family: str) -> None:
+    """Fill a module with the declared classes and functions of a family that it lacks."""
+    path = module["__name__"]
+    for name, (base, _) in DECLARED.FAMILIES[family].items():
+        kind = module.get(name)
+        if kind is None:
+            bases = (module[base] if base else RemoteObject,)
+            text = f"See `{path}.{name}` of CuPy; it is the server's."
+            kind = module[name] = type(name, bases, {"__module__": path, "__doc__": text})
+        declare(family, kind)
+    for name in DECLARED.FUNCTIONS[family]:
+        if "." not in name and name not in module:
+            module[name] = function(family, name)
+
+
+def function(family: str, name: str) -> Any:
+    """Return a function of a family's module, which waits for its result."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = [operand(value) for value in args]
+        named = {key: operand(value) for key, value in kwargs.items()}
+        return ask(f"{family}.function", name, *given, **named)
+
+    call.__name__ = call.__qualname__ = name.rpartition(".")[2]
+    call.__module__ = f"cupyx.scipy.{family}.{name}".rpartition(".")[0]
+    call.__doc__ = f"Run `cupyx.scipy.{family}.{name}` of the server's CuPy."
+    return call

@@ -1,1 +1,0 @@
-"""Interpolators of a worker's library: their names, and the operations on them."""

@@ -1,1 +1,0 @@
-"""Linear systems of `cupyx.scipy.signal`."""
