@@ -297,7 +297,11 @@ def setitem(a: Any, index: Any, value: Any) -> None:
     """Perform ``a[index] = value``; nothing waits."""
     kind = type(value)
     key = None
-    if kind is float or kind is make.classes.ndarray:
+    if (
+        kind is float
+        or kind is make.classes.ndarray
+        or (kind is int and -(1 << 63) <= value < 1 << 63)
+    ):
         key = _key(a._gp_meta, index if type(index) is tuple else (index,))
     if key is None:
         if a._gp_meta.dtype.fields is not None and _is_names(index):
@@ -309,8 +313,8 @@ def setitem(a: Any, index: Any, value: Any) -> None:
             if sent is value:
                 learning.keep(brief, "ndarray.setitem", (a, items, value), {})
         return
-    array: bool = kind is not float
-    key = (value._gp_meta if array else float, key)
+    array: bool = kind is make.classes.ndarray
+    key = (value._gp_meta if array else kind, key)
     if not array:
         arguments.check_number(value, a._gp_meta.dtype)
     found = _written.get(key)
@@ -320,7 +324,7 @@ def setitem(a: Any, index: Any, value: Any) -> None:
             _setitem(a, index, value)
             return
         found = _plan_written(a, key, value)
-    packed = _HANDLE(value._gp_handle) if array else _FLOAT(value)
+    packed = _HANDLE(value._gp_handle) if array else _FLOAT(value) if kind is float else _INT(value)
     session.emit(found[0], make.HANDLES(0, a._gp_handle) + found[1] + packed, _frame(1))
 
 
@@ -328,7 +332,7 @@ def _plan_written(a: Any, key: Any, value: Any) -> tuple[Plan, bytes]:
     looks, (meta, *parts) = key
     items = tuple([_slice(item) if type(item) is tuple else item for item in parts])
     target = basic(meta, items)
-    if looks is not float:
+    if isinstance(looks, Meta):
         _check_fits(looks.shape, target.shape)
     session = a._gp_session
     call = ("ndarray.setitem", (a, items, value), {}, (), session)
