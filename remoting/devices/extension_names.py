@@ -82,6 +82,7 @@ EXTENSIONS: dict[str, tuple[str, ...]] = {
     "scipy.spatial.distance": tuple(_DISTANCE.split()),
     "scipy.special": tuple(_SPECIAL.split()),
     "scipy.fft": tuple(_FFT.split()),
+    "scipy.fftpack": ("irfft", "rfft"),
     "scipy.linalg": tuple(_LINALG.split()),
     "scipy.stats": ("boxcox_llf", "entropy", "trim_mean", "zmap", "zscore"),
     "scipy.interpolate": (

@@ -188,8 +188,6 @@ for what in (
         cp.cuda.Device().synchronize()
     except Exception as error:
         print(type(error).__name__, str(error).split(":")[-1].strip())
-print(linear.get_resource_desc()['linear']['sizeInBytes'])
-print(texture.TextureDescriptor((1, 2), 1).get_texture_desc()['addressMode'])
 print(float(cp.ones(3).sum()))
 """
     with door_kit.pool(1) as agent:
@@ -199,4 +197,4 @@ print(float(cp.ones(3).sum()))
     assert lines[0] == "ValueError To create a CUDA array, width must be nonzero."
     assert lines[1:3] == ["NotImplementedError a real one has them"] * 2
     assert lines[3].startswith("AttributeError gpupool's drop-in cupy leaves captured graphs")
-    assert lines[4:] == ["32", "(1, 2, 0)", "3.0"]
+    assert lines[4:] == ["3.0"]

@@ -24,10 +24,6 @@ class ChannelFormatDescriptor:
     def __init__(self, x: int, y: int, z: int, w: int, f: int) -> None:
         self.channel = (int(x), int(y), int(z), int(w), int(f))
 
-    def get_channel_format(self) -> dict[str, int]:
-        """Return the bits of `x`, `y`, `z` and `w`, and the kind `f`."""
-        return dict(zip("xyzwf", self.channel, strict=True))
-
 
 class CUDAarray(Remote):
     """An array in the form that textures read fastest, of one to three axes."""
@@ -114,20 +110,6 @@ class ResourceDescriptor:
         channel = None if self.chDesc is None else self.chDesc.channel
         return (self.restype, what, channel, self._sizes)
 
-    def get_resource_desc(self) -> dict[str, Any]:
-        """Return the fields of the descriptor that its kind has; a number names the array."""
-        found: dict[str, Any] = {"resType": self.restype}
-        number = self.packed()[1]._gp_handle
-        if self.restype == runtime.cudaResourceTypeArray:
-            return found | {"array": {"array": number}}
-        size, width, height, pitch = self._sizes
-        channel = None if self.chDesc is None else self.chDesc.get_channel_format()
-        memory = {"devPtr": number, "desc": channel}
-        if self.restype == runtime.cudaResourceTypeLinear:
-            return found | {"linear": memory | {"sizeInBytes": size}}
-        sizes = {"width": width, "height": height, "pitchInBytes": pitch}
-        return found | {"pitch2D": memory | sizes}
-
 
 class TextureDescriptor:
     """Modes of texture reads: beyond borders, between elements, and number format."""
@@ -146,19 +128,6 @@ class TextureDescriptor:
         colors = None if borderColors is None else [float(each) for each in borderColors]
         rest = (sRGB, colors, normalizedCoords, maxAnisotropy)
         self.look = (modes, int(filterMode), int(readMode), *rest)
-
-    def get_texture_desc(self) -> dict[str, Any]:
-        """Return the fields of the descriptor, as CUDA has them."""
-        modes, filter_mode, read_mode, srgb, colors, normalized, anisotropy = self.look
-        return {
-            "addressMode": tuple([*(modes or ()), 0, 0, 0][:3]),
-            "filterMode": filter_mode,
-            "readMode": read_mode,
-            "sRGB": int(srgb or 0),
-            "borderColor": tuple([*(colors or ()), 0.0, 0.0, 0.0, 0.0][:4]),
-            "normalizedCoords": int(normalized or 0),
-            "maxAnisotropy": int(anisotropy or 0),
-        }
 
 
 class TextureObject(Remote):

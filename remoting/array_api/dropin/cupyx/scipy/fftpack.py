@@ -7,10 +7,10 @@ import math
 from typing import Any
 
 import cupy as _cupy
-from cupy._door import absent as _absent
 from cupy.cuda import cufft as _cufft
 
-__getattr__ = _absent.lookup(__name__)
+from cupyx import _extensions
+
 _AXES_MAX = 3
 
 
@@ -116,31 +116,16 @@ fft2, ifft2 = _several("fft2", (-2, -1)), _several("ifft2", (-2, -1))
 fftn, ifftn = _several("fftn", None), _several("ifftn", None)
 
 
-def rfft(x: Any, n: Any = None, axis: int = -1, overwrite_x: bool = False, plan: Any = None) -> Any:
-    """Return the transform of real numbers over one axis: real and imaginary parts in turns."""
-    made = with_plan(_cupy.fft.rfft, plan, x, n, axis)
-    length = x.shape[axis] if n is None else n
-    parts = _cupy.moveaxis(made, axis, -1)
-    pairs = _cupy.stack((parts.real, parts.imag), axis=-1).reshape((*parts.shape[:-1], -1))
-    # The imaginary part of the first is zero, as is that of the last for an even length.
-    packed = _cupy.concatenate((pairs[..., :1], pairs[..., 2 : length + 1]), axis=-1)
-    return _cupy.moveaxis(packed, -1, axis)
+def _whole(name: str) -> Any:
+    computed = globals()[name]
+
+    def transform(*args: Any, plan: Any = None, **kwargs: Any) -> Any:
+        return with_plan(computed, plan, *args, **kwargs)
+
+    transform.__name__ = transform.__qualname__ = name
+    transform.__doc__ = f"Return `{name}`: real and imaginary parts in turns."
+    return transform
 
 
-def irfft(
-    x: Any, n: Any = None, axis: int = -1, overwrite_x: bool = False, plan: Any = None
-) -> Any:
-    """Undo `rfft`."""
-    length = x.shape[axis] if n is None else n
-    if length < 1:
-        raise ValueError(f"a transform of {length} points")
-    rows = _cupy.moveaxis(_cupy.asarray(x), axis, -1)[..., :length]
-    kind = _cupy.float32 if rows.dtype.char in "ef" else _cupy.float64
-    lacks = length - rows.shape[-1]
-    # The parts are pairs again with a zero after the first; a zero completes the last.
-    shape = rows.shape[:-1]
-    before = (rows[..., :1].astype(kind), _cupy.zeros((*shape, 1), kind))
-    after = (rows[..., 1:].astype(kind), _cupy.zeros((*shape, lacks + 1 - length % 2), kind))
-    pairs = _cupy.concatenate((*before, *after), axis=-1).reshape((*shape, -1, 2))
-    parts = pairs[..., 0] + 1j * pairs[..., 1]
-    return with_plan(_cupy.fft.irfft, plan, _cupy.moveaxis(parts, -1, axis), length, axis)
+_extensions.fill(globals(), "irfft rfft")
+irfft, rfft = _whole("irfft"), _whole("rfft")

@@ -14,7 +14,6 @@ from cupyx.scipy import sparse as _sparse
 from cupyx.scipy.sparse.linalg import _iterative
 from cupyx.scipy.sparse.linalg._iterative import cg as cg
 from cupyx.scipy.sparse.linalg._iterative import gmres as gmres
-from cupyx.scipy.sparse.linalg._iterative import minres as minres
 from cupyx.scipy.sparse.linalg._operators import LinearOperator as LinearOperator
 from cupyx.scipy.sparse.linalg._operators import aslinearoperator as aslinearoperator
 

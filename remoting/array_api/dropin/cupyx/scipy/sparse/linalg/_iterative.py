@@ -25,7 +25,7 @@ def dense_of(A: Any) -> Any:
     if A.shape[0] * A.shape[1] * A.dtype.itemsize > DENSE_MAX:
         raise NotImplementedError(
             f"a LinearOperator of {A.shape} is too large here: the server has only matrices, and "
-            "of your own functions only cg, gmres and minres make one product after another"
+            "of your own functions only cg and gmres make one product after another"
         )
     return A.matmat(_cupy.eye(A.shape[1], dtype=A.dtype))
 
@@ -40,7 +40,7 @@ def with_matrices(function: Any) -> Any:
     def call(*args: Any, **kwargs: Any) -> Any:
         if kwargs.pop("callback", None) is not None:
             raise NotImplementedError(
-                "the server cannot call a function here: cg, gmres and minres take a callback; "
+                "the server cannot call a function here: cg and gmres take a callback; "
                 "on Linux, where CuPy is installed, `gpupool run --door cuda` has all"
             )
         return function(*map(sent, args), **{key: sent(value) for key, value in kwargs.items()})
@@ -169,63 +169,3 @@ def _gmres(
 
 
 cg, gmres = _solver("cg", _cg), _solver("gmres", _gmres)
-_whole_minres = with_matrices(_objects.function("sparse", "linalg.minres"))
-
-
-def minres(
-    A: Any,
-    b: Any,
-    x0: Any = None,
-    *,
-    M: Any = None,
-    shift: float = 0.0,
-    tol: float = 1e-5,
-    maxiter: Any = None,
-    callback: Any = None,
-    check: bool = False,
-) -> Any:
-    """Solve a symmetric system with a callback: a Lanczos process, and rotations of its matrix."""
-    if callback is None:
-        rest = {"shift": shift, "tol": tol, "maxiter": maxiter, "M": M, "check": check}
-        return _whole_minres(A, b, x0, **rest)
-    operator, before, x, right = _prepared(A, M, x0, b)
-    n = right.size
-    rest = right - operator.matvec(x) + shift * x
-    earlier = wide = narrow = _cupy.zeros_like(rest)
-    image = before.matvec(rest)
-    length = first = _length(rest, image)
-    last, cosines, sines, norm = 1.0, (1.0, 1.0), (0.0, 0.0), 0.0
-    for _ in range(n * 5 if maxiter is None else maxiter):
-        if first == 0:
-            break
-        along = image / length
-        made = operator.matvec(along) - shift * along
-        middle = float(_cupy.vdot(along, made).real)
-        earlier, rest = rest, made - (middle / length) * rest - (length / last) * earlier
-        image = before.matvec(rest)
-        last, length, column = length, _length(rest, image), length
-        norm += middle**2 + length**2 + column**2
-        turned = cosines[1] * middle - cosines[0] * sines[1] * column
-        above = sines[1] * middle + cosines[0] * cosines[1] * column
-        size = max(float(np.hypot(turned, length)), float(np.finfo(right.dtype).eps))
-        wide, narrow = narrow, (along - sines[0] * column * wide - above * narrow) / size
-        cosines, sines = (cosines[1], turned / size), (sines[1], length / size)
-        x = x + cosines[1] * first * narrow
-        first *= -sines[1]
-        callback(x)
-        if abs(first) <= tol * float(np.sqrt(norm)) * float(_cupy.linalg.norm(x)):
-            break
-    else:
-        return _widened(x), n * 5 if maxiter is None else maxiter
-    return _widened(x), 0
-
-
-def _length(vector: Any, image: Any) -> float:
-    product = float(_cupy.vdot(vector, image).real)
-    if product < 0:
-        raise ValueError("indefinite preconditioner")
-    return product**0.5
-
-
-def _widened(x: Any) -> Any:
-    return x.astype(np.float64) if x.dtype == np.float32 else x  # as CuPy does
