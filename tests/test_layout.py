@@ -116,8 +116,8 @@ MANY_PARAMETERS = {
 }
 ATTRIBUTES_OF_A_CLASS = 20
 MANY_ATTRIBUTES = {
-    "remoting/array_api/dropin/cupy/_door/session:Session": "the array door's hooks go first",
-    "remoting/array_api/dropin/cupy/_door/transport/receiver:Receiver": "likewise",
+    "remoting/array_api/dropin/cupy/_door/session:Session": "each call uses its parts",
+    "remoting/array_api/dropin/cupy/_door/transport/receiver:Receiver": "threads share frames",
     "simulations/cluster/cluster:Cluster": "all that one run simulates",
     "simulations/cluster/run_context:Checkers": "one for each checker of a run",
     "simulations/cluster/server_process:ServerProcess": "all that one process of a server has",

@@ -1,12 +1,12 @@
 """Records the public surface of an installed CuPy, for ``gpupool door --missing``.
 
 Run it where the real CuPy is installed (no GPU is needed): ``python record_surface.py >
-surface_names.py``, and the same with ``--parameters > surface_parameters.txt``. These have names,
-parameters and types only; nothing of CuPy's code is stored.
+surface_parameters.txt``. It has names, parameters and types only; nothing of CuPy's code is stored.
 
-Lines of parameters
-    ``cupy.sum a axis dtype``, with ``*`` and ``**`` for any others; ``cupy.add : ??->? bb->b`` are
-    the types of a ufunc; ``= cupyx.jit`` is a module.
+Lines
+    ``cupy.sum a axis dtype``, with ``*`` and ``**`` for any others, as for ``cupy.pi **``, which
+    tells nothing of them; ``cupy.add : ??->? bb->b`` are the types of a ufunc; ``= cupyx.jit`` is a
+    module.
 """
 
 import ast
@@ -111,13 +111,12 @@ def parameters_of(value: Any, name: str) -> list[str] | None:
 
 
 def surface_of(paths: tuple[str, ...]) -> Iterator[str]:
-    """Yield a line for each callable of modules and classes."""
+    """Yield a line for each public name of modules and classes."""
     for path in paths:
         found = _found(path)
         for name in names_of(path) if found is not None else ():
             parameters = parameters_of(getattr(found, name, None), name)
-            if parameters is not None:
-                yield " ".join([f"{path}.{name}", *parameters])
+            yield " ".join([f"{path}.{name}", *(["**"] if parameters is None else parameters)])
 
 
 def modules() -> Iterator[str]:
@@ -131,34 +130,18 @@ def modules() -> Iterator[str]:
                 yield each.name
 
 
-def print_parameters() -> None:
+def main() -> None:
     """Print ``surface_parameters.txt``."""
     version = importlib.import_module("cupy").__version__
     out = sys.stdout
-    out.write(f"# Parameters of CuPy {version}; made by record_surface.py, not by hand.\n")
+    out.write(
+        f"# Public names and parameters of CuPy {version}, by record_surface.py, not by hand.\n"
+    )
     for name in sorted(set(modules())):
         out.write(f"= {name}\n")
     for line in surface_of((*MODULES, *CLASSES)):
         out.write(line + "\n")
 
 
-def main() -> None:
-    """Print the module ``surface_names``."""
-    version = importlib.import_module("cupy").__version__
-    out = sys.stdout
-    out.write(f'"""Public names of CuPy {version}; made by record_surface.py, not by hand."""\n\n')
-    out.write("SURFACE: dict[str, str] = {\n")
-    for path in (*MODULES, *CLASSES):
-        out.write(f'    "{path}": """\n')
-        line = "       "
-        for name in names_of(path):
-            if len(line) + len(name) + 1 > 98:
-                out.write(line + "\n")
-                line = "       "
-            line += " " + name
-        out.write(line.rstrip() + '\n    """,\n')
-    out.write("}\n")
-
-
 if __name__ == "__main__":
-    print_parameters() if "--parameters" in sys.argv else main()
+    main()

@@ -5,6 +5,7 @@
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import importlib
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,6 +22,7 @@ from gpupool.remoting.devices.operation_names import (
     FUNCTIONS,
     GENERATOR,
     LINALG,
+    POLYNOMIAL,
     RANDOM_STATE,
     UFUNCS,
 )
@@ -220,7 +222,7 @@ def _arrays(cupy: Any) -> dict[str, Operation]:
         "ndarray.imag": lambda a: a.imag,
         "ndarray.diagonal": lambda a, *args: a.diagonal(*args),
         "ndarray.fill": lambda a, value: a.fill(value),
-        "ndarray.sort": lambda a, axis=-1: a.sort(axis),
+        "ndarray.sort": lambda a, axis=-1, kind=None: a.sort(axis, kind),
         "ndarray.partition": lambda a, kth, axis=-1: a.partition(kth, axis),
         "ndarray.byteswap": lambda a: a.byteswap(),
         "ndarray.mdspan": lambda a, index_type, unsafe: a.mdspan(
@@ -253,6 +255,8 @@ def operations(backend: Any) -> Mapping[str, Operation]:
         table[name] = getattr(cupy, name)
     table |= {f"linalg.{name}": getattr(cupy.linalg, name) for name in LINALG}
     table |= {f"fft.{name}": getattr(cupy.fft, name) for name in FFT}
+    for name in POLYNOMIAL:
+        table[f"polynomial.{name}"] = operator.attrgetter(name)(cupy.polynomial)
     table |= real_extensions() | transforms(backend) | real_objects(backend)
     table |= CudaTextures(backend).operations()
     return table | _random(cupy) | CudaKernels(cupy).operations() | _cuda(backend) | _arrays(cupy)

@@ -170,7 +170,9 @@ def _mean(a: Array, *args: Any, dtype: Any = None, **kwargs: Any) -> Any:
 
 def _linspace(*args: Any, dtype: Any = None, retstep: bool = False, **kwargs: Any) -> Any:
     values, step = np.linspace(*args, retstep=True, **kwargs)
-    values = values if dtype is None else converted(values, dtype)
+    if dtype is not None:
+        whole = np.issubdtype(dtype, np.integer)
+        values = converted(np.floor(values) if whole else values, dtype)
     return (values, step) if retstep else values
 
 

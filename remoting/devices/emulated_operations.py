@@ -27,7 +27,7 @@ from gpupool.remoting.devices.emulated_random import random_operations
 from gpupool.remoting.devices.extensions import emulated_extensions
 from gpupool.remoting.devices.host_kernels.host_kernel_operations import host_kernel_operations
 from gpupool.remoting.devices.object_families import emulated_objects
-from gpupool.remoting.devices.operation_names import FFT, FUNCTIONS, LINALG, UFUNCS
+from gpupool.remoting.devices.operation_names import FFT, FUNCTIONS, LINALG, POLYNOMIAL, UFUNCS
 
 Operation = Callable[..., Any]
 Array = np.ndarray[Any, Any]
@@ -215,12 +215,18 @@ def _reduction(name: str) -> Operation:
     return call
 
 
+def _raveled(places: Any, dims: Any, mode: Any = "wrap", order: Any = "C") -> Any:
+    return np.ravel_multi_index(places, dims, mode, order)
+
+
 def _along(function: Operation) -> Operation:
-    def call(a: Array, indices: Array, *rest: Any) -> Any:
-        axis = rest[-1]
+    def call(a: Array, indices: Array, *rest: Any, axis: Any = None, values: Any = None) -> Any:
+        given = list(rest) if values is None else [values, *rest]
+        if len(given) > (function is np.put_along_axis):
+            axis = given.pop()
         length = a.size if axis is None else a.shape[axis]
-        rest = (*[fitted(each, a.dtype) for each in rest[:-1]], axis)
-        return function(a, indices % length if length else indices, *rest)
+        parts = [fitted(each, a.dtype) for each in given]
+        return function(a, indices % length if length else indices, *parts, axis)
 
     return call
 
@@ -252,7 +258,13 @@ def _transform(name: str) -> Operation:
     return call
 
 
-def _einsum(text: str, *arrays: Any, **kwargs: Any) -> Any:
+def _einsum(text: Any, *arrays: Any, **kwargs: Any) -> Any:
+    if not isinstance(text, str):
+        return np.einsum(text, *arrays, **kwargs)
+    if len(arrays) == 1:
+        made = np.einsum(text, *arrays)
+        if np.may_share_memory(made, arrays[0]):
+            return made  # nothing is added: a view in its argument's dtype, as CuPy's
     # With ``optimize`` NumPy may drop an operand, and the type that it would have brought.
     # (A dtype without fields is false, so ``or`` would not do here.)
     dtype = kwargs["dtype"] if "dtype" in kwargs else np.result_type(*arrays)
@@ -268,10 +280,10 @@ def _solve(a: Array, b: Array) -> Array:
     return np.linalg.solve(a, b) if b.size else np.empty(b.shape, kind)
 
 
-def _eigh(a: Array, uplo: Any = "L") -> Any:
+def _eigh(a: Array, UPLO: Any = "L") -> Any:
     if a.dtype != np.float16:
-        return np.linalg.eigh(a, uplo)
-    return tuple(each.astype(a.dtype) for each in np.linalg.eigh(a.astype(np.float32), uplo))
+        return np.linalg.eigh(a, UPLO)
+    return tuple(each.astype(a.dtype) for each in np.linalg.eigh(a.astype(np.float32), UPLO))
 
 
 def _complex(made: Array, a: Array) -> Array:
@@ -389,68 +401,81 @@ def _cuda(backend: Any) -> dict[str, Operation]:
     }
 
 
+_METHODS: dict[str, Operation] = {
+    "ndarray.field": _field,
+    "ndarray.getitem": _getitem,
+    "ndarray.gather": _gather,
+    "ndarray.setitem": _setitem,
+    "ndarray.astype": converted,
+    "ndarray.copy": lambda a, order="C": a.copy(order),
+    "ndarray.reshape": lambda a, shape, order="C": a.reshape(shape, order=order),
+    "ndarray.reshape_view": _reshape_view,
+    "ndarray.squeeze": lambda a, axis=None: a.squeeze(axis),
+    "ndarray.flatten": lambda a, order="C": a.flatten(order),
+    "ndarray.transpose": lambda a, axes=None: a.transpose(axes),
+    "ndarray.swapaxes": lambda a, i, j: a.swapaxes(i, j),
+    "ndarray.view": lambda a, dtype=None: a.view() if dtype is None else a.view(dtype),
+    "ndarray.real": lambda a: a.real,
+    "ndarray.imag": lambda a: a.imag,
+    "ndarray.diagonal": lambda a, *args: a.diagonal(*args),
+    "ndarray.fill": _fill,
+    "ndarray.sort": lambda a, axis=-1, kind=None: a.sort(axis, kind="stable"),
+    "ndarray.partition": lambda a, kth, axis=-1: a.partition(kth, axis),
+    "ndarray.byteswap": lambda a: a.byteswap(),
+    "ndarray.mdspan": lambda a, index_type, unsafe: Marker(),
+    "ndarray.as_strided": _as_strided,
+    "ufunc.at": _at,
+    "ufunc.reduceat": _reduceat,
+}
+
+
 def operations(backend: Any) -> Mapping[str, Operation]:
     """Return name to callable; anything absent here is refused by name at the client."""
     table: dict[str, Operation] = {name: _ufunc(name) for name in UFUNCS}
     table |= {name: getattr(np, name) for name in FUNCTIONS}
     table |= {f"linalg.{name}": getattr(np.linalg, name) for name in LINALG}
+    for name in POLYNOMIAL:
+        table[f"polynomial.{name}"] = operator.attrgetter(name)(np.polynomial)
     transforms = {f"fft.{name}": _transform(name) for name in FFT}
     table |= transforms
     table |= plan_operations(transforms, len(backend.devices), lambda: backend.current)
     table |= random_operations()
     table |= emulated_extensions()
     table |= _cuda(backend) | host_kernel_operations(backend) | emulated_objects(backend)
-    table |= FORMULAS | {
-        "rsqrt": lambda x, **kwargs: np.reciprocal(np.sqrt(x), **kwargs),
-        **{name: _argument(name) for name in ("argmax", "argmin")},
-        **{name: _reduction(name) for name in ("cumprod", "cumsum", "prod", "sum")},
-        "argsort": lambda a, axis=-1: np.argsort(a, axis, kind="stable"),
-        "choose": _choose,
-        "concatenate": _concatenate,
-        "copyto": _copyto,
-        "put": _put,
-        "put_along_axis": _along(np.put_along_axis),
-        "take": _take,
-        "take_along_axis": _along(np.take_along_axis),
-        "einsum": _einsum,
-        "linalg.eig": _eig,
-        "linalg.eigh": _eigh,
-        "linalg.eigvals": lambda a: _complex(np.linalg.eigvals(a), a),
-        "linalg.lstsq": _lstsq,
-        "linalg.solve": _solve,
-        "ndarray.field": _field,
-        "ndarray.getitem": _getitem,
-        "ndarray.gather": _gather,
-        "ndarray.setitem": _setitem,
-        "ndarray.astype": converted,
-        "ndarray.copy": lambda a, order="C": a.copy(order),
-        "ndarray.reshape": lambda a, shape, order="C": a.reshape(shape, order=order),
-        "ndarray.reshape_view": _reshape_view,
-        "ndarray.squeeze": lambda a, axis=None: a.squeeze(axis),
-        "ndarray.flatten": lambda a, order="C": a.flatten(order),
-        "ndarray.transpose": lambda a, axes=None: a.transpose(axes),
-        "ndarray.swapaxes": lambda a, i, j: a.swapaxes(i, j),
-        "ndarray.view": lambda a, dtype=None: a.view() if dtype is None else a.view(dtype),
-        "ndarray.real": lambda a: a.real,
-        "ndarray.imag": lambda a: a.imag,
-        "ndarray.diagonal": lambda a, *args: a.diagonal(*args),
-        "ndarray.fill": _fill,
-        "ndarray.sort": lambda a, axis=-1: a.sort(axis, kind="stable"),
-        "ndarray.partition": lambda a, kth, axis=-1: a.partition(kth, axis),
-        "ndarray.byteswap": lambda a: a.byteswap(),
-        "ndarray.mdspan": lambda a, index_type, unsafe: Marker(),
-        "ndarray.as_strided": _as_strided,
-        "ufunc.at": _at,
-        "ufunc.reduceat": _reduceat,
-        "door.empty": _zeros,
-        "door.zeros": _zeros,
-        "door.arange": lambda first, count, step, dtype: converted(
-            first + np.arange(count) * step, dtype
-        ),
-        "door.concatenate_into": _into,
-        "door.linalg_errors": lambda _raised: None,  # NumPy raises them always
-        "door.pointer": _address,
-        "door.memory": _memory,
-    }
+    table |= (
+        FORMULAS
+        | _METHODS
+        | {
+            "rsqrt": lambda x, **kwargs: np.reciprocal(np.sqrt(x), **kwargs),
+            **{name: _argument(name) for name in ("argmax", "argmin")},
+            **{name: _reduction(name) for name in ("cumprod", "cumsum", "prod", "sum")},
+            "argsort": lambda a, axis=-1, kind=None: np.argsort(a, axis, kind="stable"),
+            "diag": lambda v, k=0: np.diag(v, k).copy(),
+            "choose": _choose,
+            "concatenate": _concatenate,
+            "copyto": _copyto,
+            "put": _put,
+            "ravel_multi_index": _raveled,
+            "put_along_axis": _along(np.put_along_axis),
+            "sort": lambda a, axis=-1, kind=None: np.sort(a, axis, kind="stable"),
+            "take": _take,
+            "take_along_axis": _along(np.take_along_axis),
+            "einsum": _einsum,
+            "linalg.eig": _eig,
+            "linalg.eigh": _eigh,
+            "linalg.eigvals": lambda a: _complex(np.linalg.eigvals(a), a),
+            "linalg.lstsq": _lstsq,
+            "linalg.solve": _solve,
+            "door.empty": _zeros,
+            "door.zeros": _zeros,
+            "door.arange": lambda first, count, step, dtype: converted(
+                first + np.arange(count) * step, dtype
+            ),
+            "door.concatenate_into": _into,
+            "door.linalg_errors": lambda _raised: None,  # NumPy raises them always
+            "door.pointer": _address,
+            "door.memory": _memory,
+        }
+    )
     table |= {name: in_float32(table[name]) for name in WIDE}
     return {name: converting(function) for name, function in table.items()}

@@ -350,7 +350,7 @@ def client(memory: int) -> int:
     sys.path[:0] = [str(KIT), str(ROOT / "src")]
     cp: Any = importlib.import_module("cupy")
 
-    cp.compile_error = importlib.import_module("cupy.cuda.errors").CompileException
+    cp.compile_error = cp.cuda.compiler.CompileException
     failed = 0
     for check in CHECKS:
         print(check.__name__, flush=True)

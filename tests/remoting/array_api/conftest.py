@@ -86,7 +86,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object
     for session in SESSIONS:
         session.door.state.reset()
         for each in session.door.pool.sessions():
-            each._judged = type(each._judged)()  # the kinds of calls that were accepted
+            each.judged = type(each.judged)()  # the kinds of calls that were accepted
         if wrong := session.wrong():
             session.close()
             session.open()

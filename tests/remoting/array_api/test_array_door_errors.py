@@ -51,7 +51,7 @@ def test_only_the_first_call_of_a_kind_waits(cp: Any) -> None:
     try:
         for _ in range(3):
             cp.pad(a, 2)
-        assert questions == ["door.touch"]
+        assert questions == ["pad"]
         cp.pad(a, 3)  # other arguments
         cp.pad(cp.ones((3, 6)), 2)  # another shape
         assert len(questions) == 3

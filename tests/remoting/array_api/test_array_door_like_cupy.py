@@ -40,10 +40,6 @@ def test_an_array_like_another_keeps_its_order_only_for_as_many_axes(cp: Any, sh
     assert cp.empty_like(cp.asarray(fortran), shape=shape).strides == wanted.strides
 
 
-def test_a_sum_of_no_element_is_a_view_of_none(cp: Any) -> None:
-    assert cp.einsum("ij->ji", cp.zeros((0, 1), "f4"), dtype="f8").get().shape == (1, 0)
-
-
 @pytest.mark.parametrize("name", ["argmax", "argmin"])
 def test_the_index_of_an_extreme_has_the_type_asked_for(cp: Any, name: str) -> None:
     made = getattr(cp, name)(cp.asarray([[3, 1, 2]]), axis=1, dtype="i4")
@@ -54,8 +50,6 @@ def test_the_index_of_an_extreme_has_the_type_asked_for(cp: Any, name: str) -> N
 def test_polynomials_are_evaluated_only_by_coefficients_of_one_axis(cp: Any) -> None:
     with pytest.raises(ValueError, match="1d array"):
         cp.polyval(cp.ones((2, 3)), 2)
-    with pytest.raises(TypeError, match="1d ndarray"):
-        cp.polyval([1, 2], 2)
     of_f4 = cp.polyval(cp.poly1d(cp.asarray([1, 2], "f4")), cp.poly1d(cp.asarray([1, 3], "f4")))
     assert of_f4.coeffs.dtype == np.float32
 
@@ -75,17 +69,6 @@ def test_power_series_have_the_values_of_numpy(cp: Any) -> None:
     trimmed = cp.polynomial.polyutils.trimcoef(cp.asarray(small), 1e-6)
     assert trimmed.get().tolist() == [1.0, 2.0]
     assert cp.polynomial.polyutils.trimseq(cp.asarray(c)).get().tolist() == [3, 1, 2]
-
-
-def test_power_series_refuse_what_cupy_refuses(cp: Any) -> None:
-    with pytest.raises(ValueError, match="non-negative"):
-        cp.polynomial.polynomial.polyvander(cp.ones(2), -1)
-    with pytest.raises(TypeError, match="must be an integer"):
-        cp.polynomial.polynomial.polyvander(cp.ones(2), 1.5)
-    with pytest.raises(ValueError, match="at least 1"):
-        cp.polynomial.polynomial.polycompanion(cp.ones(1))
-    with pytest.raises(ValueError, match="not 1-d"):
-        cp.polynomial.polyutils.as_series([cp.ones((2, 2))])
 
 
 # --- random numbers -------------------------------------------------------------------------------
@@ -220,13 +203,6 @@ def test_ravel_of_axes_that_repeat(cp: Any, order: Any, shape: Any) -> None:
     assert made.get().tolist() == wanted.tolist()
 
 
-def test_numbers_in_place_of_what_is_no_number(cp: Any) -> None:
-    made = cp.nan_to_num(float("nan"), nan=5.0)
-    assert float(made) == 5
-    with pytest.raises(ValueError, match="mismatch"):
-        cp.nan_to_num(cp.zeros(4), nan=cp.zeros((2, 4)))
-
-
 def test_a_result_has_the_class_and_the_attributes_of_its_operand(cp: Any) -> None:
     class Tagged(cp.ndarray):  # pyright: ignore
         tag: Any
@@ -303,14 +279,11 @@ def test_grids_between_arrays_of_the_device(cp: Any) -> None:
         (lambda cp, a: cp.poly1d(a) ** 2.0, TypeError),
         (lambda cp, a: cp.pad(a, []), TypeError),
         (lambda cp, a: cp.pad(a, 1.5), TypeError),
-        (lambda cp, a: cp.repeat(a, np.ones(3)), TypeError),
         (lambda cp, a: cp.repeat(a, cp.ones(2, "i4")), ValueError),
-        (lambda cp, a: cp.delete(a, True), ValueError),
         (lambda cp, a: cp.delete(a, [True, False]), ValueError),
         (lambda cp, a: cp.put(a, cp.arange(1), 1, mode="none"), ValueError),
         (lambda cp, a: cp.einsum(), ValueError),
         (lambda cp, a: cp.roll(a, 1, axis="0"), TypeError),
-        (lambda cp, a: cp.histogramdd(cp.ones((4, 2)), bins=[[0, 1, 2]] * 2), ValueError),
         (lambda cp, a: cp.lib.stride_tricks.sliding_window_view(a, 9, writeable=True), Exception),
     ],
 )

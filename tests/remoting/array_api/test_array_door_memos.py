@@ -88,47 +88,6 @@ def test_an_empty_slice_that_runs_down_is_empty(cp: Any) -> None:
             assert array[index].get().tolist() == host[index].tolist()
 
 
-CALLS: dict[str, Callable[[Any, Any, Any], Any]] = {
-    "a[1]": lambda xp, a, b: a[1],
-    "a[-1]": lambda xp, a, b: a[-1],
-    "a.T": lambda xp, a, b: a.T,
-    "a.transpose()": lambda xp, a, b: a.transpose(),
-    "a.reshape(-1)": lambda xp, a, b: a.reshape(-1),
-    "a.reshape((2, 8))": lambda xp, a, b: a.reshape((2, 8)),
-    "a.T.reshape(16)": lambda xp, a, b: a.T.reshape(16),
-    "a.reshape(2, 8, order=F)": lambda xp, a, b: a.reshape(2, 8, order="F"),
-    "a.sum()": lambda xp, a, b: a.sum(),
-    "a.sum(1)": lambda xp, a, b: a.sum(1),
-    "a.sum((0, 1), keepdims)": lambda xp, a, b: a.sum((0, 1), keepdims=True),
-    "a.mean(axis=0)": lambda xp, a, b: a.mean(axis=0),
-    "a.max()": lambda xp, a, b: a.max(),
-    "sum(a, 0)": lambda xp, a, b: xp.sum(a, 0),
-    "a @ b": lambda xp, a, b: a @ b,
-    "matmul": lambda xp, a, b: xp.matmul(a, b),
-    "dot": lambda xp, a, b: xp.dot(a, b),
-    "where": lambda xp, a, b: xp.where(a > b, a, b),
-    "where, a number": lambda xp, a, b: xp.where(a > b, a, 0.5),
-    "where, numbers": lambda xp, a, b: xp.where(a > b, 2.5, 0.5),
-    "maximum(a, 3)": lambda xp, a, b: xp.maximum(a, 3),
-    "maximum(3.5, a)": lambda xp, a, b: xp.maximum(3.5, a),
-    "astype": lambda xp, a, b: a.astype(np.float32),
-    "-a": lambda xp, a, b: -a,
-}
-
-
-@pytest.mark.parametrize("dtype", ["f8", "i4"])
-@pytest.mark.parametrize("name", CALLS)
-def test_a_remembered_call_gives_what_the_first_one_gave(cp: Any, name: str, dtype: str) -> None:
-    call = CALLS[name]
-    for start in (0, 5, 9):
-        hosts = [np.arange(start, start + 16).reshape(4, 4).astype(dtype) for _ in range(2)]
-        hosts[1] = hosts[1][::-1]
-        ours = call(cp, *[cp.asarray(np.ascontiguousarray(host)) for host in hosts])
-        theirs = np.asarray(call(np, *hosts))
-        assert ours.dtype == theirs.dtype
-        same(ours.get(), theirs)
-
-
 def test_errors_are_the_same_every_time(cp: Any) -> None:
     a, b = cp.ones((4, 4)), cp.ones((3, 3))
     for _ in range(2):

@@ -35,18 +35,24 @@ from cupy import polynomial as polynomial
 from cupy import random as random
 from cupy._core import convert as _convert
 from cupy._core.array import ndarray as ndarray
-from cupy._core.functions import FUNCTIONS as _FUNCTIONS
+from cupy._core.callbacks import CALLBACKS as _CALLBACKS
+from cupy._core.copying import copyto as copyto
+from cupy._core.creation import CREATION as _CREATION
+from cupy._core.elementwise import ELEMENTWISE as _ELEMENTWISE
 from cupy._core.host import HOST as _HOST
 from cupy._core.kernels.fusion import FUSION as _FUSION
 from cupy._core.kernels.raw_kernels import RAW_KERNELS as _RAW_KERNELS
 from cupy._core.kernels.typed_kernels import TYPED_KERNELS as _TYPED_KERNELS
 from cupy._core.kernels.vectorize import VECTORIZE as _VECTORIZE
+from cupy._core.learned import LEARNED as _LEARNED
+from cupy._core.manipulation import MANIPULATION as _MANIPULATION
 from cupy._core.poly import POLY as _POLY
+from cupy._core.products import PRODUCTS as _PRODUCTS
+from cupy._core.reductions import REDUCTIONS as _REDUCTIONS
 from cupy._core.ufunc import UFUNCS as _UFUNCS
 from cupy._core.ufunc import ufunc as ufunc
 from cupy._door import absent as _absent
 from cupy._door import dtypes as _dtypes
-from cupy._door import state as _state
 
 __version__ = "14.2.0"
 _LATER = ("testing", "typing", "_util")
@@ -94,13 +100,14 @@ def _fill(names: dict[str, _Any]) -> None:
         if not name.startswith("_"):
             names[name] = getattr(exceptions, name)
     kernels = (_RAW_KERNELS, _TYPED_KERNELS, _FUSION, _VECTORIZE)
-    for table in (_FUNCTIONS, _HOST, _POLY, _UFUNCS, *kernels):
+    functions = (_CALLBACKS, _CREATION, _ELEMENTWISE, _LEARNED, _MANIPULATION, _PRODUCTS)
+    for table in (*functions, _REDUCTIONS, _HOST, _POLY, _UFUNCS, *kernels):
         names.update(table)
     for name, _, source in (pair.partition(":") for pair in _ALIASES.split()):
         names[name] = names[source]
     names["array"] = _convert.array
     names["make_aligned_dtype"] = _dtypes.make_aligned_dtype
-    for table in (_FUNCTIONS, _HOST):
+    for table in (*functions, _REDUCTIONS, _HOST):
         for name, function in table.items():
             # Programs and NumPy's dispatcher look at the name of a function.
             if getattr(function, "__name__", None) == "function":
@@ -112,7 +119,6 @@ def __dir__() -> list[str]:
 
 
 _fill(globals())
-_state.hooks["module"] = _sys.modules[__name__]
 
 
 def get_default_memory_pool() -> cuda.MemoryPool:

@@ -11,6 +11,7 @@ from cupy._door import absent as _absent
 from cupy._door import judged as _judged
 from cupy._door import pool as _pool
 from cupy._door import state as _state
+from cupy._door.state import DeviceSynchronized as DeviceSynchronized
 
 from cupyx import profiler as profiler
 
@@ -64,10 +65,6 @@ def get_runtime_info(*, full: bool = True) -> Any:
     return RuntimeInfo()
 
 
-class DeviceSynchronized(RuntimeError):
-    """A synchronisation happened where it is not allowed."""
-
-
 @contextlib.contextmanager
 def allow_synchronize(allow: bool) -> Generator[None]:
     """Say for a block whether this thread may wait for a device: a copy to the host does."""
@@ -77,13 +74,6 @@ def allow_synchronize(allow: bool) -> Generator[None]:
         yield
     finally:
         _state.local.may_wait = before
-
-
-def _refuse_to_wait() -> None:
-    raise DeviceSynchronized("Device was synchronized")
-
-
-_state.hooks["refuse_to_wait"] = _refuse_to_wait
 
 
 _settings: dict[str, Any] = {"divide": None, "over": None, "under": None, "invalid": None,

@@ -133,7 +133,7 @@ def _applied(function: Any, wide: Any, count: int, *sizes: int) -> Any:
         ),
     )
     results = cupy.empty((len(wide), count))
-    kernel(wide, results, size=len(wide))
+    kernel(cupy.ascontiguousarray(wide), results, size=len(wide))
     return results
 
 

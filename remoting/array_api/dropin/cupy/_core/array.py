@@ -18,8 +18,7 @@ from cupy._core.methods import TRANSPOSED, Methods
 from cupy._core.operators import Operators
 from cupy._core.ufunc import UFUNCS
 from cupy._door import state
-from cupy._door.calls import Remote
-from cupy._door.meta import Meta, intern, reshaped
+from cupy._door.meta import intern, reshaped
 
 _frame = sys._getframe  # pyright: ignore[reportPrivateUsage]
 _PYTHON_SCALARS = (int, float, bool, complex)
@@ -64,16 +63,11 @@ class Flags:
         )
 
 
-class ndarray(Operators, Methods, Remote):
+class ndarray(Operators, Methods):
     """A multi-dimensional array on a GPU; see `numpy.ndarray`."""
 
-    __slots__ = ("_gp_address", "_gp_base", "_gp_device", "_gp_known")
+    __slots__ = ()
     __module__ = "cupy"
-    _gp_address: int
-    """Where it is on the server; set once a program has asked for it."""
-    _gp_base: Any
-    _gp_device: int
-    _gp_known: Meta | None
 
     def __new__(
         cls,
@@ -106,15 +100,6 @@ class ndarray(Operators, Methods, Remote):
         """Finish a new instance of a subclass; see NumPy's guide to subclassing."""
 
     # --- looks ----------------------------------------------------------------------------------
-
-    @property
-    def _gp_meta(self) -> Meta:  # type: ignore[override]
-        known = self._gp_known
-        if known is None:
-            self._gp_session.describe(self)
-            known = self._gp_known
-            assert known is not None
-        return known
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -184,17 +169,23 @@ class ndarray(Operators, Methods, Remote):
     @property
     def device(self) -> Any:
         """The device that holds it."""
-        return state.hooks["Device"](self._gp_device)
+        from cupy.cuda.device import Device
+
+        return Device(self._gp_device)
 
     @property
     def data(self) -> Any:
         """A pointer to the first element, on the server."""
-        return state.hooks["MemoryPointer"](self)
+        from cupy.cuda.memory import MemoryPointer
+
+        return MemoryPointer(self)
 
     @property
     def flat(self) -> Any:
         """A 1-D iterator over the elements."""
-        return state.hooks["flatiter"](self)
+        from cupy._core.grids import flatiter
+
+        return flatiter(self)
 
     @property
     def cstruct(self) -> Any:
@@ -446,7 +437,7 @@ class ndarray(Operators, Methods, Remote):
             kwargs["out"] = kwargs["out"][0]
             operands = (*inputs, kwargs["out"])
         name = function.__name__
-        found: Any = UFUNCS.get(name) or getattr(state.hooks["module"], name, None)
+        found: Any = UFUNCS.get(name) or getattr(sys.modules["cupy"], name, None)
         if found is None:  # it may be one of SciPy's
             found = getattr(importlib.import_module("cupyx.scipy.special"), name, None)
         if method != "__call__":
@@ -470,7 +461,7 @@ class ndarray(Operators, Methods, Remote):
         try:
             # NumPy says where its function lives; ours has the same place under `cupy`.
             module = functools.reduce(
-                getattr, function.__module__.split(".")[1:], state.hooks["module"]
+                getattr, function.__module__.split(".")[1:], sys.modules["cupy"]
             )
             found = getattr(module, function.__name__)
         except AttributeError:
@@ -483,4 +474,4 @@ class ndarray(Operators, Methods, Remote):
         return found(*args, **kwargs)
 
 
-state.hooks["ndarray"] = make.classes.ndarray = ndarray
+make.classes.ndarray = ndarray

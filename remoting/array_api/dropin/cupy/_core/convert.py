@@ -19,6 +19,7 @@ from cupy._core.dispatch.arguments import (
 from cupy._core.dispatch.arguments import operand as _operand
 from cupy._core.dispatch.transfers import upload
 from cupy._door import dtypes, state
+from cupy._door.arrays import Array
 from cupy._door.calls import Plan, Remote
 from cupy._door.meta import Meta, contiguous_strides, fresh, intern, keep_order
 
@@ -28,8 +29,7 @@ ARRAY_PROTOCOLS = ("__cupy_get_ndarray__", "__cuda_array_interface__")
 
 def asarray(value: Any) -> Any:
     """Return ``value`` as an array on the device, uploading it if it is none yet."""
-    ndarray: Any = state.hooks["ndarray"]
-    return value if isinstance(value, ndarray) else array(value)
+    return value if isinstance(value, Array) else array(value)
 
 
 def operand(value: Any) -> Any:
@@ -53,13 +53,12 @@ def array(
     if subok:
         raise NotImplementedError("subok=True is not supported")
     order = normalize_order(order)
-    ndarray: Any = state.hooks["ndarray"]
     convert = getattr(obj, "__cupy_get_ndarray__", None)
     if convert is not None:
         obj = convert()
-    elif not isinstance(obj, ndarray) and hasattr(obj, "__cuda_array_interface__"):
+    elif not isinstance(obj, Array) and hasattr(obj, "__cuda_array_interface__"):
         obj = from_interface(obj)
-    if isinstance(obj, ndarray):
+    if isinstance(obj, Array):
         made = _from_device(obj, dtype, copy, order, ndmin)
     elif isinstance(obj, (list, tuple)) and has_device_leaf(obj):
         made = _from_nested(obj, dtype, order, ndmin)
@@ -122,9 +121,6 @@ def _described_dtype(described: Any) -> np.dtype[Any]:
     return view_dtype_of(np.dtype(made))
 
 
-state.hooks["from_interface"] = from_interface
-
-
 def _from_host(obj: Any, dtype: Any, copy: Any, order: str, ndmin: int) -> Any:
     if copy is False:
         raise ValueError("Unable to avoid copy while creating an array as requested.")
@@ -157,11 +153,12 @@ def has_device_leaf(obj: Any) -> bool:
 
 
 def _from_nested(obj: Any, dtype: Any, order: str, ndmin: int) -> Any:
+    from cupy._core.joining import stack
+
     def build(value: Any) -> Any:
         if isinstance(value, (list, tuple)):
             items: Any = value
-            parts = [build(item) for item in items]
-            return state.hooks["stack"](parts)
+            return stack([build(item) for item in items])
         if not isinstance(value, Remote) and any(hasattr(value, each) for each in ARRAY_PROTOCOLS):
             value = array(value, copy=None)
         if not isinstance(value, Remote):
@@ -204,7 +201,7 @@ def astype(source: Any, dtype: Any, order: str | None, copy: Any) -> Any:
 
     ``copy``: True always, None if needed, False never (ValueError if it would be needed).
     """
-    plain = copy is True and type(dtype) is type
+    plain = copy is True and isinstance(dtype, (type, str, np.dtype))
     found = _casts.get((source._gp_known, dtype, order)) if plain else None
     if found is not None:
         return make.send(source, found[0], found[1], None)

@@ -6,22 +6,23 @@ from typing import Any
 import numpy as np
 
 from cupy._core import convert
-from cupy._core.dispatch import arguments, make
+from cupy._core.dispatch import arguments, learning, make
 from cupy._core.dispatch.arguments import is_array
-from cupy._core.searching import nonzero
+from cupy._core.learned import nonzero
 from cupy._core.ufunc import broadcast
 from cupy._door import dtypes
 from cupy._door.calls import Plan
 from cupy._door.meta import fresh
-
-_BOOL = np.dtype(np.bool_)
-_INT64 = np.dtype(np.int64)
 
 
 def clip(a: Any, a_min: Any, a_max: Any, out: Any = None) -> Any:
     """Limit the elements to a range."""
     if not is_array(a):
         return arguments.able(a, "clip").clip(a_min, a_max, out=out)
+    brief = learning.short("clip", (a, a_min, a_max), {}) if out is None else None
+    made = learning.recall(brief)
+    if made is not learning.UNKNOWN:
+        return made
     array = a
     if a_min is None and a_max is None:
         if out is None:
@@ -39,18 +40,8 @@ def clip(a: Any, a_min: Any, a_max: Any, out: Any = None) -> Any:
         arguments.check_out(out, kind, shape)
         make.in_place("clip", (array, low, high), {"out": out})
         return out
+    learning.keep(brief, "clip", (array, low, high), {}, fresh(kind, shape))
     return make.forward("clip", (array, low, high), {}, fresh(kind, shape))
-
-
-def around(a: Any, decimals: int = 0, out: Any = None) -> Any:
-    """Round to decimals."""
-    array = convert.asarray(a)
-    kind = np.dtype(np.float16) if array.dtype.kind == "b" else array.dtype
-    if out is not None:
-        arguments.check_out(out, kind, array.shape)
-        make.in_place("around", (array, decimals), {"out": out})
-        return out
-    return make.forward("around", (array, decimals), {}, fresh(kind, array.shape))
 
 
 _choices: dict[Any, Plan] = {}
@@ -81,51 +72,6 @@ def where(condition: Any, x: Any = None, y: Any = None) -> Any:
     return make.forward_planned(_choices, "where", (condition, x, y), meta)
 
 
-def _truth(name: str) -> Any:
-    def function(x: Any, out: Any = None) -> Any:
-        array = convert.asarray(x)
-        if array.dtype.kind == "c" and name.endswith("inf"):
-            raise TypeError(f"{name} is not supported for {array.dtype}: it would be ambiguous")
-        if out is not None:
-            make.in_place(name, (array, out), {})
-            return out
-        return make.forward(name, (array,), {}, fresh(_BOOL, array.shape))
-
-    return function
-
-
-def isclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Any:
-    """Say where two arrays are equal within tolerances."""
-    first, second = convert.asarray(a), convert.asarray(b)
-    shape = broadcast(first.shape, second.shape)
-    return make.forward("isclose", (first, second, rtol, atol, equal_nan), {}, fresh(_BOOL, shape))
-
-
-def allclose(
-    a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
-) -> Any:
-    """Say whether two arrays are equal within tolerances, as an array of no dimensions."""
-    return isclose(a, b, rtol, atol, equal_nan).all()
-
-
-def array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> Any:
-    """Say whether two arrays have the same shape and elements."""
-    first, second = convert.asarray(a1), convert.asarray(a2)
-    if first.shape != second.shape:
-        return convert.array(False)
-    return make.forward("array_equal", (first, second, equal_nan), {}, fresh(_BOOL, ()))
-
-
-def array_equiv(a1: Any, a2: Any) -> Any:
-    """Say whether two arrays are equal after broadcasting."""
-    first, second = convert.asarray(a1), convert.asarray(a2)
-    try:
-        broadcast(first.shape, second.shape)
-    except ValueError:
-        return convert.array(False)
-    return (first == second).all()
-
-
 def real(val: Any) -> Any:
     """Return the real part."""
     return convert.asarray(val).real
@@ -136,25 +82,4 @@ def imag(val: Any) -> Any:
     return convert.asarray(val).imag
 
 
-def nan_to_num(
-    x: Any, copy: bool = True, nan: Any = 0.0, posinf: Any = None, neginf: Any = None
-) -> Any:
-    """Replace NaN and infinities by numbers."""
-    keywords = {"nan": nan, "posinf": posinf, "neginf": neginf}
-    array = convert.asarray(x)
-    shapes = [each.shape for each in keywords.values() if is_array(each)]
-    if broadcast(array.shape, *shapes) != array.shape:
-        raise ValueError("Out shape is mismatched")
-    if array is not x:
-        return make.forward("nan_to_num", (array,), keywords, array._gp_meta)
-    if copy:
-        return make.forward("nan_to_num", (x,), keywords, fresh(x.dtype, x.shape))
-    x[...] = make.forward("nan_to_num", (x,), keywords, fresh(x.dtype, x.shape))
-    return x
-
-
-ELEMENTWISE: dict[str, Any] = {
-    **make.public(globals()),
-    "round": around,
-    **{name: _truth(name) for name in ("isneginf", "isposinf", "iscomplex", "isreal")},
-}
+ELEMENTWISE: dict[str, Any] = make.public(globals())

@@ -6,12 +6,14 @@ from typing import Any
 import numpy as np
 
 from cupy._core import convert
+from cupy._core.creation import ones
 from cupy._core.dispatch import arguments, transfers
 from cupy._core.dispatch.arguments import is_array, need
-from cupy._core.functions import FUNCTIONS
+from cupy._core.joining import concatenate
+from cupy._core.learned import nonzero, resize
+from cupy._core.manipulation import broadcast_to
 from cupy._core.queries import result_type
 from cupy._core.ufunc import broadcast as common_shape
-from cupy._door import state
 
 
 class AxisConcatenator:
@@ -44,7 +46,7 @@ class AxisConcatenator:
         final = result_type(*kinds, *[items[at] for at in scalars])
         for at in scalars:
             parts[at] = parts[at].astype(final)
-        return FUNCTIONS["concatenate"](parts, self.axis)
+        return concatenate(parts, self.axis)
 
     def __len__(self) -> int:
         return 0
@@ -82,9 +84,7 @@ class broadcast:
     def __init__(self, *arrays: Any) -> None:
         shapes = [need(a).shape for a in arrays if is_array(a)]
         self.shape = common_shape(*shapes) if shapes else ()
-        self.values = tuple(
-            FUNCTIONS["broadcast_to"](a, self.shape) if is_array(a) else a for a in arrays
-        )
+        self.values = tuple(broadcast_to(a, self.shape) if is_array(a) else a for a in arrays)
         self.nd = len(self.shape)
         self.size = int(np.prod(self.shape, dtype=np.int64)) if self.shape else 1
 
@@ -119,7 +119,7 @@ class flatiter:
         if isinstance(index, slice):
             # As in NumPy, values are repeated, and surplus ones are ignored.
             value = convert.array(value, dtype=self.base.dtype).ravel()
-            value = FUNCTIONS["resize"](value, (len(range(*index.indices(flat.size))),))
+            value = resize(value, (len(range(*index.indices(flat.size))),))
         flat[index] = value
         if not self.base.flags.c_contiguous:
             self.base[...] = flat.reshape(self.base.shape)
@@ -140,65 +140,9 @@ class flatiter:
         return self.base.flatten()
 
 
-def ix_(*args: Any) -> tuple[Any, ...]:
-    """Return index arrays that select a grid."""
-    made: list[Any] = []
-    for at, item in enumerate(args):
-        array = convert.asarray(item)
-        if array.ndim != 1:
-            raise ValueError("Cross index must be 1 dimensional")
-        if array.size == 0:
-            array = array.astype(np.intp)
-        if array.dtype == np.bool_:
-            (array,) = FUNCTIONS["nonzero"](array)
-        made.append(array.reshape((1,) * at + (array.size,) + (1,) * (len(args) - at - 1)))
-    return tuple(made)
-
-
-def diag_indices(n: int, ndim: int = 2) -> tuple[Any, ...]:
-    """Return the indices of a diagonal."""
-    return (FUNCTIONS["arange"](n),) * ndim
-
-
-def diag_indices_from(arr: Any) -> tuple[Any, ...]:
-    """Return the indices of an array's diagonal."""
-    array = need(arr)
-    if array.ndim < 2:
-        raise ValueError("input array must be at least 2-d")
-    if len(set(array.shape)) != 1:
-        raise ValueError("All dimensions of input must be of equal length")
-    return diag_indices(array.shape[0], array.ndim)
-
-
 def mask_indices(n: int, mask_func: Callable[..., Any], k: int = 0) -> tuple[Any, ...]:
     """Return the indices that a masking function keeps."""
-    return FUNCTIONS["nonzero"](mask_func(FUNCTIONS["ones"]((n, n), dtype="int8"), k) != 0)
-
-
-def _triangle_indices(name: str) -> Any:
-    def function(n: int, k: int = 0, m: Any = None) -> tuple[Any, ...]:
-        mask = FUNCTIONS["tri"](n, m, k if name == "tril" else k - 1, dtype=bool)
-        return FUNCTIONS["nonzero"](mask if name == "tril" else ~mask)
-
-    function.__doc__ = f"Return the indices of the triangle that `{name}` keeps."
-    return function
-
-
-tril_indices, triu_indices = _triangle_indices("tril"), _triangle_indices("triu")
-
-
-def tril_indices_from(arr: Any, k: int = 0) -> tuple[Any, ...]:
-    """Return the indices of an array's lower triangle."""
-    if arr.ndim != 2:  # AttributeError for what has no axes, as in NumPy and CuPy
-        raise ValueError("input array must be 2-d")
-    return tril_indices(arr.shape[0], k, arr.shape[1])
-
-
-def triu_indices_from(arr: Any, k: int = 0) -> tuple[Any, ...]:
-    """Return the indices of an array's upper triangle."""
-    if arr.ndim != 2:
-        raise ValueError("input array must be 2-d")
-    return triu_indices(arr.shape[0], k, arr.shape[1])
+    return nonzero(mask_func(ones((n, n), dtype="int8"), k) != 0)
 
 
 GRIDS: dict[str, Any] = {
@@ -208,13 +152,5 @@ GRIDS: dict[str, Any] = {
     "ogrid": Grid(True),
     "broadcast": broadcast,
     "flatiter": flatiter,
-    "ix_": ix_,
-    "diag_indices": diag_indices,
-    "diag_indices_from": diag_indices_from,
     "mask_indices": mask_indices,
-    "tril_indices": tril_indices,
-    "triu_indices": triu_indices,
-    "tril_indices_from": tril_indices_from,
-    "triu_indices_from": triu_indices_from,
 }
-state.hooks["flatiter"] = flatiter

@@ -12,7 +12,6 @@ from cupy._core.dispatch import make
 from cupy._core.grids import GRIDS
 from cupy._core.host_arrays import HOST_ARRAYS
 from cupy._core.queries import QUERIES
-from cupy._core.standard import STANDARD
 from cupy._door import state
 
 
@@ -84,7 +83,6 @@ HOST: dict[str, Any] = {
     **HOST_ARRAYS,
     **QUERIES,
     **GRIDS,
-    **STANDARD,
     "base_repr": np.base_repr,
     "binary_repr": np.binary_repr,
     "format_float_positional": np.format_float_positional,

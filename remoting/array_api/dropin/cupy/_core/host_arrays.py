@@ -8,7 +8,7 @@ import numpy as np
 from cupy._core import convert
 from cupy._core.dispatch import make, transfers
 from cupy._core.dispatch.arguments import able, is_array, need
-from cupy._door import state
+from cupy._core.ufunc import UFUNCS
 
 
 def asarray(
@@ -21,7 +21,7 @@ def asarray(
 def asarray_chkfinite(a: Any, dtype: Any = None, order: Any = None) -> Any:
     """Return an array; ValueError if it holds infinities or NaN."""
     made = asarray(a, dtype, order)
-    if not bool(state.hooks["ufuncs"]["isfinite"](made).all()):
+    if not bool(UFUNCS["isfinite"](made).all()):
         raise ValueError("array must not contain Infs or NaNs")
     return made
 
@@ -88,39 +88,15 @@ def _from_dlpack_capsule(dltensor: Any) -> Any:
     raise BufferError("fromDlpack is not possible on a remote GPU; use from_dlpack")
 
 
-def frombuffer(*args: Any, **kwargs: Any) -> Any:
-    """Return an array from a buffer."""
-    return transfers.upload(np.frombuffer(*args, **kwargs))
+def _read(function: Any) -> Any:
+    """Make a function that uploads an array; NumPy reads or computes it on this machine."""
 
+    def read(*args: Any, **kwargs: Any) -> Any:
+        return convert.array(function(*args, **kwargs))
 
-def fromfile(*args: Any, **kwargs: Any) -> Any:
-    """Return an array from a binary file of this machine."""
-    return transfers.upload(np.fromfile(*args, **kwargs))
-
-
-def fromfunction(*args: Any, **kwargs: Any) -> Any:
-    """Return an array from a function of coordinates."""
-    return convert.array(np.fromfunction(*args, **kwargs))
-
-
-def fromiter(*args: Any, **kwargs: Any) -> Any:
-    """Return an array from an iterable."""
-    return transfers.upload(np.fromiter(*args, **kwargs))
-
-
-def fromstring(*args: Any, **kwargs: Any) -> Any:
-    """Return an array from text."""
-    return transfers.upload(np.fromstring(*args, **kwargs))
-
-
-def genfromtxt(*args: Any, **kwargs: Any) -> Any:
-    """Return an array from a text file of this machine."""
-    return convert.array(np.genfromtxt(*args, **kwargs))
-
-
-def loadtxt(*args: Any, **kwargs: Any) -> Any:
-    """Return an array from a text file of this machine."""
-    return convert.array(np.loadtxt(*args, **kwargs))
+    read.__name__ = read.__qualname__ = function.__name__
+    read.__doc__ = f"Return an array of the device; see `numpy.{function.__name__}`."
+    return read
 
 
 class _Archive:
@@ -197,6 +173,11 @@ def _text(function: Callable[..., str]) -> Callable[..., str]:
 HOST_ARRAYS: dict[str, Any] = {
     **make.public(globals()),
     "asanyarray": asarray,
+    **{
+        each.__name__: _read(each)
+        for each in (np.frombuffer, np.fromfile, np.fromfunction, np.fromiter, np.fromstring)
+    },
+    **{each.__name__: _read(each) for each in (np.genfromtxt, np.loadtxt)},
     "fromDlpack": _from_dlpack_capsule,
     "array2string": _text(np.array2string),
     "array_repr": _text(np.array_repr),

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from cupy._core import convert
-from cupy._core.dispatch import arguments, make, transfers
-from cupy._door import state
+from cupy._core.dispatch import across, arguments, learning, make, transfers
+from cupy._door import state, wire
 from cupy._door.calls import Plan, Remote, plan_of
 from cupy._door.meta import Meta, fresh, intern, of_view
 
 _FULL = slice(None)
+_SLICE_COPY = os.environ.get("CUPY_EXPERIMENTAL_SLICE_COPY", "").strip() == "1"
 _NOTHING = object()
 """Stands for an Ellipsis over no axis."""
 _INT = struct.Struct("<q").pack
@@ -95,6 +96,10 @@ def getitem(a: Any, index: Any) -> Any:
             raise IndexError(f"Index {index} is out of bounds for axis 0 with size {length}")
         return make.send_view(a, plan, _INT(index), _frame(1))
     key = _key(a._gp_known or a._gp_meta, index if kind is tuple else (index,))
+    brief = None if key is not None else learning.short("ndarray.gather", (a, index), {})
+    made = learning.recall(brief)
+    if made is not learning.UNKNOWN:
+        return made
     if key is None and a._gp_meta.dtype.fields is not None and _is_names(index):
         return _fields(a, index)
     if key is not None:
@@ -110,9 +115,14 @@ def getitem(a: Any, index: Any) -> Any:
         return make.view(a, "ndarray.getitem", (items,), basic(a._gp_meta, items))
     if any(isinstance(item, Remote) and item._gp_meta.dtype.kind == "b" for item in items):  # type: ignore[attr-defined]
         check_masks(a._gp_meta, items)
-        return make.lazy("ndarray.gather", (a, items), {})
+        made = make.lazy("ndarray.gather", (a, items), {})
+        learning.keep(brief, "ndarray.gather", (a, items), {}, wire.META_UNKNOWN)
+        return made
     shape = advanced(a._gp_meta, items)
-    return make.forward("ndarray.gather", (a, items), {}, fresh(a._gp_meta.dtype, shape))
+    looks = fresh(a._gp_meta.dtype, shape)
+    made = make.forward("ndarray.gather", (a, items), {}, looks)
+    learning.keep(brief, "ndarray.gather", (a, items), {}, looks)
+    return made
 
 
 def _is_names(index: Any) -> bool:
@@ -287,15 +297,24 @@ def setitem(a: Any, index: Any, value: Any) -> None:
     """Perform ``a[index] = value``; nothing waits."""
     kind = type(value)
     key = None
-    if kind is float or kind is make.classes.ndarray:
+    if (
+        kind is float
+        or kind is make.classes.ndarray
+        or (kind is int and -(1 << 63) <= value < 1 << 63)
+    ):
         key = _key(a._gp_meta, index if type(index) is tuple else (index,))
     if key is None:
         if a._gp_meta.dtype.fields is not None and _is_names(index):
             a, index = _fields(a, index), Ellipsis
-        _setitem(a, index, value)
+        is_checked = kind is float and a._gp_meta.dtype.kind in "iu"  # by its value
+        brief = None if is_checked else learning.short("ndarray.setitem", (a, index, value), {})
+        if learning.recall(brief) is learning.UNKNOWN:
+            items, sent = _setitem(a, index, value)
+            if sent is value:
+                learning.keep(brief, "ndarray.setitem", (a, items, value), {})
         return
-    array: bool = kind is not float
-    key = (value._gp_meta if array else float, key)
+    array: bool = kind is make.classes.ndarray
+    key = (value._gp_meta if array else kind, key)
     if not array:
         arguments.check_number(value, a._gp_meta.dtype)
     found = _written.get(key)
@@ -305,7 +324,7 @@ def setitem(a: Any, index: Any, value: Any) -> None:
             _setitem(a, index, value)
             return
         found = _plan_written(a, key, value)
-    packed = _HANDLE(value._gp_handle) if array else _FLOAT(value)
+    packed = _HANDLE(value._gp_handle) if array else _FLOAT(value) if kind is float else _INT(value)
     session.emit(found[0], make.HANDLES(0, a._gp_handle) + found[1] + packed, _frame(1))
 
 
@@ -313,7 +332,7 @@ def _plan_written(a: Any, key: Any, value: Any) -> tuple[Plan, bytes]:
     looks, (meta, *parts) = key
     items = tuple([_slice(item) if type(item) is tuple else item for item in parts])
     target = basic(meta, items)
-    if looks is not float:
+    if isinstance(looks, Meta):
         _check_fits(looks.shape, target.shape)
     session = a._gp_session
     call = ("ndarray.setitem", (a, items, value), {}, (), session)
@@ -321,7 +340,8 @@ def _plan_written(a: Any, key: Any, value: Any) -> tuple[Plan, bytes]:
     return make.remember(_written, key, (plan, plan.packer.pack(0, *values)[16:-8]))
 
 
-def _setitem(a: Any, index: Any, value: Any) -> None:
+def _setitem(a: Any, index: Any, value: Any) -> tuple[Any, Any]:
+    """Send a write by any index; return the index and the value, as they are sent."""
     items = (index,) if type(index) is int else prepare(index)
     arrays = any(isinstance(item, Remote) for item in items)
     if arrays and isinstance(value, (np.ndarray, list, tuple)):
@@ -349,11 +369,12 @@ def _setitem(a: Any, index: Any, value: Any) -> None:
     if isinstance(value, Remote) and source._gp_session is not a._gp_session:
         whole = not arrays and all(item is Ellipsis or item == _FULL for item in items)
         with state.on(a._gp_device):
-            if not (whole and state.hooks["fill"](a, value)):
-                value = state.hooks["bring"](value, a)
+            if not (whole and across.fill(a, value)):
+                value = across.bring(value, a)
                 a._gp_session.call("ndarray.setitem", (a, items, value), {})
-        return
+        return items, None
     a._gp_session.call("ndarray.setitem", (a, items, value), {})
+    return items, value
 
 
 def without_imaginary(value: Any, dtype: np.dtype[Any]) -> Any:
@@ -371,7 +392,7 @@ def without_imaginary(value: Any, dtype: np.dtype[Any]) -> Any:
 def _host_value(a: Any, index: Any, value: np.ndarray[Any, Any]) -> Any:
     if value.ndim == 0:
         return value[()] if value.dtype.char == "V" else value.item()
-    if state.hooks["slice_copy"] and isinstance(index, slice) and index == _FULL:
+    if _SLICE_COPY and isinstance(index, slice) and index == _FULL:
         if a.dtype != value.dtype or a.shape != value.shape:
             raise ValueError(
                 "copying a numpy.ndarray to a cupy.ndarray by empty slice assignment must ensure "
@@ -390,7 +411,3 @@ def _check_fits(source: tuple[int, ...], target: tuple[int, ...]) -> None:
     )
     if not ok:
         raise ValueError(f"could not broadcast input array from shape {source} into shape {target}")
-
-
-state.hooks["index"] = prepare
-state.hooks["slice_copy"] = os.environ.get("CUPY_EXPERIMENTAL_SLICE_COPY", "").strip() == "1"

@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 
 from cupy._core import convert
-from cupy._core.dispatch import arguments, make
+from cupy._core.dispatch import arguments, learning, make
 from cupy._core.dispatch.arguments import need
-from cupy._door import state
 from cupy._door.meta import fresh, of_view
 
 
@@ -52,7 +51,7 @@ def _joined_dtype(arrays: list[Any], dtype: Any) -> np.dtype[Any]:
 
 
 def _device_arrays(tup: Any) -> list[Any]:
-    if isinstance(tup, state.hooks["ndarray"]):
+    if arguments.is_array(tup):
         tup = list(tup)
     return [need(item, "arrays") for item in tup]
 
@@ -61,6 +60,11 @@ def concatenate(
     tup: Any, axis: Any = 0, out: Any = None, *, dtype: Any = None, casting: str = "same_kind"
 ) -> Any:
     """Join arrays along an axis."""
+    plain = out is None and dtype is None and casting == "same_kind"
+    brief = learning.short("concatenate", (tup, axis), {}) if plain else None
+    made = learning.recall(brief)
+    if made is not learning.UNKNOWN:
+        return made
     arrays = _device_arrays(tup)
     if not arrays:
         raise ValueError("need at least one array to concatenate")
@@ -93,7 +97,9 @@ def concatenate(
         make.in_place("door.concatenate_into", (arrays, at, out, casting), {})
         return out
     keywords = {} if dtype is None else {"dtype": kind, "casting": casting}
-    return make.forward("concatenate", (arrays, at), keywords, fresh(kind, shape))
+    args = (arrays, axis if type(axis) is int else at)
+    learning.keep(brief, "concatenate", args, keywords, fresh(kind, shape))
+    return make.forward("concatenate", args, keywords, fresh(kind, shape))
 
 
 def _zero_dimensional() -> int:
@@ -104,13 +110,24 @@ def stack(
     tup: Any, axis: int = 0, out: Any = None, *, dtype: Any = None, casting: str = "same_kind"
 ) -> Any:
     """Join arrays along a new axis."""
+    plain = out is None and dtype is None and casting == "same_kind"
+    brief = learning.short("stack", (tup, axis), {}) if plain else None
+    made = learning.recall(brief)
+    if made is not learning.UNKNOWN:
+        return made
     arrays = _device_arrays(tup)
     if not arrays:
         raise ValueError("need at least one array to stack")
     if len({array.shape for array in arrays}) > 1:
         raise ValueError("all input arrays must have the same shape")
-    at = arguments.axis_of(axis, arrays[0].ndim + 1)
-    return concatenate([expand_dims(a, at) for a in arrays], at, out, dtype=dtype, casting=casting)
+    shape = arrays[0].shape
+    at = arguments.axis_of(axis, len(shape) + 1)
+    if not plain:
+        parts = [expand_dims(each, at) for each in arrays]
+        return concatenate(parts, at, out, dtype=dtype, casting=casting)
+    looks = fresh(_joined_dtype(arrays, None), (*shape[:at], len(arrays), *shape[at:]))
+    learning.keep(brief, "stack", (arrays, axis), {}, looks)
+    return make.forward("stack", (arrays, axis), {}, looks)
 
 
 def vstack(tup: Any, *, dtype: Any = None, casting: str = "same_kind") -> Any:
@@ -159,4 +176,3 @@ def append(arr: Any, values: Any, axis: Any = None) -> Any:
 
 
 JOINING: dict[str, Any] = {**make.public(globals()), "concat": concatenate}
-state.hooks["stack"] = stack

@@ -7,14 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from cupy._core import convert, elementwise, manipulation, products, searching, selection
-from cupy._core.dispatch import arguments, make
+from cupy._core import convert, elementwise, in_place, learned, products
+from cupy._core.dispatch import across, arguments, make
 from cupy._core.indexing import without_imaginary
+from cupy._core.learned import LEARNED
 from cupy._core.reductions import REDUCTIONS
 from cupy._core.ufunc import UFUNCS
-from cupy._door import dtypes, state
+from cupy._door import dtypes
+from cupy._door.arrays import Array
 from cupy._door.calls import Plan, Remote, remote_object
-from cupy._door.meta import Meta, fresh, intern, keep_order, of_view, reshaped
+from cupy._door.meta import fresh, intern, keep_order, of_view, reshaped
 from cupy._door.older import zip_strict
 
 _TYPE = type
@@ -22,11 +24,6 @@ _frame = sys._getframe  # pyright: ignore[reportPrivateUsage]
 
 TRANSPOSED: dict[Any, Plan] = {}
 _reshaped: dict[Any, tuple[Plan, bytes]] = {}
-
-
-def ndarray_of_device() -> Any:
-    """Return the class of arrays, which imports this module."""
-    return state.hooks["ndarray"]
 
 
 def _in_memory(strides: list[int]) -> list[int]:
@@ -55,21 +52,16 @@ class Mdspan(Remote):
     """The array, kept alive for its memory."""
 
 
-class Methods:
+class Methods(Array):
     """Methods of `cupy.ndarray`, other than operators and conversions."""
 
     __slots__ = ()
-    _gp_meta: Meta
-    _gp_known: Meta | None
-    _gp_session: Any
-    _gp_device: int
-    _gp_base: Any
 
     # --- views ----------------------------------------------------------------------------------
 
     def view(self, dtype: Any = None, type: Any = None) -> Any:  # noqa: A002
         """Return a view, maybe of another dtype."""
-        ndarray: Any = ndarray_of_device()
+        ndarray: Any = make.classes.ndarray
         if isinstance(dtype, _TYPE) and issubclass(dtype, ndarray):
             if type is not None:
                 raise ValueError("Cannot specify output type twice.")
@@ -201,7 +193,7 @@ class Methods:
         looks = (
             keep_order(meta, meta.dtype) if letter == "K" else fresh(meta.dtype, meta.shape, letter)
         )
-        return state.hooks["copy_here"](self, letter, looks)
+        return across.copy_here(self, letter, looks)
 
     def byteswap(self, inplace: bool = False) -> Any:
         """Return the elements with their bytes in the other order."""
@@ -218,7 +210,7 @@ class Methods:
 
     def fill(self, value: Any) -> None:
         """Set every element to one scalar."""
-        if isinstance(value, ndarray_of_device()) and value.shape != ():
+        if arguments.is_array(value) and value.shape != ():
             raise ValueError("non-scalar cupy.ndarray cannot be used for fill")
         if isinstance(value, np.ndarray):
             if value.shape != ():
@@ -255,27 +247,9 @@ class Methods:
         made._array = self
         return made
 
-    def sort(self, axis: int = -1, kind: Any = None) -> None:
-        """Sort in place."""
-        if self._gp_meta.ndim == 0:
-            raise np.exceptions.AxisError("Sorting arrays with the rank of zero is not supported")
-        if kind is not None and kind != "stable":
-            raise ValueError(f"kind can only be None or 'stable', got {kind}")
-        self._gp_session.call(
-            "ndarray.sort", (self, arguments.axis_of(axis, self._gp_meta.ndim)), {}
-        )
-
-    def partition(self, kth: Any, axis: int = -1) -> None:
-        """Put the ``kth`` element in its sorted place, smaller ones before it, in place."""
-        self._gp_session.call(
-            "ndarray.partition",
-            (self, arguments.plain(kth), arguments.axis_of(axis, self._gp_meta.ndim)),
-            {},
-        )
-
     def put(self, indices: Any, values: Any, mode: str = "wrap") -> None:
         """Set elements of the flattened array."""
-        selection.put(self, indices, values, mode)
+        learned.put(self, indices, values, mode)
 
     def _gp_scatter(self, name: str, slices: Any, value: Any) -> None:
         UFUNCS[name].at(self, slices, value)
@@ -303,13 +277,14 @@ class Methods:
     all, any = REDUCTIONS["all"], REDUCTIONS["any"]
     max, min, ptp = REDUCTIONS["max"], REDUCTIONS["min"], REDUCTIONS["ptp"]
     sum, prod, mean = REDUCTIONS["sum"], REDUCTIONS["prod"], REDUCTIONS["mean"]
-    var, std = REDUCTIONS["var"], REDUCTIONS["std"]
-    cumsum, cumprod = REDUCTIONS["cumsum"], REDUCTIONS["cumprod"]
-    round, repeat = elementwise.around, manipulation.repeat
-    trace, dot = products.trace, products.dot
-    take, choose = selection.take, selection.choose
-    argsort, argpartition = searching.argsort, searching.argpartition
-    nonzero, searchsorted = searching.nonzero, searching.searchsorted
+    var, std = LEARNED["var"], LEARNED["std"]
+    cumsum, cumprod = LEARNED["cumsum"], LEARNED["cumprod"]
+    round, repeat = learned.around, learned.repeat
+    trace, dot = learned.trace, products.dot
+    take, choose = learned.take, learned.choose
+    argsort, argpartition = learned.argsort, learned.argpartition
+    nonzero, searchsorted = learned.nonzero, learned.searchsorted
+    partition, sort = in_place.partition, in_place.sort
 
     def argmax(
         self, axis: Any = None, out: Any = None, dtype: Any = None, keepdims: bool = False
@@ -329,7 +304,7 @@ class Methods:
 
     def compress(self, condition: Any, axis: Any = None, out: Any = None) -> Any:
         """Return the slices where a condition holds."""
-        return selection.compress(condition, self, axis, out)
+        return learned.compress(condition, self, axis, out)
 
     def conj(self) -> Any:
         """Return the complex conjugate; real arrays return themselves."""

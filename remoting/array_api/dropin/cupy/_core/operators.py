@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from cupy._core import products
 from cupy._core.dispatch import make
 from cupy._core.ufunc import UFUNCS
-from cupy._door import dtypes, state
+from cupy._door import dtypes
+from cupy._door.arrays import Array
 
 _MISSING = object()
 _NEGATIVE = UFUNCS["negative"]
@@ -32,7 +34,7 @@ def _binary(name: str, with_host: Callable[[Any, Any], Any]) -> Callable[[Any, A
             return function.pair(self, other)
         if kind is float or kind is int:
             return function.right(self, other)
-        if isinstance(other, state.hooks["ndarray"]) or hasattr(other, "__cupy_get_ndarray__"):
+        if isinstance(other, Array) or hasattr(other, "__cupy_get_ndarray__"):
             return function(self, other)
         if should_defer(self, other):
             return NotImplemented
@@ -159,8 +161,8 @@ class Operators:
         return UFUNCS["divmod"](other, self)
 
     def __matmul__(self, other: Any) -> Any:
-        if isinstance(other, state.hooks["ndarray"]):
-            return state.hooks["matmul"](self, other)
+        if isinstance(other, Array):
+            return products.operator(self, other)
         if should_defer(self, other):
             return NotImplemented
         return np.matmul(self, other)  # type: ignore[arg-type]

@@ -6,84 +6,43 @@ from typing import Any
 
 import numpy as np
 
-from cupy._core import convert
-from cupy._core.dispatch import arguments, make
-from cupy._core.functions import FUNCTIONS
-from cupy._door import state
-
-
-def _coefficients(x: Any) -> Any:
-    if isinstance(x, poly1d):
-        return x.coeffs
-    if arguments.is_scalar(x):
-        return convert.array([x])
-    array = convert.asarray(x)
-    if array.ndim == 0:
-        return array.reshape(1)
-    if array.ndim > 1:
-        raise ValueError("Multidimensional inputs are not supported")
-    return array
-
-
-def _result(made: Any, *given: Any) -> Any:
-    return poly1d(made) if any(isinstance(item, poly1d) for item in given) else made
+from cupy._core import convert, learned
+from cupy._core.creation import zeros
+from cupy._core.dispatch import arguments
+from cupy._core.joining import atleast_1d, concatenate
 
 
 def _padded(a: Any, size: int) -> Any:
     if a.size == size:
         return a
-    return FUNCTIONS["concatenate"]([FUNCTIONS["zeros"](size - a.size, a.dtype), a])
+    return concatenate([zeros(size - a.size, a.dtype), a])
 
 
-def polyadd(a1: Any, a2: Any) -> Any:
-    """Return the sum of two polynomials."""
-    first, second = _coefficients(a1), _coefficients(a2)
-    size = max(first.size, second.size)
-    return _result(_padded(first, size) + _padded(second, size), a1, a2)
+def _computed(name: str) -> Any:
+    """Make a function of polynomials: of `poly1d` if one of its arguments is one."""
+    row = getattr(learned, name)
+
+    def function(a1: Any, a2: Any) -> Any:
+        made = row(a1, a2)
+        return poly1d(made) if any(isinstance(each, poly1d) for each in (a1, a2)) else made
+
+    function.__name__ = function.__qualname__ = name
+    return function
 
 
-def polysub(a1: Any, a2: Any) -> Any:
-    """Return the difference of two polynomials."""
-    first, second = _coefficients(a1), _coefficients(a2)
-    size = max(first.size, second.size)
-    return _result(_padded(first, size) - _padded(second, size), a1, a2)
-
-
-def _without_zeros(coefficients: Any) -> Any:
-    left = FUNCTIONS["trim_zeros"](coefficients, "f")
-    return left if left.size else convert.array([0.0], coefficients.dtype)
-
-
-def polymul(a1: Any, a2: Any) -> Any:
-    """Return the product of two polynomials, without zeros before the first coefficient."""
-    first, second = _without_zeros(_coefficients(a1)), _without_zeros(_coefficients(a2))
-    return _result(FUNCTIONS["convolve"](first, second), a1, a2)
+polyadd, polymul, polysub = _computed("polyadd"), _computed("polymul"), _computed("polysub")
 
 
 def polyval(p: Any, x: Any) -> Any:
     """Evaluate a polynomial, by Horner's rule."""
-    coefficients: Any = p.coeffs if isinstance(p, poly1d) else p
-    if not arguments.is_array(coefficients) or coefficients.ndim == 0:
-        raise TypeError("p must be 1d ndarray or poly1d object")
-    if coefficients.ndim > 1:
-        raise ValueError("p must be 1d array")
     if isinstance(x, poly1d):
         # A number of Python leaves the type of these coefficients as it is.
         total: Any = poly1d(convert.array([0], np.result_type(x.coeffs.dtype.type(0), 1)))
-        for index in range(coefficients.size):
-            total = polymul(total, x)
-            total = polyadd(total, poly1d(coefficients[index : index + 1]))
+        series = p.coeffs if isinstance(p, poly1d) else p
+        for at in range(series.size):
+            total = polyadd(polymul(total, x), poly1d(series[at : at + 1]))
         return total
-    point = x if arguments.is_scalar(x) else convert.asarray(x)
-    if arguments.is_scalar(x):
-        point = convert.array(x)
-    kind = np.result_type(coefficients.dtype, point.dtype)
-    if not coefficients.size:
-        return FUNCTIONS["zeros"](point.shape, kind)
-    total = FUNCTIONS["zeros"](point.shape, kind)
-    for index in range(coefficients.size):
-        total = total * point + coefficients[index]
-    return total
+    return learned.polyval(p, x)
 
 
 class poly1d:
@@ -100,11 +59,11 @@ class poly1d:
             return
         array = convert.asarray(c_or_r)
         if r:
-            array = FUNCTIONS["poly"](array)
-        array = FUNCTIONS["atleast_1d"](array)
+            array = learned.poly(array)
+        array = atleast_1d(array)
         if array.ndim > 1:
             raise ValueError("Polynomial must be 1d only.")
-        array = FUNCTIONS["trim_zeros"](array, "f")
+        array = learned.trim_zeros(array, "f")
         self._coeffs = array if array.size else convert.array([0], dtype=array.dtype)
         self._variable = "x" if variable is None else variable
 
@@ -135,7 +94,7 @@ class poly1d:
     @property
     def roots(self) -> Any:
         """Zeros of the polynomial."""
-        return FUNCTIONS["roots"](self._coeffs)
+        return learned.roots(self._coeffs)
 
     r = roots
 
@@ -246,5 +205,6 @@ class poly1d:
         raise NotImplementedError
 
 
-POLY: dict[str, Any] = {**make.public(globals()), "poly1d": poly1d}
-state.hooks["poly1d"] = poly1d
+POLY: dict[str, Any] = {
+    each.__name__: each for each in (poly1d, polyadd, polymul, polysub, polyval)
+}

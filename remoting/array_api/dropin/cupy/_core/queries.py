@@ -8,7 +8,6 @@ import numpy as np
 from cupy._core.convert import ARRAY_PROTOCOLS, array, has_device_leaf
 from cupy._core.dispatch import make
 from cupy._core.dispatch.arguments import is_array, need, weak_result
-from cupy._door import state
 from cupy._door.calls import Remote
 from cupy._door.meta import Meta
 from cupy._door.older import zip_strict
@@ -18,7 +17,7 @@ def get_array_module(*args: Any) -> Any:
     """Return `cupy` if any argument is on a device, else `numpy`."""
     for arg in args:
         if isinstance(arg, Remote) or hasattr(arg, "__cupy_get_ndarray__"):
-            return state.hooks["module"]
+            return sys.modules["cupy"]
     return np
 
 
@@ -129,33 +128,7 @@ def may_share_memory(a: Any, b: Any, max_work: Any = None) -> bool:
 
 def is_available() -> bool:
     """Say whether there is a GPU session with at least one device."""
-    return state.hooks["module"].cuda.is_available()
-
-
-def who(vardict: Any = None) -> None:
-    """Print the arrays of a dictionary, by default of the caller's module."""
-    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-    found: dict[str, Any] = frame.f_globals if vardict is None else vardict
-    rows: list[tuple[str, ...]] = []
-    seen: dict[int, str] = {}
-    total = 0
-    for name in sorted(found):
-        value = found[name]
-        if not is_array(value):
-            continue
-        first = seen.setdefault(id(value), name)
-        if first == name:
-            total += value.nbytes
-        shown = name if first == name else f"{name} ({first})"
-        shape = " x ".join(map(str, value.shape))
-        rows.append((shown, shape, str(value.nbytes), value.dtype.name))
-    if rows:
-        heads = ("Name", "Shape", "Bytes", "Type")
-        widths = [max(len(row[at]) for row in (heads, *rows)) + 8 for at in range(3)]
-        lines = ["".join(map(str.ljust, row, [*widths, 0])) for row in (heads, *rows)]
-        print(f"{lines[0]}\n{'=' * (len(lines[0]) + 8)}\n")  # noqa: T201
-        print("\n".join(lines[1:]))  # noqa: T201
-    print(f"\nUpper bound on total bytes  =       {total}")  # noqa: T201
+    return sys.modules["cupy"].cuda.is_available()
 
 
 QUERIES: dict[str, Any] = make.public(globals())

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from cupy._core import convert
 from cupy._core.dispatch import arguments, make
 from cupy._core.dispatch.arguments import need
 from cupy._door.calls import Plan, Remote
@@ -15,10 +14,8 @@ from cupy._door.meta import Meta, fresh
 _frame = sys._getframe  # pyright: ignore[reportPrivateUsage]
 _memo: dict[Any, tuple[Plan, bytes]] = {}
 _INT64 = np.dtype(np.int64)
-_UINT64 = np.dtype(np.uint64)
 _FLOAT64 = np.dtype(np.float64)
 _BOOL = np.dtype(np.bool_)
-_POINTS_MAX = 64
 """Of a quantile's list that travels as it is. A longer one is uploaded."""
 
 _BY_METHOD = ("argmax", "argmin", "max", "mean", "min", "prod", "ptp", "std", "sum", "var")
@@ -36,19 +33,12 @@ def wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Sum small integers in 64 bits."""
     if dtype.kind in "bi":
         return _INT64
-    return _UINT64 if dtype.kind == "u" else dtype
+    return np.dtype(np.uint64) if dtype.kind == "u" else dtype
 
 
 def floating(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Take the mean of integers in float64."""
     return _FLOAT64 if dtype.kind in "biu" else dtype
-
-
-def real_floating(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Take the variance of complex numbers as real ones."""
-    if dtype.kind in "biu":
-        return _FLOAT64
-    return np.dtype(dtype.char.lower()) if dtype.kind == "c" else dtype
 
 
 def index(_dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -164,21 +154,6 @@ def _reduction(name: str, rule: Rule, *, typed: bool, empty_ok: bool = True) -> 
     return function
 
 
-def _deviation(name: str) -> Any:
-    def function(
-        a: Any,
-        axis: Any = None,
-        dtype: Any = None,
-        out: Any = None,
-        ddof: Any = 0,
-        keepdims: bool = False,
-    ) -> Any:
-        extra = {"ddof": ddof} if ddof else {}
-        return reduce(name, a, real_floating, axis, dtype, out, keepdims, **extra)
-
-    return function
-
-
 def _argument(name: str) -> Any:
     def function(
         a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False
@@ -186,109 +161,6 @@ def _argument(name: str) -> Any:
         return reduce(name, a, index, axis, dtype, out, keepdims, empty_ok=False)
 
     return function
-
-
-def _scan(name: str) -> Any:
-    def function(a: Any, axis: Any = None, dtype: Any = None, out: Any = None) -> Any:
-        array = need(a)
-        meta: Meta = array._gp_meta
-        shape = (meta.size,) if axis is None else meta.shape
-        if out is not None and need(out, "out").shape != shape:
-            raise ValueError("Provided out is the wrong size for the reduction")
-        keywords: dict[str, Any] = {}
-        if axis is not None:
-            keywords["axis"] = arguments.axis_of(axis, meta.ndim)
-        if dtype is not None:
-            keywords["dtype"] = arguments.dtype_of(dtype)
-        if out is not None:
-            array._gp_session.call(name, (array,), {**keywords, "out": out})
-            return out
-        looks = fresh(keywords.get("dtype", wide(meta.dtype)), shape)
-        return make.forward(name, (array,), keywords, looks)
-
-    return function
-
-
-def count_nonzero(a: Any, axis: Any = None) -> Any:
-    """Count the elements that are not zero; an array of no dimensions for all axes."""
-    return reduce("count_nonzero", a, index, axis, None, None, False)
-
-
-def _is_short(q: Any) -> bool:
-    """Say whether points travel as they are: CuPy checks a list of numbers without waiting."""
-    if not isinstance(q, (tuple, list)) or len(q) > _POINTS_MAX:
-        return False
-    items: Any = q
-    return all(type(item) is int or type(item) is float for item in items)
-
-
-def quantiles(name: str, a: Any, q: Any, axis: Any, out: Any, method: str, keepdims: bool) -> Any:
-    """Send ``quantile`` or ``percentile``."""
-    array = need(a)
-    scalar = arguments.is_scalar(q)
-    if isinstance(q, np.ndarray) and q.ndim == 1 and q.dtype in (_INT64, _FLOAT64):
-        q = q.tolist()
-    if not scalar and not _is_short(q):
-        q = convert.asarray(q)
-    shape = reduced_shape(array._gp_meta, axis, keepdims)
-    keywords: dict[str, Any] = {} if axis is None else {"axis": arguments.plain(axis)}
-    if keepdims:
-        keywords["keepdims"] = True
-    if method != "linear":
-        keywords["method"] = method
-    if out is not None:
-        array._gp_session.call(name, (array, q), {**keywords, "out": out})
-        return out
-    if method != "linear" or not scalar:
-        # The type depends on that of the points, by rules of the worker's library.
-        return make.lazy(name, (array, q), keywords)
-    return make.forward(name, (array, q), keywords, fresh(floating(array.dtype), shape))
-
-
-def _quantile(name: str) -> Any:
-    def function(
-        a: Any,
-        q: Any,
-        axis: Any = None,
-        out: Any = None,
-        overwrite_input: bool = False,
-        method: str = "linear",
-        keepdims: bool = False,
-        *,
-        interpolation: Any = None,
-    ) -> Any:
-        return quantiles(name, a, q, axis, out, interpolation or method, keepdims)
-
-    function.__doc__ = f"Return {name}s along an axis."
-    return function
-
-
-def _median(name: str) -> Any:
-    def function(
-        a: Any,
-        axis: Any = None,
-        out: Any = None,
-        overwrite_input: bool = False,
-        keepdims: bool = False,
-    ) -> Any:
-        return reduce(name, a, floating, axis, None, out, keepdims)
-
-    return function
-
-
-def average(
-    a: Any, axis: Any = None, weights: Any = None, returned: bool = False, *, keepdims: bool = False
-) -> Any:
-    """Return the weighted mean, and with ``returned`` the sum of the weights."""
-    array = convert.asarray(a)
-    keywords: dict[str, Any] = {} if axis is None else {"axis": arguments.plain(axis)}
-    if weights is not None:
-        keywords["weights"] = convert.asarray(weights)
-    if keepdims:
-        keywords["keepdims"] = True
-    if returned:
-        return tuple(make.ask("average", array, **keywords, returned=True))
-    return make.lazy("average", (array,), keywords)
 
 
 REDUCTIONS: dict[str, Any] = {
@@ -300,10 +172,4 @@ REDUCTIONS: dict[str, Any] = {
     **{name: _reduction(name, wide, typed=True) for name in ("sum", "prod", "nansum", "nanprod")},
     **{name: _reduction(name, floating, typed=True) for name in ("mean", "nanmean")},
     **{name: _argument(name) for name in ("argmax", "argmin", "nanargmax", "nanargmin")},
-    **{name: _deviation(name) for name in ("var", "std", "nanvar", "nanstd")},
-    **{name: _scan(name) for name in ("cumsum", "cumprod", "nancumsum", "nancumprod")},
-    **{name: _quantile(name) for name in ("percentile", "quantile")},
-    **{name: _median(name) for name in ("median", "nanmedian")},
-    "count_nonzero": count_nonzero,
-    "average": average,
 }

@@ -9,10 +9,10 @@ from typing import Any, Union
 
 import numpy as np
 
-from cupy._core import convert
+from cupy._core import convert, indexing
 from cupy._core.dispatch import arguments, make
 from cupy._core.dispatch.loops import LOOPS, Loop, loops_for
-from cupy._door import dtypes, state
+from cupy._door import dtypes
 from cupy._door.calls import Plan
 from cupy._door.meta import Meta, fresh
 from cupy._door.older import zip_strict
@@ -304,8 +304,7 @@ class ufunc:
         loop = self.resolve(tuple(arguments.operand_type(item) for item in inputs), dtype)
         inputs = self._checked(inputs, loop)
         given = [item for item in outs if item is not None]
-        ndarray: Any = state.hooks["ndarray"]
-        shapes = [item._gp_meta.shape for item in (*inputs, *given) if isinstance(item, ndarray)]
+        shapes = [item._gp_meta.shape for item in (*inputs, *given) if arguments.is_array(item)]
         shape = broadcast(*shapes) if shapes else ()
         for item, result in zip_strict(outs, loop.outputs):
             if item is not None:
@@ -364,7 +363,7 @@ class ufunc:
             if not isinstance(out, tuple) and self.nout != 1:
                 raise ValueError("'out' must be a tuple of arrays")
         for item in outs:
-            if item is not None and not isinstance(item, state.hooks["ndarray"]):
+            if item is not None and not arguments.is_array(item):
                 raise TypeError("Output arguments type must be cupy.ndarray")
         return [*outs, *[None] * (self.nout - len(outs))]
 
@@ -401,7 +400,7 @@ class ufunc:
         if self.operation not in _AT:
             raise NotImplementedError(f"`{self.name}.at` is not supported yet")
         arguments.check_added(self.operation, a.dtype)
-        index = state.hooks["index"](indices)
+        index = indexing.prepare(indices)
         a._gp_session.call("ufunc.at", (self.operation, a, index, convert.operand(b)), {})
 
     def reduce(

@@ -2,7 +2,6 @@
 
 import functools
 import importlib
-import runpy
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -75,13 +74,12 @@ def _names_of_cupy() -> tuple[set[str], set[str]]:
     """Return the recorded names of CuPy, and the modules with records; none without a record."""
     folder = Path(__file__).resolve().parents[3]
     try:
-        surface: dict[str, str] = runpy.run_path(str(folder / "surface_names.py"))["SURFACE"]
         lines = (folder / "surface_parameters.txt").read_text(encoding="utf-8").splitlines()
     except OSError:
         return set(), set()
     modules = {line[2:] for line in lines if line.startswith("= ")}
-    names = {f"{path}.{name}" for path, each in surface.items() for name in each.split()}
-    return names | modules, {*surface, "cupyx.scipy"}
+    names = {line.split(" ")[0] for line in lines if line[0] not in "#="}
+    return names | modules, {name.rpartition(".")[0] for name in names} | {"cupyx.scipy"}
 
 
 def advice(module: str, name: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from cupy._door import state
+from cupy._door import arrays
 from cupy._door.errors import visible
 
 #: Types of single numbers of NumPy, by the name that the worker gives.
@@ -35,8 +35,8 @@ def read(session: Any, node: Any, reply: Any) -> Any:
     code: Any = node[0]
     if code == "h":
         _, index, dtype, shape, strides, device = node
-        make = state.hooks["adopt"]
-        return make(session, reply.first + index, dtype, tuple(shape), tuple(strides), device)
+        handle = reply.first + index
+        return arrays.adopt(session, handle, dtype, tuple(shape), tuple(strides), device)
     if code in ("t", "l"):
         items = [read(session, item, reply) for item in node[1:]]
         return tuple(items) if code == "t" else items

@@ -1,10 +1,10 @@
-"""Calls that wait once for the worker's library to check their arguments.
+"""Kinds of calls that the worker has accepted, and the looks of their results.
 
 The client checks the arguments of what programs call in loops, and sends those calls without
-waiting. The functions here are called rarely and have many rules. The first call of each kind, with
-arrays of the same shapes and types and the same other arguments, waits until the worker has run it,
-so that a wrong argument is an error of that call. Later calls of that kind do not wait. A number
-whose value no check reads is in the kind by its type alone, and a long list by a digest.
+waiting. Other functions have many rules. The first call of each kind, with arrays that look the
+same and with the same other arguments, waits until the worker has run it, so that a wrong argument
+is an error of that call. Later calls of that kind do not wait. `learned` keeps with a kind what its
+results looked like. A long list is in the kind by a digest.
 """
 
 # The values that this module forwards have no static type: they are whatever a program passes.
@@ -23,48 +23,20 @@ import numpy as np
 from cupy._door.calls import Remote
 from cupy._door.meta import Meta
 
-KINDS_MAX = 1 << 14
-
-_TEXT = """
-angle argpartition average bincount choose compress convolve copyto corrcoef correlate cov cross
-cumprod cumsum delete diff digitize dot ediff1d einsum extract fill_diagonal gradient histogram
-histogram2d histogramdd indices insert interp intersect1d isin lexsort median nancumprod
-nancumsum nanmedian nanquantile ndarray.as_strided ndarray.field ndarray.gather
-ndarray.partition ndarray.sort packbits pad
-partition percentile place poly polyfit put put_along_axis putmask quantile ravel_multi_index
-repeat roll roots searchsorted select setdiff1d setxor1d sort_complex take take_along_axis tile
-trapezoid trim_zeros ufunc.at ufunc.reduceat union1d unique unpackbits unravel_index unwrap
-vander
-"""
-_NAMES = frozenset(_TEXT.split())
-_PREFIXES = ("cupyx.", "fft.", "interpolate.", "kernel.", "linalg.")
+KINDS_MAX = 4096
+_NAMES = frozenset(
+    (
+        *("copyto", "dot", "ndarray.as_strided", "ndarray.field", "ndarray.gather"),
+        *("random.choice", "ufunc.at"),
+    )
+)
+_PREFIXES = ("cupyx.", "fft.", "interpolate.", "kernel.")
 
 # CuPy itself waits for the device here, because the elements decide whether there is an error.
 # Textures are made rarely, and what is wrong with one is not in the arguments alone.
 _BY_ELEMENTS = frozenset(
-    (
-        *("bincount", "place", "random.logseries", "ravel_multi_index", "unravel_index"),
-        *("cuda.array.create", "cuda.surface.create", "cuda.texture.create"),
-    )
+    (*("random.logseries", "cuda.array.create", "cuda.surface.create", "cuda.texture.create"),)
 )
-
-# The same, where these arguments (by place or by name) are arrays.
-_BY_ELEMENTS_OF: dict[str, tuple[int | str, ...]] = {
-    "average": ("weights",),
-    "cov": (5, 6),
-    "percentile": (1,),
-    "quantile": (1,),
-    "random.choice": (4,),
-    "repeat": (1,),
-}
-
-# Numbers of which no check reads the value. The client has checked those of `repeat` itself.
-_BY_TYPE: dict[str, tuple[int | str, ...]] = {
-    "interp": (3, 4, "left", "right"),
-    "random.choice": (1,),
-    "repeat": (1,),
-    "roll": (1, "shift"),
-}
 
 # A longer sequence or text is kept as a digest.
 _LENGTH_MAX = 16
@@ -96,71 +68,63 @@ def each_waits(devices: list[dict[str, Any]]) -> bool:
 
 def is_judged(name: str) -> bool:
     """Say whether the worker's library checks arguments that the client does not."""
-    known = name in _NAMES or name in _BY_ELEMENTS or name in _BY_ELEMENTS_OF
-    return known or name.startswith(_PREFIXES)
+    return name in _NAMES or name in _BY_ELEMENTS or name.startswith(_PREFIXES)
 
 
 class Judged:
-    """The kinds of calls of one session that the worker has accepted."""
+    """The kinds of calls of one session that the worker has accepted, and their results' looks."""
 
     def __init__(self) -> None:
-        self._kinds: set[Any] = set()
+        self.known: dict[Any, Any] = {}
 
-    def accept(self, kind: Any) -> None:
-        """Remember the result of `must_wait`, for calls of that kind not to wait again."""
+    def accept(self, kind: Any, looks: Any = None) -> None:
+        """Let later calls of a kind not wait; keep the looks of its results."""
         if kind is not EACH:
-            if len(self._kinds) >= KINDS_MAX:
-                self._kinds.clear()
-            self._kinds.add(kind)
+            if len(self.known) >= KINDS_MAX:
+                self.known.clear()
+            self.known[kind] = looks
 
     def must_wait(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the kind of a call that must wait, `EACH` if each of its kind must; else None.
 
         A call waits that is the first of its kind, or one that CuPy waits for too.
         """
-        if name in _BY_ELEMENTS:
-            return EACH
-        for mode in (*args, kwargs.get("mode")):
-            if type(mode) is str and mode == "raise":
-                return EACH
-        if linalg_raises and name.startswith(_OF_LINALG):
-            return EACH
-        for place in _BY_ELEMENTS_OF.get(name, ()):
-            if isinstance(_argument(args, kwargs, place), Remote):
-                return EACH
-        try:
-            kind = _kind(name, args, kwargs)
-            return None if kind in self._kinds else kind
-        except TypeError:  # what has no hash, or an array that only the worker can describe
-            return EACH
+        kind = kind_of(name, args, kwargs)
+        return None if kind in self.known else kind
 
 
-def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], place: int | str) -> Any:
-    if isinstance(place, str):
-        return kwargs.get(place)
-    return args[place] if place < len(args) else None
+def kind_of(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, free: frozenset[Any] = frozenset()
+) -> Any:
+    """Return the kind of a call; `EACH` if each of its kind waits.
 
-
-def _kind(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if name == "kernel.launch":  # it is compiled once for its types
-        looks = tuple([_dtype(arg) for arg in args[1:]])
-        return name, args[0]._gp_handle, looks, kwargs.get("size") == 0
-    if name == "kernel.launch_raw":  # and it is the program's, with whatever it is given
-        return name, args[0]._gp_handle, len(args[3])
-    places = _BY_TYPE.get(name, ())
-    if name == "interp" and _kind_of_values(args) not in ("f", "c"):
-        places = ()  # a number that the type of the values cannot hold is an error
-    if not places:
-        return name, _looks(args), tuple(kwargs), _looks(tuple(kwargs.values()))
-    by_place = [_type(arg) if at in places else _looks(arg) for at, arg in enumerate(args)]
-    by_name = [_type(arg) if key in places else _looks(arg) for key, arg in kwargs.items()]
-    return name, tuple(by_place), tuple(kwargs), tuple(by_name)
-
-
-def _kind_of_values(args: tuple[Any, ...]) -> str:
-    """Return the letter for the dtype of the values that `interp` takes its numbers from."""
-    meta = getattr(_argument(args, {}, 2), "_gp_known", None)
-    return "" if meta is None else meta.dtype.kind
+    Args:
+        name: of the operation.
+        args: the arguments by place.
+        kwargs: those by name.
+        free: types of numbers of which only the type belongs to the kind.
+    """
+    if name in _BY_ELEMENTS or "raise" in [
+        value for value in (*args, kwargs.get("mode")) if type(value) is str
+    ]:
+        return EACH
+    if linalg_raises and name.startswith(_OF_LINALG):
+        return EACH
+    try:
+        if name == "kernel.launch":  # it is compiled once for its types
+            looks = tuple([_dtype(arg) for arg in args[1:]])
+            return name, args[0]._gp_handle, looks, kwargs.get("size") == 0
+        if name == "kernel.launch_raw":  # and it is the program's, with whatever it is given
+            return name, args[0]._gp_handle, len(args[3])
+        if name == "random.choice" and isinstance(args[4], Remote):
+            return EACH  # its elements decide
+        values = (*args, *kwargs.values())
+        looks = tuple([type(each) if type(each) in free else _looks(each) for each in values])
+        kind = name, looks, tuple(kwargs)
+        hash(kind)
+    except TypeError:  # what has no hash
+        return EACH
+    return kind
 
 
 def _dtype(value: Any) -> Any:
@@ -173,27 +137,13 @@ def _dtype(value: Any) -> Any:
     return value.dtype if isinstance(value, np.generic) else type(value)
 
 
-def _type(value: Any) -> Any:
-    """Return the look of a number, or of a list of ints; no check reads the value."""
-    if type(value) is int or type(value) is float:
-        return _ANY, type(value)
-    if type(value) is list and all(type(item) is int for item in value):
-        return _ANY, list, len(value)
-    return _looks(value)
-
-
-_ANY = object()
-
-
 def _looks(value: Any, depth: int = 0) -> Any:
     """Return an argument's features that the checks read; TypeError where unknown."""
     if isinstance(value, Remote):
         known: Any = getattr(value, "_gp_known", value)
         if known is value:  # no array: it looks like no other object
             return Remote, known._gp_handle
-        if known is None:
-            raise TypeError("not described yet")
-        return known
+        return value._gp_meta if known is None else known  # type: ignore[attr-defined]
     kind = type(value)
     if kind is tuple or kind is list:
         made = tuple([_looks(item, depth + 1) for item in value])

@@ -9,6 +9,7 @@ import threading
 from typing import Any
 
 from cupy._door import following, judged, peers, state, waits
+from cupy._door.cuda_errors import CUDARuntimeError, NoSessionError
 from cupy._door.errors import DoorError, NotConnectedError, visible
 from cupy._door.older import zip_strict
 from cupy._door.session import Session
@@ -74,14 +75,16 @@ def _open() -> None:
             wrong = (100, "NoDevice: no CUDA-capable device is detected")
             if not answer["sessions"]:
                 wrong = (101, "InvalidDevice: invalid device ordinal")
-            raise state.hooks["CUDARuntimeError"](wrong[0], f"cudaError{wrong[1]}")
+            raise CUDARuntimeError(wrong[0], f"cudaError{wrong[1]}")
         for offer, introduction in zip_strict(offers, peers.introductions(offers)):
             made = attach(link.connect(offer), agent, str(offer["server"]), introduction)
             made.offer = offer
         if limit := os.environ.get("CUPY_GPU_MEMORY_LIMIT", "").strip():
+            from cupy.cuda.memory import limit_pool
+
             for device in range(len(_devices)):
                 with state.on(device):
-                    state.hooks["limit"](limit)
+                    limit_pool(limit)
         if len(offers) == 1:
             following.start(_sessions[0])
     except BaseException:
@@ -98,7 +101,7 @@ def devices() -> list[Session]:
                 try:
                     _open()
                 except NotConnectedError as error:
-                    raise state.hooks["NoSession"](100, str(error)) from error
+                    raise NoSessionError(100, str(error)) from error
     return _devices
 
 

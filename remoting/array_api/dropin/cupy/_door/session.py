@@ -65,7 +65,8 @@ import numpy as np
 
 from cupy._door import answers, cbor, state, waits, wire
 from cupy._door.calls import Plan, plan_of
-from cupy._door.errors import MALFORMED, DoorError, exception_named, nonsense, visible
+from cupy._door.cuda_errors import exception_named
+from cupy._door.errors import MALFORMED, DoorError, nonsense, visible
 from cupy._door.handles import Handles
 from cupy._door.judged import Judged, each_waits, is_judged
 from cupy._door.locks import WAIT, alone
@@ -127,7 +128,7 @@ class Session:
         self.group = self._queue.group
         self.takes_groups = False
         self._requests = itertools.count(1)
-        self._judged = Judged()
+        self.judged = Judged()
         self._judged_names: frozenset[str] = frozenset()
         self._gets: dict[str, Plan] = {}  # of `door.get`, by the order of the elements
         self.waits = waits.made()
@@ -243,7 +244,7 @@ class Session:
         self, plan: Plan, packed: bytes, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> int:
         """Queue one call; if such a one was not accepted yet, wait for it, and raise its error."""
-        kind = self._judged.must_wait(plan.name, args, kwargs)
+        kind = self.judged.must_wait(plan.name, args, kwargs)
         if kind is None:
             return self.emit(plan, packed)
         receiver, sender, number = self._receiver, self._sender, 0
@@ -262,7 +263,7 @@ class Session:
             # An error that is left is told later: an interrupt, or another error, came before it.
             receiver.deferred += [(number, error) for error in receiver.watched.pop(number, ())]
         if ran:
-            self._judged.accept(kind)
+            self.judged.accept(kind)
         return device
 
     def _has_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -282,14 +283,15 @@ class Session:
     ) -> None:
         """Queue one call with the result ``array``; the worker describes it later."""
         plan, values = plan_of(self.plans, name, args, kwargs, (wire.META_UNKNOWN,), self)
+        packed = self.expect(plan, values, array)
+        array._gp_device = self._emit_judged(plan, packed, args, kwargs)
+
+    def expect(self, plan: Plan, values: list[Any], array: Any) -> bytes:
+        """Give ``array`` a handle, under which the worker describes it; return the call, packed."""
         array._gp_handle = next(self.handles)
         # Before the call leaves, because its description may be here before `emit` returns.
         self._receiver.described[array._gp_handle] = array
-        packed = plan.packer.pack(array._gp_handle, *values)
-        if name in self._judged_names:
-            array._gp_device = self._emit_judged(plan, packed, args, kwargs)
-        else:
-            array._gp_device = self.emit(plan, packed)
+        return plan.packer.pack(array._gp_handle, *values)
 
     @property
     def lock(self) -> Any:
@@ -473,6 +475,14 @@ class Session:
                 "(GPUPOOL_BLOCKING=1 waits after every call)",
             )
         raise error
+
+    def raise_cause(self, error: Exception) -> None:
+        """Raise the error of an earlier call if a question that needs its result ended with it."""
+        deferred = self._receiver.deferred
+        for at, (_, earlier) in enumerate(deferred):
+            if type(earlier) is type(error) and str(earlier) == str(error):
+                deferred.insert(0, deferred.pop(at))
+                self._raise_deferred()
 
     def describe(self, array: Any) -> None:
         """Wait for the worker's description of ``array``; raise the error if there is none."""

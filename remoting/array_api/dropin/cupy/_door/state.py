@@ -1,4 +1,4 @@
-"""The device and stream of each thread, and hooks that later modules fill in."""
+"""The device and stream of each thread, and whether it may wait."""
 
 import contextlib
 import threading
@@ -9,8 +9,10 @@ Context = tuple[int, int]
 """A device's number in this program, and the handle of a stream there (0: the default one)."""
 
 DEFAULT: Context = (0, 0)
-hooks: dict[str, Any] = {}
-"""Classes that this package's inner modules need from its outer ones, by name."""
+
+
+class DeviceSynchronized(RuntimeError):
+    """A synchronisation happened where it is not allowed."""
 
 
 class _Local(threading.local):
@@ -62,7 +64,7 @@ def on(device: int) -> Generator[None]:
 def waits() -> None:
     """Raise where `cupyx.allow_synchronize` forbids that this thread waits for a device."""
     if not local.may_wait:
-        hooks["refuse_to_wait"]()
+        raise DeviceSynchronized("Device was synchronized")
 
 
 def check_scalar() -> None:

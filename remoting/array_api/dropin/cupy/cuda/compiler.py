@@ -1,7 +1,7 @@
 """Errors of compiling a kernel, which the server does."""
 
 from cupy._door import absent as _absent
-from cupy.cuda.errors import CompileException as CompileException
+from cupy._door.cuda_errors import CompileException as CompileException
 
 
 class JitifyException(Exception):

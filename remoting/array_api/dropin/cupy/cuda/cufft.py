@@ -39,7 +39,6 @@ class _Local(threading.local):
 
 
 _local = _Local()
-hooks: dict[str, Any] = {}
 """The settings of transforms; their module imports this one."""
 
 
@@ -78,7 +77,9 @@ class Plan1d(_Plan):
             raise ValueError(OTHER_TYPE)
         if length != self.nx:  # a beginning that CuPy's own tests look for
             raise ValueError("Target array size does not match the plan.", length, self.nx)
-        if hooks["config"].use_multi_gpus != (self.gpus is not None):
+        from cupy.fft._plans import config
+
+        if config.use_multi_gpus != (self.gpus is not None):
             raise ValueError("the plan and cupy.fft.config.use_multi_gpus disagree")
         if batch != self.batch:
             raise ValueError(f"the plan is for {self.batch} transforms at once, and not {batch}")

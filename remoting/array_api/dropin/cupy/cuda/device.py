@@ -4,7 +4,7 @@ import functools
 from typing import Any
 
 from cupy._door import pool, state
-from cupy.cuda.errors import CUDARuntimeError
+from cupy._door.cuda_errors import CUDARuntimeError
 
 
 def get_device_id() -> int:
@@ -113,6 +113,3 @@ def from_pci_bus_id(bus_id: str) -> Device:
         if str(description(number)["pci_bus_id"]).lower() == bus_id.lower():
             return Device(number)
     raise CUDARuntimeError(101, "cudaErrorInvalidDevice: invalid device ordinal")
-
-
-state.hooks["Device"] = Device

@@ -13,11 +13,11 @@ import numpy as np
 
 from cupy._core.dispatch import make
 from cupy._core.dispatch import transfers as _transfers
-from cupy._door import pool, state
+from cupy._door import pool
+from cupy._door.cuda_errors import OutOfMemoryError as OutOfMemoryError
 from cupy._door.meta import Meta, contiguous_strides, intern
 from cupy._door.older import zip_strict
 from cupy.cuda.device import Device
-from cupy.cuda.errors import OutOfMemoryError as OutOfMemoryError
 
 
 class MemoryPool:
@@ -77,15 +77,12 @@ class MemoryPool:
         return pool.current().numbers("cuda.pool.numbers", 4)
 
 
-def _limit(text: str) -> None:
+def limit_pool(text: str) -> None:
     """Limit the current device's pool as CUPY_GPU_MEMORY_LIMIT says: bytes, or a percentage."""
     if text.endswith("%"):
         MemoryPool().set_limit(fraction=float(text[:-1]) / 100)
     else:
         MemoryPool().set_limit(size=int(text))
-
-
-state.hooks["limit"] = _limit
 
 
 class MemoryAsyncPool(MemoryPool):
@@ -343,4 +340,3 @@ def set_pinned_memory_allocator(allocator: Any = None) -> None:
 
 default_pool = MemoryPool()
 default_pinned_pool = PinnedMemoryPool()
-state.hooks["MemoryPointer"] = MemoryPointer

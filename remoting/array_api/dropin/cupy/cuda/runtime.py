@@ -7,8 +7,8 @@
 from typing import Any
 
 from cupy._door import pool, state
+from cupy._door.cuda_errors import CUDARuntimeError as CUDARuntimeError
 from cupy.cuda import device as _device
-from cupy.cuda.errors import CUDARuntimeError as CUDARuntimeError
 
 is_hip = False
 cudaMemcpyHostToDevice = 1

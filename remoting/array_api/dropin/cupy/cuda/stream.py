@@ -10,7 +10,7 @@ from typing import Any
 
 from cupy._door import absent, pool, state
 from cupy._door.calls import Remote, remote_object, remote_of
-from cupy.cuda.errors import CUDARuntimeError
+from cupy._door.cuda_errors import CUDARuntimeError
 
 PER_THREAD = 2
 """CUDA's number of a thread's default stream (``cudaStreamPerThread`` of driver_types.h)."""

@@ -11,7 +11,6 @@ import warnings
 from typing import Any
 
 from cupy._door import absent, pool, state
-from cupy.cuda import cufft
 
 
 class PlanCache:
@@ -174,7 +173,6 @@ def _warn_of_planning() -> None:
 
 
 config = Config()
-cufft.hooks["config"] = config
 
 
 def transform(name: str) -> tuple[str, tuple[Any, ...]]:

@@ -10,8 +10,9 @@ import numpy as np
 
 from cupy._core import convert
 from cupy._core.dispatch import arguments, make
+from cupy._core.dispatch.arguments import is_array
 from cupy._core.ufunc import broadcast
-from cupy._door import pool, state
+from cupy._door import pool
 from cupy._door.calls import Remote, remote_object
 from cupy._door.meta import fresh
 
@@ -100,7 +101,7 @@ def _check_choice(count: int, wanted: int, replace: bool, weights: Any) -> None:
 def _shape(size: Any, values: list[Any]) -> tuple[int, ...]:
     if size is not None:
         return arguments.shape_of(size)
-    shapes = [value.shape for value in values if isinstance(value, state.hooks["ndarray"])]
+    shapes = [value.shape for value in values if is_array(value)]
     return broadcast(*shapes) if shapes else ()
 
 
@@ -213,7 +214,7 @@ class RandomState(Remote):
 
     def shuffle(self, a: Any) -> None:
         """Permute in place along the first axis."""
-        if not isinstance(a, state.hooks["ndarray"]):
+        if not is_array(a):
             raise TypeError("The array must be cupy.ndarray")
         if a.ndim == 0:
             raise TypeError("An array whose ndim is 0 is not supported")
@@ -259,7 +260,7 @@ def _seed(seed: Any) -> int:
     """Return the number that CuPy makes of a seed of a random state."""
     if seed is None:
         return int.from_bytes(os.urandom(8), "little")
-    if isinstance(seed, state.hooks["ndarray"]):
+    if is_array(seed):
         seed = seed.get()
     if isinstance(seed, np.ndarray):
         digest = hashlib.md5(seed.tobytes(), usedforsecurity=False).hexdigest()
@@ -305,7 +306,7 @@ class BitGenerator:
 def _sequence(seed: Any) -> np.random.SeedSequence:
     if seed is None:
         seed = int.from_bytes(os.urandom(7), "little")
-    if isinstance(seed, state.hooks["ndarray"]):
+    if is_array(seed):
         seed = seed.get()
     return seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
 

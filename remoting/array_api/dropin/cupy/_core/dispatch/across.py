@@ -46,8 +46,3 @@ def _in_memory_order(source: Any, meta: Meta) -> Any:
     """Return a view with axes in the memory order of ``meta``."""
     axes = tuple(sorted(range(meta.ndim), key=lambda axis: -meta.strides[axis]))
     return source if axes == tuple(range(meta.ndim)) else source.transpose(axes)
-
-
-state.hooks["copy_here"] = copy_here
-state.hooks["bring"] = bring
-state.hooks["fill"] = fill

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from cupy._door import dtypes, state, wire
+from cupy._door import dtypes, wire
+from cupy._door.arrays import Array
 from cupy._door.calls import Remote
 from cupy._door.older import zip_strict
 
@@ -63,7 +64,9 @@ def operand(value: Any) -> Any:
     if convert is not None:
         return convert()
     if hasattr(value, "__cuda_array_interface__"):
-        return state.hooks["from_interface"](value)
+        from cupy._core.convert import from_interface
+
+        return from_interface(value)
     raise TypeError(f"Unsupported type {type(value)}")
 
 
@@ -99,6 +102,12 @@ def check_number(value: Any, dtype: np.dtype[Any]) -> None:
     """Raise for a number of Python that a whole type cannot hold, as the worker's NumPy would."""
     if isinstance(value, _PYTHON_NUMBERS) and dtype.kind in "iu":
         np.empty((), dtype)[()] = value.real if isinstance(value, complex) else value
+
+
+def check_kind(kind: Any) -> None:
+    """Raise for a kind of sorting that CuPy does not have."""
+    if kind is not None and kind != "stable":
+        raise ValueError(f"kind can only be None or 'stable', got {kind}")
 
 
 def check_added(name: str, dtype: np.dtype[Any]) -> None:
@@ -195,13 +204,12 @@ def normalize_order(order: str | None) -> str:
 
 def is_array(value: Any) -> bool:
     """Say whether a value is an array on a device."""
-    return isinstance(value, state.hooks["ndarray"])
+    return isinstance(value, Array)
 
 
 def need(a: Any, name: str = "a") -> Any:
     """Return ``a`` if it is a device array; CuPy's functions take nothing else."""
-    ndarray: Any = state.hooks["ndarray"]
-    if isinstance(a, ndarray):
+    if isinstance(a, Array):
         return a
     convert = getattr(a, "__cupy_get_ndarray__", None)
     if convert is not None:

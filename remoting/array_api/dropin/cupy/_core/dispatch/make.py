@@ -7,7 +7,10 @@ from inspect import isfunction
 from typing import Any
 
 from cupy._core.dispatch.arguments import dtype_of, integers, shape_of
-from cupy._door import dtypes, pool, state
+from cupy._door import dtypes, pool
+from cupy._door.arrays import classes as classes
+from cupy._door.arrays import plain as plain
+from cupy._door.arrays import result as result
 from cupy._door.calls import Plan, Remote, plan_of
 from cupy._door.meta import Meta, fresh, intern
 from cupy._door.session import Session
@@ -21,45 +24,6 @@ PAIR = struct.Struct("<QQQ").pack
 
 _new = object.__new__
 _MEMO_MAX = 1 << 14
-
-
-def result(
-    session: Session,
-    handle: int,
-    meta: Meta | None,
-    device: int,
-    kind: Any = None,
-    base: Any = None,
-    source: Any = None,
-) -> Any:
-    """Return the array for a handle; ``meta`` is None while only the worker knows it."""
-    array: Any = _new(kind or classes.ndarray)
-    array._gp_handle = handle
-    array._gp_session = session
-    array._gp_known = meta
-    array._gp_device = device
-    array._gp_base = base
-    if kind is None or kind is classes.ndarray:
-        return array
-    array.__array_finalize__(base if source is None else source)
-    return array
-
-
-def plain(session: Session, handle: int, meta: Meta, device: int) -> Any:
-    """Return the base-class array for a handle: the shortest way, for calls in loops."""
-    array: Any = _new(classes.ndarray)
-    array._gp_handle = handle
-    array._gp_session = session
-    array._gp_known = meta
-    array._gp_device = device
-    array._gp_base = None
-    return array
-
-
-class classes:
-    """The array class, which imports this module."""
-
-    ndarray: Any = None
 
 
 def is_subclassed(item: Any) -> bool:
@@ -84,15 +48,6 @@ def forward(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], meta: Meta
     session = session_of(*args, *kwargs.values())
     handle, device = session.call(name, args, kwargs, meta)
     return result(session, handle, meta, device)
-
-
-def forward_many(
-    name: str, args: tuple[Any, ...], kwargs: dict[str, Any], metas: tuple[Meta, ...]
-) -> tuple[Any, ...]:
-    """Send a call that returns several new arrays of known dtype and shape."""
-    session = session_of(*args, *kwargs.values())
-    first, device = session.call(name, args, kwargs, *metas)
-    return tuple([result(session, first + index, meta, device) for index, meta in enumerate(metas)])
 
 
 def lazy(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -253,41 +208,6 @@ def full(shape: tuple[int, ...], value: Any, dtype: Any, order: str = "C") -> An
     session = pool.current()
     handle, device = session.call("full", (shape, value, kind, order), {}, meta)
     return result(session, handle, meta, device)
-
-
-# --- answers of the worker ------------------------------------------------------------------------
-
-
-def _told(dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> Meta:
-    """Return the worker's description of an array; ValueError for an impossible shape."""
-    numbers = all(type(one) is int for one in (*shape, *strides))
-    if not numbers or any(length < 0 for length in shape) or len(shape) != len(strides):
-        raise ValueError("an array of no shape")
-    return intern(dtypes.read(dtype), shape, strides)
-
-
-def adopt(
-    session: Session,
-    handle: int,
-    dtype: Any,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    device: int,
-) -> Any:
-    """Return the array that an answer of the worker contains."""
-    meta = _told(dtype, shape, strides)
-    if device not in range(len(session.devices)):
-        raise ValueError(f"an array on device {device}")
-    return result(session, handle, meta, session.first_device + device)
-
-
-def describe(target: Any, dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
-    """Fill in the type, shape and strides of an array, once the worker has sent them."""
-    target._gp_known = _told(dtype, shape, strides)
-
-
-state.hooks["adopt"] = adopt
-state.hooks["describe"] = describe
 
 
 def as_strided(x: Any, shape: Any = None, strides: Any = None) -> Any:

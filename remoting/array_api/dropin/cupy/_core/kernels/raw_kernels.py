@@ -10,6 +10,8 @@ import numpy as np
 from cupy._core.dispatch import arguments, make
 from cupy._door import pool, state
 from cupy._door.calls import Remote, remote_object
+from cupy._door.cuda_errors import CUDADriverError
+from cupy.cuda.memory import MemoryPointer
 
 SOURCE_MAX = 900_000
 STRUCTURE_MAX = 4096
@@ -160,7 +162,7 @@ class RawModule:
                     binary = file.read()
             except FileNotFoundError:
                 missing = "CUDA_ERROR_FILE_NOT_FOUND: file not found"
-                raise state.hooks["CUDADriverError"](missing) from None
+                raise CUDADriverError(missing) from None
             if len(binary) > SOURCE_MAX:
                 raise ValueError(f"module of {len(binary):,} bytes; at most {SOURCE_MAX:,}")
             self._compiled = Compiled("kernel.module", (binary,), {})
@@ -196,7 +198,7 @@ class RawModule:
         """Return a pointer to a global variable of the module."""
         kernel = self._compiled.in_session(pool.current())
         array = kernel._gp_session.ask("kernel.global", (kernel, name))
-        return state.hooks["MemoryPointer"](array)
+        return MemoryPointer(array)
 
 
 class _OfModule(Compiled):
@@ -243,7 +245,7 @@ def check_launch(blocks: tuple[int, ...], threads: tuple[int, ...]) -> None:
     """Raise for a grid or a block that no GPU has."""
     most = all(map(le, (*blocks, *threads), _MOST))
     if not most or threads[0] * threads[1] * threads[2] > _MOST[3]:
-        error = state.hooks["CUDADriverError"]
+        error = CUDADriverError
         raise error("CUDA_ERROR_INVALID_VALUE: invalid argument")
 
 
@@ -251,8 +253,8 @@ _MOST = (2**31 - 1, 65535, 65535, 1024, 1024, 64)
 
 
 def _argument(value: Any) -> Any:
-    if isinstance(value, state.hooks["MemoryPointer"]):
-        return value._bytes(1)
+    if isinstance(value, MemoryPointer):
+        return value._bytes(1)  # pyright: ignore[reportPrivateUsage]
     if isinstance(value, np.ndarray):
         if value.size != 1:
             raise TypeError(

@@ -9,9 +9,9 @@ from __future__ import annotations
 from queue import SimpleQueue
 from typing import Any
 
-from cupy._door import state
+from cupy._door.cuda_errors import ConnectionLostError
 from cupy._door.errors import visible
-from cupy._door.transport.link import Agent, ConnectionLostError, Link
+from cupy._door.transport.link import Agent, Link
 
 DEVICES_UNAVAILABLE = 46
 """The status of a session that is lost, and of copies from and to one: CUDA's own."""
@@ -32,12 +32,8 @@ class Connection:
     def lose(self, reason: str) -> BaseException:
         """End the session for a reason; return the exception that its use raises from now on."""
         if self.failure is None:
-            make = state.hooks.get("ConnectionLost")
             lost = f"{visible(reason)}; the arrays of this session are gone"
-            failure: BaseException = (
-                make(DEVICES_UNAVAILABLE, lost) if make is not None else ConnectionLostError(lost)
-            )
-            self.end(failure)
+            self.end(ConnectionLostError(DEVICES_UNAVAILABLE, lost))
             self.wakes.put(None)
         assert self.failure is not None
         return self.failure

@@ -19,8 +19,9 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from cupy._door import cbor, state, wire
-from cupy._door.errors import MALFORMED, DoorError, exception_named, nonsense
+from cupy._door import arrays, cbor, wire
+from cupy._door.cuda_errors import exception_named
+from cupy._door.errors import MALFORMED, DoorError, nonsense
 from cupy._door.locks import AT_ONCE
 from cupy._door.transport.connection import WORKER_ENDED, Connection
 from cupy._door.transport.link import Link, watch
@@ -313,7 +314,7 @@ class Receiver:
             for handle, dtype, shape, strides in body:
                 array = self.described.get(handle)
                 if array is not None:
-                    state.hooks["describe"](array, dtype, tuple(shape), tuple(strides))
+                    arrays.describe(array, dtype, tuple(shape), tuple(strides))
                     self.described.pop(handle, None)
         elif kind == wire.FAILED:
             sequence, name, message, details = body

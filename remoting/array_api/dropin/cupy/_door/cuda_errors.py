@@ -1,9 +1,12 @@
 """Errors of `cupy.cuda`, with the classes and texts that programs catch."""
 
+from __future__ import annotations
+
 from typing import Any
 
-from cupy._door import state
-from cupy._door.errors import DoorError, NotConnectedError
+import numpy as np
+
+from cupy._door.errors import DoorError, MismatchError, NotConnectedError, visible
 
 _NAMES = {
     1: "cudaErrorInvalidValue",
@@ -72,9 +75,38 @@ class CompileException(Exception):
         return self._msg
 
 
-state.hooks["CUDARuntimeError"] = CUDARuntimeError
-state.hooks["CUDADriverError"] = CUDADriverError
-state.hooks["ConnectionLost"] = ConnectionLostError
-state.hooks["NoSession"] = NoSessionError
-state.hooks["OutOfMemoryError"] = OutOfMemoryError
-state.hooks["CompileException"] = CompileException
+def exception_named(name: str, message: str, details: Any) -> BaseException:
+    """Return the local exception for one that the worker named; unknown ones are RuntimeError."""
+    name, message = visible(name), visible(message)
+    if name == "CUDARuntimeError":
+        return CUDARuntimeError(details if isinstance(details, int) else 999, message)
+    known = _LOCAL.get(name)
+    return known(message) if known is not None else RuntimeError(f"{name}: {message}")
+
+
+_LOCAL: dict[str, type[Exception]] = {
+    kind.__name__: kind
+    for kind in (
+        ArithmeticError,
+        AssertionError,
+        AttributeError,
+        BufferError,
+        CUDADriverError,
+        CompileException,
+        FloatingPointError,
+        IndexError,
+        KeyError,
+        LookupError,
+        MemoryError,
+        MismatchError,
+        NotImplementedError,
+        OutOfMemoryError,
+        OverflowError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+        ZeroDivisionError,
+        np.exceptions.AxisError,
+        np.linalg.LinAlgError,
+    )
+}

@@ -1,0 +1,16 @@
+"""Methods that change an array, which the worker describes: a row for each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cupy._core.dispatch import arguments, learning
+from cupy._core.dispatch.learning import Array
+
+
+def partition(self: Array, kth: Any, axis: Any = -1) -> Any: ...
+def sort(self: Array, axis: Any = -1, kind: Any = None) -> Any:
+    arguments.check_kind(kind)
+
+
+learning.rows(globals(), "ndarray.")
