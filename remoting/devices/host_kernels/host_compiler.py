@@ -48,9 +48,10 @@ LIBRARIES_MAX, LIBRARY_BYTES_MAX = 1024, 512 << 20
 _FLAGS = (
     *("-O1", "-fPIC", "-Wall", "-pipe", "-U_FORTIFY_SOURCE", "-fno-exceptions", "-fno-rtti"),
     *("-fno-strict-aliasing", "-fwrapv", "-ffp-contract=off", "-fno-math-errno"),
-    *("-fno-threadsafe-statics", "-fmax-errors=20"),
+    # The last: shared memory of a template's kernel is not that of its namesake in another library.
+    *("-fno-threadsafe-statics", "-fmax-errors=20", "-fno-gnu-unique"),
 )
-_CLANG_FLAGS = {"-fmax-errors=20": "-ferror-limit=20"}
+_CLANG_FLAGS = {"-fmax-errors=20": "-ferror-limit=20", "-fno-gnu-unique": "-fno-rtti"}
 
 # As gpupool_conversions.h says: GCC on x86 asks it, and a conversion takes what it answers.
 _CHECKED = ("-fsanitize=float-cast-overflow", "-mno-red-zone")
