@@ -75,6 +75,13 @@ class Backend(Protocol):
         """Return a function that computes the same from arrays, in as few kernels as it can."""
         ...
 
+    def be_strict(self) -> Callable[[str, Callable[..., Any]], Callable[..., Any]] | None:
+        """Begin strict mode; return the function that makes a watched operation of one.
+
+        None if devices of this kind have no such mode.
+        """
+        ...
+
     def use(self, device: int, stream: Any) -> None:
         """Make a device (and a stream object there, or None) current."""
         ...

@@ -137,6 +137,9 @@ class CudaBackend:
         """Return CuPy's fusion of a function."""
         return self.cupy.fuse(function)
 
+    def be_strict(self) -> None:
+        """Return None: compute-sanitizer is for real GPUs."""
+
     def use(self, device: int, stream: Any) -> None:
         """Make a device, and a stream there, current."""
         self.current = device

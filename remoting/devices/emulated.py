@@ -24,6 +24,8 @@ from gpupool.remoting.devices.base import (
 from gpupool.remoting.devices.emulated_operations import Marker, operations
 from gpupool.remoting.devices.emulated_pool import EmulatedPool
 from gpupool.remoting.devices.emulated_random import generator_state, set_generator_state
+from gpupool.remoting.devices.strict_memory import StrictMode
+from gpupool.remoting.devices.strict_streams import DEFAULT
 
 Array = np.ndarray[Any, Any]
 
@@ -51,6 +53,8 @@ class EmulatedBackend:
         # last view of the array is gone.
         self._owners: dict[int, _Owner] = {}
         self._shared = np.empty(0, np.uint8)
+        self.strict: StrictMode | None = None
+        """The session's watcher in strict mode."""
         # NumPy keeps this per thread; GPUs neither warn nor raise.
         np.seterr(all="ignore")
 
@@ -62,9 +66,16 @@ class EmulatedBackend:
         """Return the function as it is: there are no kernels to save."""
         return function
 
+    def be_strict(self) -> Callable[[str, Callable[..., Any]], Callable[..., Any]]:
+        """Begin strict mode; return the function that makes a watched operation of one."""
+        self.strict = StrictMode(self.adopt)
+        return self.strict.watched
+
     def use(self, device: int, stream: Any) -> None:
         """Make a device current; all its streams are the one thread that computes."""
         self.current = device
+        if self.strict is not None:
+            self.strict.streams.current = stream or DEFAULT
 
     def is_array(self, value: Any) -> bool:
         """Say whether ``value`` is a NumPy array or scalar."""
@@ -86,11 +97,15 @@ class EmulatedBackend:
             made.key = key
             made.device = self.current
             made.size = size
+            if self.strict is not None:
+                self.strict.allocated(key, owner)
         return value
 
     def _disown(self, reference: "_Owner") -> None:
         if self._owners.pop(reference.key, None) is not None:  # None once all is closed
             self.pools[reference.device].release(reference.size)
+            if self.strict is not None:
+                self.strict.freed(reference.key)
 
     def expect(self, nbytes: int) -> None:
         """Raise before NumPy fills host memory with a result that the partition cannot hold."""
@@ -116,6 +131,8 @@ class EmulatedBackend:
     def upload(self, array: Array, fill: Fill) -> None:
         """Receive straight into the array's memory."""
         fill(host_bytes(_flat(array)))
+        if self.strict is not None:
+            self.strict.write(array)
 
     def download(self, array: Array, order: str) -> Iterator[memoryview]:
         """Yield the bytes of one contiguous copy, or of the array itself if it is contiguous."""
@@ -132,6 +149,8 @@ class EmulatedBackend:
     def fill(self, array: Array, offset: int, start: int, size: int) -> None:
         """Copy at once."""
         _flat(array)[offset : offset + size] = self._shared[start : start + size]
+        if self.strict is not None:
+            self.strict.write(array)
 
     def fetch(self, array: Array, offset: int, start: int, size: int) -> None:
         """Copy at once."""

@@ -121,6 +121,13 @@ class Executor:
         self.names = sorted(table)
         self.functions = [table[name] for name in self.names]
 
+    def be_strict(self) -> bool:
+        """Begin strict mode, before the first call; False if the devices have none."""
+        watched = self.backend.be_strict()
+        if watched is not None:
+            self.functions = list(map(watched, self.names, self.functions))
+        return watched is not None
+
     def _own_operations(self) -> dict[str, Callable[..., Any]]:
         return {
             "door.sync": self.backend.synchronize,

@@ -193,6 +193,7 @@ class Session:
             raise RemoteProtocolError("the client did not greet")
         if self.links is not None and hello.get("peers") is not None:
             self.links.introduce(*introduction(hello["peers"]))
+        strict = hello.get("strict") is True and self.executor.be_strict()
         welcome = {
             "protocol": array_wire.PROTOCOL,
             "version": _version(),
@@ -201,6 +202,7 @@ class Session:
             "bfloat16": has_bfloat16(),
             "groups": self.backend.fuses,
             "room": list(self.room),
+            "strict": strict,
         }
         if not self._share(header.request, hello, welcome):
             self._reply(header.request, welcome)

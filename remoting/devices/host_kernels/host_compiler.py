@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpupool.remoting.devices.base import UnsupportedError
-from gpupool.remoting.devices.host_kernels import kernel_source
+from gpupool.remoting.devices.host_kernels import kernel_source, strict_source
 from gpupool.remoting.devices.host_kernels.host_library import Library
 from gpupool.remoting.devices.host_kernels.kernel_errors import CompileException
 from gpupool.remoting.devices.sources import LOG_MAX
@@ -48,9 +48,10 @@ LIBRARIES_MAX, LIBRARY_BYTES_MAX = 1024, 512 << 20
 _FLAGS = (
     *("-O1", "-fPIC", "-Wall", "-pipe", "-U_FORTIFY_SOURCE", "-fno-exceptions", "-fno-rtti"),
     *("-fno-strict-aliasing", "-fwrapv", "-ffp-contract=off", "-fno-math-errno"),
-    *("-fno-threadsafe-statics", "-fmax-errors=20"),
+    # The last: shared memory of a template's kernel is not that of its namesake in another library.
+    *("-fno-threadsafe-statics", "-fmax-errors=20", "-fno-gnu-unique"),
 )
-_CLANG_FLAGS = {"-fmax-errors=20": "-ferror-limit=20"}
+_CLANG_FLAGS = {"-fmax-errors=20": "-ferror-limit=20", "-fno-gnu-unique": "-fno-rtti"}
 
 # As gpupool_conversions.h says: GCC on x86 asks it, and a conversion takes what it answers.
 _CHECKED = ("-fsanitize=float-cast-overflow", "-mno-red-zone")
@@ -246,15 +247,19 @@ def _made(
         first = ["-E", "-x", "c++", *options, f"-I{INCLUDE}", "-o", "kernel.ii", "kernel.in"]
         _run(compiler, first, folder)
         expanded = (folder / "kernel.ii").read_text("utf-8", errors="surrogateescape")
-        text = kernel_source.plain(expanded, names, every=every)
+        strict = strict_source.OPTION in options
+        shared = strict_source.SHARED if strict else "static"
+        text = kernel_source.plain(expanded, names, every=every, shared=shared)
         (folder / "kernel.ii").write_text(text, encoding="utf-8", errors="surrogateescape")
         standard = [option for option in options if option.startswith("-std=")]
         flags = [_CLANG_FLAGS.get(flag, flag) for flag in _FLAGS] if clang else [*_FLAGS]
         flags += [*standard, *(_CHECKED if checked else ())]
+        flags += strict_source.flags(compiler) if strict else []
         log = _run(compiler, [*flags, "-S", "-x", "c++-cpp-output", "kernel.ii"], folder)
         if checked:
             assembly = folder / "kernel.s"
             text = _DIVISION.sub(_divided, assembly.read_text("latin-1"))
+            text = strict_source.amended(text, names) if strict else text
             assembly.write_text(_CONVERSION.sub(_AMENDED, text), "latin-1")
         _run(compiler, ["-shared", "kernel.s", "-o", "kernel.so", "-lm"], folder)
         library = folder / "kernel.so"

@@ -23,11 +23,17 @@ def host_kernel_operations(backend: Any) -> dict[str, Callable[..., Any]]:
     def reduction(*args: Any) -> Any:
         return ReductionKernel(backend, *args)
 
+    def module(code: Any, options: Any, translate: Any, cooperative: Any, names: Any) -> HostModule:
+        return HostModule(code, options, translate, cooperative, names, backend.strict)
+
+    def raw(code: Any, name: Any, *how: Any) -> HostKernel:
+        return HostKernel(module(code, *how, names=()), name)
+
     return {
         "kernel.ElementwiseKernel": elementwise,
         "kernel.ReductionKernel": reduction,
-        "kernel.RawKernel": _raw,
-        "kernel.RawModule": _module,
+        "kernel.RawKernel": raw,
+        "kernel.RawModule": module,
         "kernel.module": host_raw.loaded,
         "kernel.function": lambda owner, name: _is(HostModule, owner).get_function(name),
         "kernel.launch": lambda kernel, *args, **kwargs: _is(Typed, kernel)(*args, **kwargs),
@@ -46,11 +52,3 @@ def _is(kind: Any, value: Any) -> Any:
     if not isinstance(value, kind):
         raise TypeError(f"a {type(value).__name__} is no kernel of this kind")
     return value
-
-
-def _raw(code: Any, name: Any, options: Any, translate: Any, cooperative: Any) -> HostKernel:
-    return HostKernel(HostModule(code, options, translate, cooperative, ()), name)
-
-
-def _module(code: Any, options: Any, translate: Any, cooperative: Any, names: Any) -> HostModule:
-    return HostModule(code, options, translate, cooperative, names)

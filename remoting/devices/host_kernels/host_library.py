@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from gpupool.remoting.devices.host_kernels.kernel_errors import CUDARuntimeError
+from gpupool.remoting.devices.host_kernels.kernel_source import THREADS_MAX
+from gpupool.remoting.devices.host_kernels.strict_launch import StrictLaunch
 
 # As in gpupool_grid.h.
-THREADS_MAX = 1024
-SHARED_MAX = 48 << 10
 _STACK = (128 << 10) + (64 << 10)
 _MAP_NORESERVE, _MAP_FAILED = 0x4000, ctypes.c_void_p(-1).value
 _SYMBOL_ENTRY, _SIZE_AT = 1, 16
@@ -90,7 +90,12 @@ class Library:
         return np.ctypeslib.as_array(memory)
 
     def launch(
-        self, entry: int, grid: Sequence[int], block: Sequence[int], pointers: Sequence[int]
+        self,
+        entry: int,
+        grid: Sequence[int],
+        block: Sequence[int],
+        pointers: Sequence[int],
+        strict: StrictLaunch | None = None,
     ) -> None:
         """Run a grid of threads to its end.
 
@@ -99,6 +104,7 @@ class Library:
             grid: blocks in three dimensions.
             block: threads of a block in three dimensions.
             pointers: to the arguments' values.
+            strict: what watches the launch, in strict mode.
 
         Raises:
             CUDARuntimeError: the kernel failed by its own check, or waits for ever.
@@ -107,7 +113,11 @@ class Library:
             values = (ctypes.c_void_p * max(1, len(pointers)))(*pointers)
             where = ctypes.addressof(values), _stacks.address()
             launch = _Launch((*grid,), (*block,), *where, _stacks.opened)
+            if strict is not None:
+                strict.begin(self._dll, block, values)
             self._dll.gpupool_launch(ctypes.c_void_p(entry), ctypes.byref(launch))
             _stacks.opened = launch.opened
+        if strict is not None:
+            strict.end(launch.status)
         if launch.status:
             raise CUDARuntimeError(launch.status, launch.text.decode(errors="replace"))

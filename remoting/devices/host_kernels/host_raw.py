@@ -5,16 +5,22 @@
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from gpupool.remoting.devices.base import UnsupportedError
-from gpupool.remoting.devices.host_kernels import host_compiler, kernel_source
-from gpupool.remoting.devices.host_kernels.host_library import SHARED_MAX, THREADS_MAX
+from gpupool.remoting.devices.host_kernels import (
+    host_compiler,
+    kernel_source,
+    strict_launch,
+    strict_source,
+)
 from gpupool.remoting.devices.host_kernels.kernel_errors import CUDADriverError
+from gpupool.remoting.devices.host_kernels.kernel_source import SHARED_MAX, THREADS_MAX
 from gpupool.remoting.devices.sources import check_options, check_source
+from gpupool.remoting.devices.strict_memory import StrictMode
 
 Array = np.ndarray[Any, Any]
 
@@ -35,7 +41,13 @@ class HostModule:
     """The functions of one source; compiled when one of them is first needed."""
 
     def __init__(
-        self, code: Any, options: Any, translate: Any, cooperative: Any, names: Any
+        self,
+        code: Any,
+        options: Any,
+        translate: Any,
+        cooperative: Any,
+        names: Any,
+        strict: StrictMode | None = None,
     ) -> None:
         if cooperative:
             raise UnsupportedError(
@@ -47,7 +59,10 @@ class HostModule:
         check_source(code, *self._names)
         if len(set(self._names)) != len(self._names):
             raise ValueError("a name expression stands twice")
-        self._options = check_options(texts_of("options", options))
+        self._options = [*check_options(texts_of("options", options))]
+        self.strict = strict
+        if strict is not None:
+            self._options.append(strict_source.OPTION)
         if translate:
             code = f'{_TRANSLATE}#line 1 "{kernel_source.FILE}"\n{code}'
         self._source = kernel_source.unit(code)
@@ -80,10 +95,13 @@ class HostModule:
         known = name in made.names and (name in self._names or made.library.address(name))
         if not known:
             raise CUDADriverError(NOT_FOUND)
-        place = made.names.index(name)
-        library = made.library
-        count = library.number(kernel_source.count_name(place))
-        return library.address(kernel_source.entry_name(place)), count
+        entry = kernel_source.entry_name(made.names.index(name))
+        return made.library.address(entry), self.number(kernel_source.count_name, name)
+
+    def number(self, variable: Callable[[int], str], name: str) -> int:
+        """Return the number that a library has for a kernel, in the variable of its place."""
+        made = self.compile()
+        return made.library.number(variable(made.names.index(name)))
 
     def get_global(self, name: str) -> Array:
         """Return the memory of a variable."""
@@ -114,7 +132,8 @@ class HostKernel:
         """
         entry, count = self.module.entry(self.name)
         blocks, threads = _dims(grid, GRID_MAX), _dims(block, BLOCK_MAX)
-        too_many = threads[0] * threads[1] * threads[2] > THREADS_MAX
+        bound = self.module.number(kernel_source.bound_name, self.name)
+        too_many = threads[0] * threads[1] * threads[2] > bound
         if too_many or type(shared_mem) is not int or not 0 <= shared_mem <= SHARED_MAX:
             raise CUDADriverError(INVALID)
         values = list(arguments) if isinstance(arguments, (tuple, list)) else [arguments]
@@ -124,7 +143,12 @@ class HostKernel:
             )
         kept = [_in_memory(value) for value in values[:count]]
         pointers = [ctypes.addressof(each) for each in kept]
-        self.module.compile().library.launch(entry, blocks, threads, pointers)
+        mode, watch = self.module.strict, None
+        if mode is not None:
+            static = self.module.number(strict_source.shared_name, self.name)
+            strict_launch.need_shared(self.name, static, shared_mem)
+            watch = strict_launch.StrictLaunch(mode, self.name, shared=shared_mem)
+        self.module.compile().library.launch(entry, blocks, threads, pointers, watch)
 
 
 def _text(what: str, value: Any) -> str:

@@ -14,12 +14,19 @@ from typing import Any
 
 import numpy as np
 
-from gpupool.remoting.devices.host_kernels import host_compiler, kernel_source, typed_parameters
-from gpupool.remoting.devices.host_kernels.host_library import THREADS_MAX
+from gpupool.remoting.devices.host_kernels import (
+    host_compiler,
+    kernel_source,
+    strict_source,
+    typed_parameters,
+)
 from gpupool.remoting.devices.host_kernels.host_raw import GRID_MAX, INVALID, texts_of
 from gpupool.remoting.devices.host_kernels.kernel_errors import CUDADriverError
+from gpupool.remoting.devices.host_kernels.kernel_source import THREADS_MAX
+from gpupool.remoting.devices.host_kernels.strict_launch import StrictLaunch
 from gpupool.remoting.devices.host_kernels.typed_parameters import Memory, Parameter
 from gpupool.remoting.devices.sources import check_options, check_source
+from gpupool.remoting.devices.strict_memory import StrictMode
 
 Array = np.ndarray[Any, Any]
 Types = dict[str, np.dtype[Any]]
@@ -75,12 +82,14 @@ class _Typed:
             raise ValueError("Output array size is Undecided")
         kinds = [typed_parameters.dtype_of(parameter, types) for parameter in self.outputs]
         self.backend.expect(math.prod(shape) * sum(kind.itemsize for kind in kinds))
-        return [np.zeros(shape, kind) for kind in kinds]
+        made, mode = [np.zeros(shape, kind) for kind in kinds], self.backend.strict
+        return made if mode is None else list(map(mode.leave_unwritten, made))
 
     def launch(
         self, values: Sequence[Any], types: Types, indices: Sequence[tuple[int, ...]], block: int
     ) -> None:
         """Run one thread for each element of the last index."""
+        mode: StrictMode | None = self.backend.strict
         memory = Memory()
         for parameter, value in zip(self.parameters, values, strict=True):
             if isinstance(value, np.ndarray):
@@ -92,13 +101,17 @@ class _Typed:
         key = (*sorted(types.items()), *[isinstance(value, np.ndarray) for value in values])
         if key not in self._entries:
             text = kernel_source.unit(self._source(values, types), HEADERS)
-            made = host_compiler.compiled(text, self.options, every=False)
+            options = [*self.options, *([] if mode is None else [strict_source.OPTION])]
+            made = host_compiler.compiled(text, options, every=False)
             self._entries[key] = made.library, made.library.address(ENTRY)
         library, entry = self._entries[key]
         count = math.prod(indices[-1])
         block = min(block, count)
         grid = min(-(-count // block), GRID_MAX[0])
-        library.launch(entry, (grid, 1, 1), (block, 1, 1), memory.pointers)
+        watch = None
+        if mode is not None:
+            watch = StrictLaunch(mode, self.name, arguments=memory.objects)
+        library.launch(entry, (grid, 1, 1), (block, 1, 1), memory.pointers, watch)
 
     def _source(self, values: Sequence[Any], types: Types) -> str:
         declared = [

@@ -8,9 +8,12 @@ gets an entry that takes its arguments from memory.
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gpupool.remoting.devices.host_kernels.kernel_errors import CompileException
+
+THREADS_MAX, SHARED_MAX = 1024, 48 << 10
+"""Threads of a block and bytes of its shared memory, as in gpupool_grid.h."""
 
 FILE = "kernel.cu"
 """The name of a program's source in messages."""
@@ -25,6 +28,8 @@ _EXTERN_SHARED = re.compile(r"\bextern\b[^;{}=]*?\b__shared__\b[^;{}=]*?\[\s*\]\
 _DECLARED = re.compile(r"^(.*?)([A-Za-z_]\w*)\s*\[\s*\]\s*;$", re.DOTALL)
 _SHARED = re.compile(r"(?:\bstatic\s+)?\b__shared__\b(?:\s+static\b)?")
 _PLACES = re.compile(r'\bextern\s*"\s*"\s*\{|[{};]|\b__global__\b')
+_BOUNDS = re.compile(r"\b__launch_bounds__\s*\(((?:[^()]|\([^()]*\))*)\)")
+_BOUNDED = re.compile(r"\b__launch_bounds__\s*\(\s*(\d+)\b[^(]*?([A-Za-z_]\w*)\s*\(")
 _NAME = re.compile(r"([A-Za-z_]\w*)\s*\(")
 
 _INCLUDE = re.compile(r'^([ \t]*#[ \t]*include[ \t]*)[<"](?:cuda/std/)?([\w./]+)[>"]', re.MULTILINE)
@@ -66,7 +71,12 @@ def count_name(place: int) -> str:
     return f"gpupool_count_{place}"
 
 
-def plain(expanded: str, names: list[str], *, every: bool = True) -> str:
+def bound_name(place: int) -> str:
+    """Return the name of the variable that has the most threads of a kernel's block."""
+    return f"gpupool_bound_{place}"
+
+
+def plain(expanded: str, names: list[str], *, every: bool = True, shared: str = "static") -> str:
     """Return plain C++ for a source after its directives have been carried out.
 
     Args:
@@ -74,6 +84,7 @@ def plain(expanded: str, names: list[str], *, every: bool = True) -> str:
         names: expressions for kernels, as ``scale<float>``; those of the source are added to them,
             and the place of each is the number of its entry.
         every: whether kernels of the source are looked for.
+        shared: what variables in shared memory become.
 
     Raises:
         CompileException: kernels launch kernels.
@@ -87,19 +98,21 @@ def plain(expanded: str, names: list[str], *, every: bool = True) -> str:
             f"{FILE}: a kernel that launches kernels (<<<...>>>) needs a real GPU"
         )
     if every:
-        names += [name for name in kernels(masked) if name not in names]
+        names += [name for name in kernels(_BOUNDS.sub("", masked)) if name not in names]
     body = _EXTERN_SHARED.sub(_dynamic, body)
-    body = re.sub(r"\b__global__\b", "", _SHARED.sub("static", body))
-    return head + body + entries(names)
+    body = re.sub(r"\b__global__\b", "", _SHARED.sub(shared, body))
+    bounds = {name: min(int(most), THREADS_MAX) for most, name in _BOUNDED.findall(masked)}
+    return head + _BOUNDS.sub("", body) + entries(names, bounds)
 
 
-def entries(names: Sequence[str]) -> str:
-    """Return functions that call kernels with arguments in memory."""
+def entries(names: Sequence[str], bounds: Mapping[str, int]) -> str:
+    """Return functions that call kernels with arguments in memory; `bounds` are of launches."""
     # The 3 says that the compiler is not to warn of it.
     lines = ['\n# 1 "the list of kernels" 3', 'extern "C" {']
     for place, name in enumerate(names):
         lines += [
             f"extern const int {count_name(place)} = gpupool::parameters(&{name});",
+            f"extern const int {bound_name(place)} = {bounds.get(name, THREADS_MAX)};",
             f"void {entry_name(place)}(void **arguments) {{",
             f"  gpupool::call(&{name}, arguments);",
             "}",

@@ -148,6 +148,12 @@ class Memory:
         self._kept: list[Any] = []
         self.pointers: list[int] = []
 
+    @property
+    def objects(self) -> list[Any]:
+        """The objects of ctypes in it."""
+        kinds = (ctypes.Array, ctypes.Structure, ctypes.c_uint64, ctypes.c_void_p)
+        return [each for each in self._kept if isinstance(each, kinds)]
+
     def number(self, value: Any, dtype: np.dtype[Any]) -> None:
         """Add a number in a type; one that does not fit wraps, as in CuPy."""
         made: Any = np.asarray(value)

@@ -96,6 +96,12 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object
 
 
 @pytest.fixture(scope="package")
+def session(dropin: Any) -> Session:
+    """Give the session, to be closed and opened with other variables."""
+    return SESSIONS[-1]
+
+
+@pytest.fixture(scope="package")
 def cp(dropin: Any) -> Any:
     """Give the drop-in by the name that programs use."""
     return dropin

@@ -379,3 +379,13 @@ def test_an_empty_grid_is_one_block_and_other_kinds_are_refused(cp: Any) -> None
     for wrong in (((1), (4,)), ((1,), [4]), ((1.5,), (4,))):
         with pytest.raises(TypeError):
             kernel(*wrong, (array, 3))
+
+
+def test_kernels_of_one_name_have_shared_memory_apart(cp: Any) -> None:
+    code = "template <class T> __global__ void k(T *y) {{ __shared__ T held[{0}]; "
+    code += "for (int i = 0; i < {0}; i++) held[i] = {0} + i; y[0] = held[{0} - 1]; }}"
+    for count in (4, 4000):
+        module = cp.RawModule(code=code.format(count), name_expressions=["k<int>"])
+        made = cp.empty(1, "i")
+        module.get_function("k<int>")((1,), (1,), (made,))
+        assert int(made[0]) == 2 * count - 1

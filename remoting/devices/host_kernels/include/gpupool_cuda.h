@@ -7,8 +7,8 @@
 
 #include "gpupool_grid.h"
 
-// What the names say of functions and variables of a GPU has no meaning here. `__global__` and
-// `__shared__` are replaced before the compiler sees them; see kernel_source.py.
+// What the names say of functions and variables of a GPU has no meaning here. `__global__`,
+// `__shared__` and `__launch_bounds__` are replaced before the compiler sees them; see kernel_source.py.
 #define __device__
 #define __host__
 #define __constant__
@@ -16,7 +16,6 @@
 #define __grid_constant__
 #define __forceinline__ inline
 #define __noinline__ __attribute__((noinline))
-#define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
 #define __CUDACC__ 1
 #define __CUDACC_RTC__ 1

@@ -133,7 +133,17 @@ static unsigned live[WARPS_MAX], ready[WARPS_MAX], at_block[WARPS_MAX], at_warp[
 static unsigned masks[THREADS_MAX], participants[THREADS_MAX];
 static char given[THREADS_MAX][VALUE], taken[THREADS_MAX][VALUE];
 static unsigned true_so_far, block_true, block_all;  // the last two of the last barrier of the block
+#ifdef GPUPOOL_STRICT
+// By itself, so that what lies before and behind it is nothing of the kernel's.
+static char *const dynamic_shared = static_cast<char *>(
+    mmap(nullptr, SHARED_MAX, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+static void begin_watch(), watch_block(), watch_barrier(), end_watch();
+static void watch_fence(), watch_warp(unsigned first, unsigned group);
+#define GP_WATCH(call) gpupool::call
+#else
 alignas(64) static char dynamic_shared[SHARED_MAX];
+#define GP_WATCH(call)
+#endif
 
 inline unsigned self() { return running; }
 inline unsigned lane_bit(unsigned thread) { return 1u << (thread & 31); }
@@ -158,6 +168,7 @@ inline void begin_block() {
   next_thread = 0;
   next_index = uint3{0, 0, 0};
   counted = false;
+  GP_WATCH(watch_block());
 }
 
 // Counts the threads of a block that have not ended, when that first matters: those before this
@@ -207,6 +218,7 @@ static void complete_warp(unsigned warp) {
       participants[thread] = group;
       memcpy(taken[thread], given[thread], VALUE);
     }
+    GP_WATCH(watch_warp(first, group));
     at_warp[warp] &= ~group;
     ready[warp] |= group;
     if (warp < last_ready) last_ready = warp;
@@ -216,6 +228,7 @@ static void complete_warp(unsigned warp) {
 // Lets the threads of the block go on if all wait for that.
 static bool complete_block() {
   if (!counted || at_barrier != alive || alive == 0) return false;
+  GP_WATCH(watch_barrier());
   block_all = alive;
   block_true = true_so_far;
   at_barrier = true_so_far = last_ready = 0;
@@ -335,5 +348,7 @@ extern "C" __attribute__((visibility("default"))) void gpupool_launch(gpupool::E
   gridDim = dim3(launch->grid[0], launch->grid[1], launch->grid[2]);
   blockIdx = uint3{0, 0, 0};
   gpupool::count = blockDim.x * blockDim.y * blockDim.z;
+  GP_WATCH(begin_watch());
   gpupool::run_grid();
+  GP_WATCH(end_watch());
 }

@@ -106,11 +106,12 @@ inline double ldexp(double x, int n) { return __builtin_ldexp(x, n); }
 inline float ldexpf(float x, int n) { return __builtin_ldexpf(x, n); }
 inline float scalbn(float x, int n) { return __builtin_ldexpf(x, n); }
 inline double scalbn(double x, int n) { return __builtin_ldexp(x, n); }
-inline float frexp(float x, int *n) { return __builtin_frexpf(x, n); }
-inline double frexp(double x, int *n) { return __builtin_frexp(x, n); }
-inline float frexpf(float x, int *n) { return __builtin_frexpf(x, n); }
-inline float modf(float x, float *whole) { return __builtin_modff(x, whole); }
-inline double modf(double x, double *whole) { return __builtin_modf(x, whole); }
+// By way of a variable: strict mode does not see what the C library writes.
+inline float frexp(float x, int *n) { int e; x = __builtin_frexpf(x, &e); *n = e; return x; }
+inline double frexp(double x, int *n) { int e; x = __builtin_frexp(x, &e); *n = e; return x; }
+inline float frexpf(float x, int *n) { int e; x = __builtin_frexpf(x, &e); *n = e; return x; }
+inline float modf(float x, float *whole) { float w; x = __builtin_modff(x, &w); *whole = w; return x; }
+inline double modf(double x, double *whole) { double w; x = __builtin_modf(x, &w); *whole = w; return x; }
 inline int ilogb(float x) { return __builtin_ilogbf(x); }
 inline int ilogb(double x) { return __builtin_ilogb(x); }
 inline int ilogbf(float x) { return __builtin_ilogbf(x); }

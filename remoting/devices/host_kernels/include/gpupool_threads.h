@@ -2,6 +2,10 @@
 #pragma once
 #pragma GCC system_header
 
+#ifdef GPUPOOL_STRICT
+#include "gpupool_strict.h"
+#endif
+
 // --- barriers ------------------------------------------------------------------------------------
 
 namespace gpupool {
@@ -51,9 +55,9 @@ inline int __syncthreads_and(int value) {
   return gpupool::block_true == gpupool::block_all;
 }
 inline void __syncwarp(unsigned mask = 0xffffffffu) { gpupool::wait_for_warp(mask, 0); }
-inline void __threadfence() {}
-inline void __threadfence_block() {}
-inline void __threadfence_system() {}
+inline void __threadfence() { GP_WATCH(watch_fence()); }
+inline void __threadfence_block() { GP_WATCH(watch_fence()); }
+inline void __threadfence_system() { GP_WATCH(watch_fence()); }
 inline void __nanosleep(unsigned) {}
 inline unsigned __activemask() {
   gpupool::count_threads();
@@ -127,6 +131,7 @@ GP_WARP(__reduce_or_sync, a | b) GP_WARP(__reduce_xor_sync, a ^ b)
 // Threads take turns only at barriers, so nothing comes between reading and writing.
 #define GP_ATOMIC_OF(name, expression)                                                    \
   template <class T> inline gpupool::Bare<T> name(T *at, gpupool::Bare<T> value) {         \
+    GP_WATCH(watch_access(at, gpupool::ATOMIC | (sizeof #expression == 6)));              \
     gpupool::Bare<T> old = *at;                                                           \
     *at = static_cast<gpupool::Bare<T>>(expression);                                      \
     return old;                                                                           \
@@ -145,17 +150,36 @@ GP_ATOMIC(atomicDec, old == 0 || old > value ? value : old - 1)
 
 template <class T>
 inline gpupool::Bare<T> atomicCAS(T *at, gpupool::Bare<T> expected, gpupool::Bare<T> value) {
+  GP_WATCH(watch_access(at, gpupool::ATOMIC));
   gpupool::Bare<T> old = *at;
   if (old == expected) *at = value;
   return old;
 }
 
-template <class T> inline T __ldg(const T *at) { return *at; }
-template <class T> inline T __ldca(const T *at) { return *at; }
-template <class T> inline T __ldcg(const T *at) { return *at; }
-template <class T> inline T __ldcs(const T *at) { return *at; }
-template <class T> inline void __stcs(T *at, T value) { *at = value; }
-template <class T> inline void __stcg(T *at, T value) { *at = value; }
+template <class T> inline T __ldg(const T *at) {
+  GP_WATCH(watch_access(at, gpupool::LOOSE));
+  return *at;
+}
+template <class T> inline T __ldca(const T *at) {
+  GP_WATCH(watch_access(at, gpupool::LOOSE));
+  return *at;
+}
+template <class T> inline T __ldcg(const T *at) {
+  GP_WATCH(watch_access(at, gpupool::LOOSE));
+  return *at;
+}
+template <class T> inline T __ldcs(const T *at) {
+  GP_WATCH(watch_access(at, gpupool::LOOSE));
+  return *at;
+}
+template <class T> inline void __stcs(T *at, T value) {
+  GP_WATCH(watch_access(at, gpupool::LOOSE | gpupool::WRITE));
+  *at = value;
+}
+template <class T> inline void __stcg(T *at, T value) {
+  GP_WATCH(watch_access(at, gpupool::LOOSE | gpupool::WRITE));
+  *at = value;
+}
 
 inline long long clock64() {
   static long long ticks;

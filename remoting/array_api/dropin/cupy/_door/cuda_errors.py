@@ -16,6 +16,7 @@ _NAMES = {
     101: "cudaErrorInvalidDevice",
     400: "cudaErrorInvalidResourceHandle",
     700: "cudaErrorIllegalAddress",
+    716: "cudaErrorMisalignedAddress",
     719: "cudaErrorLaunchFailure",
     801: "cudaErrorNotSupported",
     999: "cudaErrorUnknown",
@@ -29,7 +30,9 @@ class CUDARuntimeError(RuntimeError):
         self.status = status
         text = message or _NAMES.get(status, "cudaErrorUnknown")
         super().__init__(
-            text if text.startswith("cuda") else f"{_NAMES.get(status, 'cudaErrorUnknown')}: {text}"
+            text
+            if text.startswith(("cuda", "strict: "))
+            else f"{_NAMES.get(status, 'cudaErrorUnknown')}: {text}"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -66,6 +66,11 @@ def each_waits(devices: list[dict[str, Any]]) -> bool:
     return "pytest" in sys.modules or any(device.get("emulated") is True for device in devices)
 
 
+def is_strict() -> bool:
+    """Say whether the program asks for strict mode."""
+    return os.environ.get("GPUPOOL_STRICT", "") not in ("", "0")
+
+
 def is_judged(name: str) -> bool:
     """Say whether the worker's library checks arguments that the client does not."""
     return name in _NAMES or name in _BY_ELEMENTS or name.startswith(_PREFIXES)

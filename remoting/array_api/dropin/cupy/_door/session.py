@@ -68,7 +68,7 @@ from cupy._door.calls import Plan, plan_of
 from cupy._door.cuda_errors import exception_named
 from cupy._door.errors import MALFORMED, DoorError, nonsense, visible
 from cupy._door.handles import Handles
-from cupy._door.judged import Judged, each_waits, is_judged
+from cupy._door.judged import Judged, each_waits, is_judged, is_strict
 from cupy._door.locks import WAIT, alone
 from cupy._door.meta import Meta
 from cupy._door.older import add_note
@@ -154,6 +154,8 @@ class Session:
         hello["numpy"] = np.__version__
         if peers is not None:
             hello["peers"] = peers
+        if is_strict():
+            hello["strict"] = True
         reply = self._receiver.replies[0] = Reply(None)
         if self._connection.link.expect_descriptor():
             hello["shared"] = [wire.SHARED_SLOTS, wire.SHARED_SLOT]
@@ -177,6 +179,12 @@ class Session:
             raise DoorError(
                 f"this drop-in (gpupool {version}) speaks array protocol {wire.PROTOCOL}, the "
                 f"server (gpupool {theirs}) speaks {number}; install the same version on both"
+            )
+        if is_strict() and welcome.get("strict") is not True:
+            raise DoorError(
+                "GPUPOOL_STRICT asks for strict mode, which this server's GPUs do not have: it is "
+                "for emulated GPUs of this gpupool or a later one. Unset GPUPOOL_STRICT, or use "
+                "compute-sanitizer on a real GPU"
             )
         names, devices = welcome["operations"], welcome["devices"]
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
