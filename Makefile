@@ -32,7 +32,7 @@ help:
 	@echo "make test-cupy     run CuPy's own tests through the array door; CUPY=/path/to/cupy"
 	@echo "make test-pages    follow what the pages tell a reader to type; five minutes"
 	@echo "make coverage      run the tests with coverage, and compare with the floor; slow"
-	@echo "make fuzz   fuzz what the native libraries read; RUNS=10000000; needs clang"
+	@echo "make fuzz   fuzz the array door, and what the native libraries read; RUNS=10000000; needs clang"
 	@echo "make sanitized-tests   run the C programs behind the CUDA door with AddressSanitizer"
 	@echo "make browser-tests test the web page in Debian's Chromium, with axe-core from npm"
 	@echo "make test-monitoring  that, and metrics, rules and panels with Debian's Prometheus"
@@ -197,6 +197,7 @@ test-packages: $(VENV)/installed-dev $(RELEASE)/installed
 # With clang's libFuzzer, AddressSanitizer and UBSan; RUNS are of all targets together.
 RUNS ?= 1000000
 fuzz: $(VENV)/installed-dev
+	$(BIN)/python tests/fuzz/arrays.py --cases 50000 --programs 5000
 	$(BIN)/python tests/fuzz/fuzz.py --runs $(RUNS)
 
 # Exact versions with hashes, for servers and for development; uv reads pyproject.toml.

@@ -242,10 +242,17 @@ def _concatenate(arrays: Any, axis: int = 0, dtype: Any = None, casting: Any = "
 
 def _transform(name: str) -> Operation:
     function: Any = getattr(np.fft, name)
+    is_inverse = name == "hfft" or name.startswith("irfft")
 
     def call(a: Any, *args: Any) -> Any:
         if name[-1] == "n" and len(args) > 1 and args[0] is not None and args[1] is None:
             args = (args[0], tuple(range(-len(args[0]), 0)), *args[2:])  # as NumPy asks for
+        if is_inverse and not a.size and len(args) > 1 and args[0] is not None:
+            # NumPy's inverse of nothing has random values, and CuPy's has zeros.
+            shape = list(a.shape)
+            for axis in np.ravel(args[1]):
+                shape[axis] = shape[axis] or 1
+            a = np.zeros(shape, a.dtype)
         if isinstance(a, np.ndarray) and a.dtype == np.float16 and not name.endswith("shift"):
             # CuPy has no transform in half precision, but gives a real result over one axis so.
             axes = args[1] if name[-1] in "2n" and len(args) > 1 else ()

@@ -115,6 +115,16 @@ def test_the_type_of_the_loop_decides_about_powers(dropin: Any) -> None:
     assert int(dropin.array(2) ** dropin.array(-2)) == 0
 
 
+@pytest.mark.parametrize("name", ["irfft", "irfft2", "irfftn", "hfft"])
+def test_an_inverse_transform_of_nothing_is_zeros(dropin: Any, name: str) -> None:
+    transform, many = getattr(dropin.fft, name), name[-1] in "2n"
+    for length in range(2, 9):
+        dropin.full(length, 7.5)  # its memory may be used again
+        made = transform(dropin.zeros((2, 0), "F"), (2, length) if many else length)
+        assert made.tolist() == [[0] * length] * 2
+    assert transform(dropin.zeros((0, 2, 3)), (2, 4) if many else 4).size == 0
+
+
 @pytest.mark.parametrize(
     "view",
     [
