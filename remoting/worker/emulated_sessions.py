@@ -24,7 +24,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -133,7 +133,7 @@ class SessionBudget:
 class Offer:
     """A session that a process was offered, until its data connection comes."""
 
-    ticket: bytes
+    ticket: bytes = field(repr=False)
     gpus: tuple[int, ...]
     client: socket.socket  # on which it asked
 

@@ -41,8 +41,8 @@ SERVER, CLUSTER = ServerId("a" * 32), "cluster-1"
 POLICY = "# \x9b31m\u202e hostile\n"
 
 ASK_NOBODY = {
-    "alerts", "analyze", "completion", "config", "demo", "door", "down", "help", "join", "jupyter",
-    "logout", "policy check", "recover", "rejoin", "simulate", "up", "use", "version",
+    "alerts", "analyze", "completion", "config", "demo", "door", "down", "emulate", "help", "join",
+    "jupyter", "logout", "policy check", "recover", "rejoin", "simulate", "up", "use", "version",
 }  # fmt: skip
 """Commands that read this machine alone, or start a separate server."""
 
