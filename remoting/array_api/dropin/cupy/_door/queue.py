@@ -98,8 +98,15 @@ class CallQueue:
         self._turns = map(self.lock.acquire, itertools.repeat(True))
 
     def place(self, sequence: int) -> str:
-        """Return the file and line of a call by its number; empty if it is not known any more."""
-        return sites.place(self._sites, sequence, self._sender.sequence)
+        """Return the file and line of a call by its number; empty if it is not known any more.
+
+        Where each call waits, the traceback of an error names the line.
+        """
+        return (
+            ""
+            if self._on_blocking_call
+            else sites.place(self._sites, sequence, self._sender.sequence)
+        )
 
     def forget_context(self) -> None:
         """Name the device and the stream again before the next record."""
