@@ -24,8 +24,8 @@ from gpupool.remoting.devices.base import (
 from gpupool.remoting.devices.emulated_operations import Marker, operations
 from gpupool.remoting.devices.emulated_pool import EmulatedPool
 from gpupool.remoting.devices.emulated_random import generator_state, set_generator_state
-from gpupool.remoting.devices.strict_memory import StrictMode
-from gpupool.remoting.devices.strict_streams import DEFAULT
+from gpupool.remoting.devices.strict.strict_memory import StrictMode
+from gpupool.remoting.devices.strict.strict_streams import DEFAULT
 
 Array = np.ndarray[Any, Any]
 

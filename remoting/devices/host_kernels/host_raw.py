@@ -20,7 +20,7 @@ from gpupool.remoting.devices.host_kernels import (
 from gpupool.remoting.devices.host_kernels.kernel_errors import CUDADriverError
 from gpupool.remoting.devices.host_kernels.kernel_source import SHARED_MAX, THREADS_MAX
 from gpupool.remoting.devices.sources import check_options, check_source
-from gpupool.remoting.devices.strict_memory import StrictMode
+from gpupool.remoting.devices.strict.strict_memory import StrictMode
 
 Array = np.ndarray[Any, Any]
 

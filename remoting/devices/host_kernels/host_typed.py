@@ -26,7 +26,7 @@ from gpupool.remoting.devices.host_kernels.kernel_source import THREADS_MAX
 from gpupool.remoting.devices.host_kernels.strict_launch import StrictLaunch
 from gpupool.remoting.devices.host_kernels.typed_parameters import Memory, Parameter
 from gpupool.remoting.devices.sources import check_options, check_source
-from gpupool.remoting.devices.strict_memory import StrictMode
+from gpupool.remoting.devices.strict.strict_memory import StrictMode
 
 Array = np.ndarray[Any, Any]
 Types = dict[str, np.dtype[Any]]

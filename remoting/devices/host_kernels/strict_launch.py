@@ -12,7 +12,7 @@ import numpy as np
 
 from gpupool.remoting.devices.host_kernels.kernel_errors import CUDADriverError, CUDARuntimeError
 from gpupool.remoting.devices.host_kernels.kernel_source import SHARED_MAX
-from gpupool.remoting.devices.strict_memory import Span, StrictMode
+from gpupool.remoting.devices.strict.strict_memory import Span, StrictMode
 
 # As in gpupool_strict.h.
 _BOUNDS, _MISALIGNED, _UNWRITTEN, _RACE = 1, 2, 3, 4

@@ -19,7 +19,7 @@ import numpy as np
 
 from gpupool.remoting.devices.host_kernels.kernel_errors import CUDARuntimeError
 from gpupool.remoting.devices.operation_names import UFUNCS
-from gpupool.remoting.devices.strict_streams import Streams, Work
+from gpupool.remoting.devices.strict.strict_streams import Streams, Work
 
 Array = np.ndarray[Any, Any]
 Operation = Callable[..., Any]
