@@ -1,7 +1,7 @@
 """The families of objects that live in a worker, declared for both ends.
 
-A family has the name of a module in `cupyx.scipy`. It is a table of classes, of which each is a
-text of members. The client makes its classes of it, and the worker calls nothing else. Only plain
+A family has the name of a module in `cupyx.scipy`. It is a table of classes. The text of a class
+lists its members. The client makes its classes of it, and the worker calls nothing else. Only plain
 data is here, because the client reads this file as a program of any Python from 3.9.
 
 Members

@@ -1,12 +1,12 @@
 """Objects of a worker's library: the operations that make and use them, one table for all families.
 
-The client holds a handle of each, and knows its class and looks; what it consists of stays here. A
-real GPU has the objects of CuPy, an emulated one those of SciPy. `families` declares which members
-a class has. No other name of the library is reached.
+The client holds a handle of each, and knows its class and looks. The object itself stays here. A
+real GPU has the objects of CuPy, an emulated one those of SciPy. `families` declares the members
+of each class. No other name of the library is reached.
 
 Answers
-    An object in an answer is ``["object", object, family, class, looks]``, where its family says
-    what looks are.
+    An object in an answer is ``["object", object, family, class, looks]``, with the looks that
+    its family describes.
 """
 
 # The values that this module forwards have no static type: they are whatever a program passes.
@@ -32,7 +32,7 @@ class Objects:
     """The objects of one family, and the operations on them.
 
     Args:
-        backend: whose arrays they are made of.
+        backend: the device with the arrays of the objects.
         families: all families of the backend, to which this one is added.
         library: the package that has them: ``cupyx.scipy``, or ``scipy`` on an emulated GPU.
     """
@@ -91,7 +91,7 @@ class Objects:
             raise TypeError(f"no object of cupyx.scipy.{self.family}, but {type(value).__name__}")
         return kind
 
-    # --- what a family adds -----------------------------------------------------------------------
+    # --- additions of a family --------------------------------------------------------------------
 
     def looks(self, value: Any) -> list[Any]:
         """Return the features of an object that the client knows beside its class."""

@@ -104,7 +104,7 @@ class Library:
             grid: blocks in three dimensions.
             block: threads of a block in three dimensions.
             pointers: to the arguments' values.
-            strict: what watches the launch, in strict mode.
+            strict: the watcher of the launch, in strict mode.
 
         Raises:
             CUDARuntimeError: the kernel failed by its own check, or waits for ever.

@@ -84,7 +84,7 @@ def plain(expanded: str, names: list[str], *, every: bool = True, shared: str = 
         names: expressions for kernels, as ``scale<float>``; those of the source are added to them,
             and the place of each is the number of its entry.
         every: whether kernels of the source are looked for.
-        shared: what variables in shared memory become.
+        shared: the storage class in the place of ``__shared__``.
 
     Raises:
         CompileException: kernels launch kernels.

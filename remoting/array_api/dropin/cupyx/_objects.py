@@ -1,7 +1,7 @@
 """Objects of the worker: one class machinery for all families, made of their declarations.
 
-An object here is a handle, with what the worker says of its looks. `families` declares the members
-of each class: to make an object waits for the worker, which raises what is wrong; a method with one
+An object here is a handle, with the looks that the worker describes. `families` declares the
+members of each class. A constructor waits for the worker, and raises its errors. A method with one
 array as its result does not wait.
 """
 
