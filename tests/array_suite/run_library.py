@@ -1,11 +1,11 @@
 """Runs public libraries' own tests natively, through a pool and on emulated GPUs; prints a table.
 
     python tests/array_suite/run_library.py FOLDER [NAME ...] [--python PYTHON]
-        [--on native,pool,emulated] [--seconds N] [--test-seconds N] [--at-once N]
+        [--on native,pool,emulated] [--seconds N] [--test-seconds N] [--at-once N] [--processes N]
 
 FOLDER has a checkout of each library, named as in libraries.toml; the libraries without one are
 left out. PYTHON is that of an environment with their packages, pytest and NumPy. "Native" needs
-the real CuPy there and a GPU; "pool" takes a tenth of a GPU of the pool that `gpupool run` finds;
+the real CuPy there and a GPU; "pool" takes a quarter of a GPU of the pool that `gpupool run` finds;
 "emulated" needs neither. Each call waits for its own error, so that no test fails for another. A
 test that takes longer than `--test-seconds` has failed where pytest-timeout is installed. After
 `--seconds` a run is cut, and the row says so.
@@ -33,15 +33,17 @@ from typing import Any
 GPUPOOL = [sys.executable, "-m", "gpupool.cli.main"]
 BEFORE = {
     "native": [],
-    "pool": [*GPUPOOL, "run", "-q", "--door", "arrays", "-p", "0.1", "--"],
+    "pool": [*GPUPOOL, "run", "-q", "--door", "arrays", "-p", "0.25", "--"],
     "emulated": [*GPUPOOL, "emulate", "--gpus", "2", "--"],
 }
 OUTCOMES = "GPUPOOL_LIBRARY_OUTCOMES"
 RUN_S, TEST_S = 540, 60
 REASONS = 3
 END_S = 10
-ENDED = (0, 1, 2, 5)
-"""Exit codes of a pytest run that ends by itself: all passed, failures, import errors, no tests."""
+ENDED = (0, 1, 2, 4, 5)
+"""Exit codes of a pytest run that ends by itself; -9 and others are of a run that was cut."""
+USAGE_ERROR = 4
+NOT_STARTED = {"test": "", "outcome": "failed", "error": "pytest refused the arguments: see stderr"}
 REASON_LENGTH = 90
 
 
@@ -124,6 +126,7 @@ def run(
     python: str,
     seconds: float,
     test_s: int,
+    processes: int,
 ) -> Result:
     """Run the tests of a library, as libraries.toml has it, in its folder."""
     with tempfile.TemporaryDirectory() as work:
@@ -141,6 +144,8 @@ def run(
         has_timeouts = [python, "-c", "import pytest_timeout"]
         if not subprocess.run(has_timeouts, capture_output=True, check=False).returncode:
             argv += ["--timeout", str(test_s)]
+        if processes > 1:
+            argv += ["-n", str(processes)]
         argv += ["-p", "no:cacheprovider", "--continue-on-collection-errors"]
         # A group of its own: what a library's tests start ends with them.
         process = subprocess.Popen(
@@ -158,8 +163,10 @@ def run(
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait(END_S)
-        cut = process.returncode not in ENDED
-        return counted(lines.read_text(encoding="utf-8").splitlines(), cut)
+        outcomes = lines.read_text(encoding="utf-8").splitlines()
+        if process.returncode == USAGE_ERROR:
+            outcomes.append(json.dumps(NOT_STARTED))
+        return counted(outcomes, process.returncode not in ENDED)
 
 
 def main() -> None:
@@ -172,6 +179,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=RUN_S, help="of one library's run")
     parser.add_argument("--test-seconds", type=int, default=TEST_S, help="of one test")
     parser.add_argument("--at-once", type=int, default=1, help="runs at a time")
+    parser.add_argument("--processes", type=int, default=1, help="of pytest-xdist in each run")
     options = parser.parse_args()
     places = options.on.split(",")
     known = tomllib.loads((Path(__file__).parent / "libraries.toml").read_text(encoding="utf-8"))
@@ -190,6 +198,7 @@ def main() -> None:
                 python=options.python,
                 seconds=options.seconds,
                 test_s=options.test_seconds,
+                processes=options.processes,
             )
             for name in names
             for on in places

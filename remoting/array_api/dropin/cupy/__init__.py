@@ -119,6 +119,8 @@ def __dir__() -> list[str]:
 
 
 _fill(globals())
+# array_api_compat's cupy is `from cupy import *`; SciPy's tests take `testing` from there.
+__all__ = [_name for _name in __dir__() if not _name.startswith("_")]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def get_default_memory_pool() -> cuda.MemoryPool:
