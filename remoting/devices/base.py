@@ -102,7 +102,7 @@ class Backend(Protocol):
         """Return a new array of the same elements with these strides (of a dense layout)."""
         ...
 
-    def empty(self, dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+    def empty(self, dtype: np.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
         """Return a new dense array on the current device."""
         ...
 

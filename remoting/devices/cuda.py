@@ -163,7 +163,7 @@ class CudaBackend:
         made[...] = value
         return made
 
-    def empty(self, dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+    def empty(self, dtype: np.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
         """Return a new dense array with the axes in the order that the strides have."""
         axes = sorted(range(len(shape)), key=lambda axis: -strides[axis])
         made = self.cupy.empty(tuple(shape[axis] for axis in axes), dtype)

@@ -27,7 +27,7 @@ from gpupool.remoting.devices.emulated_random import generator_state, set_genera
 from gpupool.remoting.devices.strict.strict_memory import StrictMode
 from gpupool.remoting.devices.strict.strict_streams import DEFAULT
 
-Array = np.ndarray[Any, Any]
+Array = np.ndarray
 
 
 class _Owner(weakref.ref[Array]):
@@ -117,9 +117,7 @@ class EmulatedBackend:
         made[...] = value
         return made
 
-    def empty(
-        self, dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...]
-    ) -> Array:
+    def empty(self, dtype: np.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
         """Return a new dense array with the axes in the order that the strides have.
 
         New memory is zero, so that nothing of an ended session can be read by the next.

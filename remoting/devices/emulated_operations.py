@@ -101,7 +101,7 @@ def _setitem(a: Array, index: Any, value: Any) -> None:
         a[index] = fitted(value, a.dtype)
 
 
-def _float_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def _float_of(dtype: np.dtype) -> np.dtype:
     """Return the float type of a function that NumPy computes in float64 and CuPy does not."""
     for char in "efd":
         if np.can_cast(dtype, char):

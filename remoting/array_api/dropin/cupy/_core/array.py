@@ -131,7 +131,7 @@ class ndarray(Operators, Methods):
         return self._gp_meta.strides
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> np.dtype:
         """Type of the elements."""
         return self._gp_meta.dtype
 
@@ -196,13 +196,13 @@ class ndarray(Operators, Methods):
 
     def get(
         self, stream: Any = None, order: str = "C", out: Any = None, blocking: bool = True
-    ) -> np.ndarray[Any, Any]:
+    ) -> np.ndarray:
         """Return a copy on the host; always complete on return, also with ``blocking=False``."""
         del blocking
         if out is not None:
             if not isinstance(out, np.ndarray):
                 raise TypeError("Only numpy.ndarray can be obtained from cupy.ndarray")
-            host: np.ndarray[Any, Any] = out
+            host: np.ndarray = out
             if self.dtype != host.dtype:
                 raise TypeError(f"{host.dtype} array cannot be obtained from {self.dtype} array")
             if self.shape != host.shape:
@@ -223,7 +223,7 @@ class ndarray(Operators, Methods):
         """Copy a host array of the same shape and dtype into this one."""
         if not isinstance(arr, np.ndarray):
             raise TypeError("Only numpy.ndarray can be set to cupy.ndarray")
-        host: np.ndarray[Any, Any] = arr
+        host: np.ndarray = arr
         if self.dtype != host.dtype:
             raise TypeError(f"{host.dtype} array cannot be set to {self.dtype} array")
         if self.shape != host.shape:

@@ -101,7 +101,7 @@ def from_interface(obj: Any) -> Any:
     return pointer.as_array(shape, kind, steps, "C")
 
 
-def _described_dtype(described: Any) -> np.dtype[Any]:
+def _described_dtype(described: Any) -> np.dtype:
     """Return the dtype of a description; its ``typestr`` lacks the fields of a structure."""
     kind = np.dtype(described["typestr"])
     fields = described.get("descr")

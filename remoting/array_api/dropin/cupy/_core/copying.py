@@ -18,7 +18,7 @@ def copyto(dst: Any, src: Any, casting: str = "same_kind", where: Any = None) ->
         _copy_to(target, src, casting, where)
 
 
-def _cast_scalar(value: Any, kind: np.dtype[Any], casting: str) -> Any:
+def _cast_scalar(value: Any, kind: np.dtype, casting: str) -> Any:
     """Return a number of the host as the target's type, where NumPy's rule allows; else as it is.
 
     A number of NumPy has a type that the rule judges; a number of Python fits where NumPy says so.

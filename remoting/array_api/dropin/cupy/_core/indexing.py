@@ -377,7 +377,7 @@ def _setitem(a: Any, index: Any, value: Any) -> tuple[Any, Any]:
     return items, value
 
 
-def without_imaginary(value: Any, dtype: np.dtype[Any]) -> Any:
+def without_imaginary(value: Any, dtype: np.dtype) -> Any:
     """Return a scalar as a real one, with NumPy's warning, where the target is real."""
     if isinstance(value, (complex, np.complexfloating)) and dtype.kind not in "cb":
         warnings.warn(
@@ -389,7 +389,7 @@ def without_imaginary(value: Any, dtype: np.dtype[Any]) -> Any:
     return value
 
 
-def _host_value(a: Any, index: Any, value: np.ndarray[Any, Any]) -> Any:
+def _host_value(a: Any, index: Any, value: np.ndarray) -> Any:
     if value.ndim == 0:
         return value[()] if value.dtype.char == "V" else value.item()
     if _SLICE_COPY and isinstance(index, slice) and index == _FULL:

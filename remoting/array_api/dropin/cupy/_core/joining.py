@@ -42,7 +42,7 @@ def _at_least(count: int) -> Any:
 atleast_1d, atleast_2d, atleast_3d = _at_least(1), _at_least(2), _at_least(3)
 
 
-def _joined_dtype(arrays: list[Any], dtype: Any) -> np.dtype[Any]:
+def _joined_dtype(arrays: list[Any], dtype: Any) -> np.dtype:
     return (
         arguments.dtype_of(dtype)
         if dtype is not None

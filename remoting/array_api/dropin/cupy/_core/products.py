@@ -16,7 +16,7 @@ from cupy._door.meta import fresh
 _frame = sys._getframe  # pyright: ignore[reportPrivateUsage]
 
 
-def _result(a: Any, b: Any) -> np.dtype[Any]:
+def _result(a: Any, b: Any) -> np.dtype:
     return np.promote_types(a.dtype, b.dtype)
 
 

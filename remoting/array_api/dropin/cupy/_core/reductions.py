@@ -21,32 +21,32 @@ _BOOL = np.dtype(np.bool_)
 _BY_METHOD = ("argmax", "argmin", "max", "mean", "min", "prod", "ptp", "std", "sum", "var")
 """Functions of which CuPy does not check that they get an array of a device."""
 
-Rule = Callable[[np.dtype[Any]], np.dtype[Any]]
+Rule = Callable[[np.dtype], np.dtype]
 
 
-def same(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def same(dtype: np.dtype) -> np.dtype:
     """Keep the dtype."""
     return dtype
 
 
-def wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def wide(dtype: np.dtype) -> np.dtype:
     """Sum small integers in 64 bits."""
     if dtype.kind in "bi":
         return _INT64
     return np.dtype(np.uint64) if dtype.kind == "u" else dtype
 
 
-def floating(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def floating(dtype: np.dtype) -> np.dtype:
     """Take the mean of integers in float64."""
     return _FLOAT64 if dtype.kind in "biu" else dtype
 
 
-def index(_dtype: np.dtype[Any]) -> np.dtype[Any]:
+def index(_dtype: np.dtype) -> np.dtype:
     """Return int64, in which elements are numbered."""
     return _INT64
 
 
-def boolean(_dtype: np.dtype[Any]) -> np.dtype[Any]:
+def boolean(_dtype: np.dtype) -> np.dtype:
     """Give truth values."""
     return _BOOL
 

@@ -27,7 +27,7 @@ _FLOAT_INTO = struct.Struct("<QQdQ").pack
 _FLOAT_LEFT = struct.Struct("<QdQ").pack
 _INT_RIGHT = struct.Struct("<QQq").pack
 _INT_LEFT = struct.Struct("<QqQ").pack
-_WEAK: dict[type, np.dtype[Any]] = {
+_WEAK: dict[type, np.dtype] = {
     int: np.dtype(np.int64),
     float: np.dtype(np.float64),
     complex: np.dtype(np.complex128),
@@ -44,7 +44,7 @@ _REAL = ("arctan2", "copysign", "hypot", "i0", "nextafter")
 
 _AT = frozenset(("add", "subtract", "maximum", "minimum", *_BITS))
 
-Operand = Union[np.dtype[Any], type]
+Operand = Union[np.dtype, type]
 """A dtype, or int, float, complex for a Python number, a type that yields to the arrays'."""
 
 
@@ -62,7 +62,7 @@ def _use_weak(operands: tuple[Operand, ...]) -> bool:
     return bool(arrays) and bool(scalars) and max(arrays) >= max(scalars)
 
 
-def _accepts(operand: Operand, wanted: np.dtype[Any], weak: bool) -> bool:
+def _accepts(operand: Operand, wanted: np.dtype, weak: bool) -> bool:
     if isinstance(operand, np.dtype):
         return np.can_cast(operand, wanted)
     if np.can_cast(_WEAK[operand], wanted):

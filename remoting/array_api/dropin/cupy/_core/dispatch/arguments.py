@@ -22,7 +22,7 @@ _SCALARS = SUPPORTED | {"V", "E"}
 _PYTHON_NUMBERS = (bool, int, float, complex)
 
 
-def dtype_of(dtype: Any) -> np.dtype[Any]:
+def dtype_of(dtype: Any) -> np.dtype:
     """Return a dtype of arrays on a device: of numbers, of bytes or of structures.
 
     Raises:
@@ -40,7 +40,7 @@ def dtype_of(dtype: Any) -> np.dtype[Any]:
     return made
 
 
-def view_dtype_of(dtype: Any) -> np.dtype[Any]:
+def view_dtype_of(dtype: Any) -> np.dtype:
     """Return a dtype that memory may be viewed as: also dates, with which no device computes."""
     made = np.dtype(dtype)
     return made if made.char in "mM" and made.isnative else dtype_of(made)
@@ -81,7 +81,7 @@ def operand_type(value: Any) -> Any:
     return int if isinstance(value, int) else float if isinstance(value, float) else complex
 
 
-def check_cast(source: np.dtype[Any], target: np.dtype[Any], casting: str) -> None:
+def check_cast(source: np.dtype, target: np.dtype, casting: str) -> None:
     """Raise as a ufunc does for an output that cannot take the result."""
     if casting != "unsafe" and not np.can_cast(source, target, casting):  # type: ignore[arg-type]
         raise TypeError(
@@ -91,14 +91,14 @@ def check_cast(source: np.dtype[Any], target: np.dtype[Any], casting: str) -> No
         )
 
 
-def check_out(out: Any, source: np.dtype[Any], shape: tuple[int, ...]) -> None:
+def check_out(out: Any, source: np.dtype, shape: tuple[int, ...]) -> None:
     """Raise for an output of another shape, or of a type that cannot take the result."""
     if need(out, "out").shape != shape:
         raise ValueError("Out shape is mismatched")
     check_cast(source, out.dtype, "same_kind")
 
 
-def check_number(value: Any, dtype: np.dtype[Any]) -> None:
+def check_number(value: Any, dtype: np.dtype) -> None:
     """Raise for a number of Python that a whole type cannot hold, as the worker's NumPy would."""
     if isinstance(value, _PYTHON_NUMBERS) and dtype.kind in "iu":
         np.empty((), dtype)[()] = value.real if isinstance(value, complex) else value
@@ -110,7 +110,7 @@ def check_kind(kind: Any) -> None:
         raise ValueError(f"kind can only be None or 'stable', got {kind}")
 
 
-def check_added(name: str, dtype: np.dtype[Any]) -> None:
+def check_added(name: str, dtype: np.dtype) -> None:
     """Raise for types in which no GPU adds atomically."""
     if name == "add" and dtype.char in "?bBhH":
         raise TypeError(f"cupyx.scatter_add does not support {dtype} as data type")
@@ -224,7 +224,7 @@ def able(a: Any, method: str) -> Any:
     return a if hasattr(a, method) else need(a)
 
 
-def weak_result(dtype: np.dtype[Any], kinds: list[Any]) -> np.dtype[Any]:
+def weak_result(dtype: np.dtype, kinds: list[Any]) -> np.dtype:
     """Return the promoted type of an array with Python numbers, as weak types (NEP 50)."""
     result = dtype
     for kind in kinds:

@@ -18,9 +18,7 @@ SHARED_MIN = 256 << 10
 """Bytes from which shared memory is faster than the socket that announces it."""
 
 
-def upload(
-    array: np.ndarray[Any, Any], session: Session | None = None, order: str | None = None
-) -> Any:
+def upload(array: np.ndarray, session: Session | None = None, order: str | None = None) -> Any:
     """Send a host array, in an order if one is named; nothing waits for its arrival."""
     session = session or pool.current()
     if not array.dtype.isnative:
@@ -42,7 +40,7 @@ def upload(
     return make.result(session, handle, meta, device)
 
 
-def _order(array: np.ndarray[Any, Any], kind: np.dtype[Any]) -> str:
+def _order(array: np.ndarray, kind: np.dtype) -> str:
     """Return the order of a dense host array."""
     order = "C" if array.flags.c_contiguous else "F"
     if array.flags.f_contiguous and array.strides == fresh(kind, array.shape, "F").strides:
@@ -52,9 +50,7 @@ def _order(array: np.ndarray[Any, Any], kind: np.dtype[Any]) -> str:
     return order
 
 
-def download(
-    source: Any, order: str = "C", out: np.ndarray[Any, Any] | None = None
-) -> np.ndarray[Any, Any]:
+def download(source: Any, order: str = "C", out: np.ndarray | None = None) -> np.ndarray:
     """Fetch an array's elements; the one place where bulk bytes come in."""
     if not state.local.may_wait:
         state.waits()
@@ -64,9 +60,9 @@ def download(
         return _download(source, order, out)
 
 
-def _download(source: Any, order: str, out: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any]:
+def _download(source: Any, order: str, out: np.ndarray | None) -> np.ndarray:
     session: Session = source._gp_session
-    made: list[np.ndarray[Any, Any]] = []
+    made: list[np.ndarray] = []
     known: Meta | None = source._gp_known
     letter = "C"
     if out is not None:
@@ -74,7 +70,7 @@ def _download(source: Any, order: str, out: np.ndarray[Any, Any] | None) -> np.n
     elif order == "F" or (order == "A" and source._gp_meta.contiguity == (False, True)):
         letter = "F"
 
-    def host(_: Any = None) -> np.ndarray[Any, Any]:
+    def host(_: Any = None) -> np.ndarray:
         meta: Meta = source._gp_known
         target = out if out is not None else np.empty(meta.shape, meta.dtype, order=letter)  # type: ignore[call-overload]
         made.append(target)
@@ -101,7 +97,7 @@ def _download(source: Any, order: str, out: np.ndarray[Any, Any] | None) -> np.n
     return made[0]
 
 
-def refill(target: Any, host: np.ndarray[Any, Any]) -> bool:
+def refill(target: Any, host: np.ndarray) -> bool:
     """Send a host array into a dense array of the same shape and type; False if it is not dense."""
     meta: Meta = target._gp_meta
     c, f = meta.contiguity
