@@ -82,15 +82,15 @@ class Backend(Protocol):
         """
         ...
 
-    def use(self, device: int, stream: Any) -> None:
+    def use(self, device: int, stream: object) -> None:
         """Make a device (and a stream object there, or None) current."""
         ...
 
-    def is_array(self, value: Any) -> bool:
+    def is_array(self, value: object) -> bool:
         """Say whether ``value`` is an array of this backend."""
         ...
 
-    def adopt(self, value: Any) -> Any:
+    def adopt(self, value: object) -> Any:
         """Return a result as an array with accounted memory; raise if there is no room."""
         ...
 
@@ -143,7 +143,7 @@ class Backend(Protocol):
         """
         ...
 
-    def state_of(self, value: Any) -> tuple[list[Any], Any]:
+    def state_of(self, value: object) -> tuple[list[Any], Any]:
         """Return the state that a fresh object of this kind lacks: values, and an array or None.
 
         Raises:
@@ -151,7 +151,7 @@ class Backend(Protocol):
         """
         ...
 
-    def set_state(self, value: Any, state: list[Any]) -> None:
+    def set_state(self, value: object, state: list[Any]) -> None:
         """Give a fresh object the plain values of another one.
 
         Raises:

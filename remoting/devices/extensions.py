@@ -72,7 +72,7 @@ def _of_two_types(function: Operation) -> Operation:
 
 
 def _triangular(function: Operation) -> Operation:
-    def call(a: Any, b: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(a: Any, b: Any, *args: object, **kwargs: object) -> Any:
         if a.ndim <= 2 and b.ndim <= 2:
             return function(a, b, *args, **kwargs)
         vectors = b.ndim == a.ndim - 1
@@ -90,7 +90,7 @@ FILTER_MAX = 1 << 40
 
 
 def _of_size(function: Operation) -> Operation:
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         size = kwargs.get("size", args[1] if len(args) > 1 else None)
         # SciPy makes room for a line of it without a look whether its bytes still fit 64 bits, and
         # writes behind that room.
@@ -123,7 +123,7 @@ def _of_list(value: Any, kind: Any) -> Any:
 def _of_arrays(function: Operation) -> Operation:
     """Let the first two arguments be lists, of which SciPy makes no arrays here, and CuPy does."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         return function(*[_of_list(arg, np.asarray) for arg in args[:2]], *args[2:], **kwargs)
 
     return call
@@ -135,7 +135,7 @@ _LISTED = "argrelmax argrelmin coherence csd spectrogram welch"
 def _over_axes(function: Operation) -> Operation:
     """Let the axes be a list, which CuPy's reductions take."""
 
-    def call(a: Any, axis: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def call(a: object, axis: object = None, *args: object, **kwargs: object) -> Any:
         return function(a, _of_list(axis, tuple), *args, **kwargs)
 
     return call
@@ -148,7 +148,7 @@ uniform_filter uniform_filter1d white_tophat"""
 
 def _affine(function: Operation) -> Operation:
     def call(
-        *args: Any, texture_memory: bool = False, float64_coords: bool = False, **kwargs: Any
+        *args: Any, texture_memory: bool = False, float64_coords: bool = False, **kwargs: object
     ) -> Any:
         del float64_coords  # SciPy's always are
         return (_in_texture if texture_memory else function)(*args, **kwargs)
@@ -156,12 +156,12 @@ def _affine(function: Operation) -> Operation:
     def _in_texture(
         image: Any,
         matrix: Any,
-        offset: Any = 0.0,
+        offset: object = 0.0,
         output_shape: Any = None,
         output: Any = None,
         order: int = 3,
         mode: str = "constant",
-        cval: Any = 0.0,
+        cval: object = 0.0,
         prefilter: bool = True,
     ) -> Any:
         del offset, prefilter  # CuPy leaves them out
@@ -190,7 +190,7 @@ def _affine(function: Operation) -> Operation:
 def _instead(made: Operation) -> Callable[[Operation], Operation]:
     """Return an adapter that leaves SciPy's function out, which may be missing, for another one."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         try:
             return made(*args, **kwargs)
         except ImportError:
@@ -224,7 +224,7 @@ def _table(make: Callable[[str, str], Operation]) -> dict[str, Operation]:
 
 
 def _late(module: str, name: str, otherwise: str) -> Operation:
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         try:
             function = getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError):
@@ -238,14 +238,14 @@ def _late(module: str, name: str, otherwise: str) -> Operation:
 def _as_arrays(function: Operation) -> Operation:
     """Return a function that returns numbers as arrays without axes, as CuPy does."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         return _array(function(*args, **kwargs))
 
     call.__name__ = function.__name__
     return call
 
 
-def _array(value: Any) -> Any:
+def _array(value: object) -> Any:
     if isinstance(value, np.generic):
         number: Any = cast("Any", value)
         return np.asarray(number)

@@ -71,7 +71,7 @@ class ndarray(Operators, Methods):
 
     def __new__(
         cls,
-        shape: Any,
+        shape: object,
         dtype: Any = float,
         memptr: Any = None,
         strides: Any = None,
@@ -96,7 +96,7 @@ class ndarray(Operators, Methods):
             made = made.view(type=cls)
         return made
 
-    def __array_finalize__(self, obj: Any) -> None:
+    def __array_finalize__(self, obj: object) -> None:
         """Finish a new instance of a subclass; see NumPy's guide to subclassing."""
 
     # --- looks ----------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ class ndarray(Operators, Methods):
     # --- to the host ----------------------------------------------------------------------------
 
     def get(
-        self, stream: Any = None, order: str = "C", out: Any = None, blocking: bool = True
+        self, stream: Any = None, order: str = "C", out: object = None, blocking: bool = True
     ) -> np.ndarray:
         """Return a copy on the host; always complete on return, also with ``blocking=False``."""
         del blocking
@@ -219,7 +219,7 @@ class ndarray(Operators, Methods):
                 return transfers.download(self, letter, out)
         return transfers.download(self, letter, out)
 
-    def set(self, arr: Any, stream: Any = None) -> None:
+    def set(self, arr: object, stream: object = None) -> None:
         """Copy a host array of the same shape and dtype into this one."""
         if not isinstance(arr, np.ndarray):
             raise TypeError("Only numpy.ndarray can be set to cupy.ndarray")
@@ -314,7 +314,7 @@ class ndarray(Operators, Methods):
     def __copy__(self) -> ndarray:
         return self.copy()
 
-    def __deepcopy__(self, memo: Any) -> ndarray:
+    def __deepcopy__(self, memo: object) -> ndarray:
         with state.on(self._gp_device):
             return self.copy()
 
@@ -362,7 +362,7 @@ class ndarray(Operators, Methods):
         return self._gp_component("ndarray.real", True)
 
     @real.setter
-    def real(self, value: Any) -> None:
+    def real(self, value: object) -> None:
         self._gp_component("ndarray.real", True)[...] = value
 
     @property
@@ -371,21 +371,21 @@ class ndarray(Operators, Methods):
         return self._gp_component("ndarray.imag", False)
 
     @imag.setter
-    def imag(self, value: Any) -> None:
+    def imag(self, value: object) -> None:
         if self._gp_meta.dtype.kind != "c":
             raise TypeError("cupy.ndarray does not have imaginary part to set")
         self._gp_component("ndarray.imag", False)[...] = value
 
     # --- other libraries ------------------------------------------------------------------------
 
-    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+    def __array__(self, dtype: object = None, copy: object = None) -> Any:
         raise TypeError(
             "Implicit conversion to a NumPy array is not allowed. "
             "Please use `.get()` to construct a NumPy array explicitly."
         )
 
     @classmethod
-    def __class_getitem__(cls, item: Any) -> Any:
+    def __class_getitem__(cls, item: object) -> Any:
         from types import GenericAlias
 
         return GenericAlias(ndarray, item)
@@ -410,10 +410,10 @@ class ndarray(Operators, Methods):
     def __dlpack__(
         self,
         *,
-        stream: Any = None,
-        max_version: Any = None,
+        stream: object = None,
+        max_version: object = None,
         dl_device: Any = None,
-        copy: Any = None,
+        copy: object = None,
     ) -> Any:
         if dl_device is None or tuple(dl_device) != (1, 0):
             raise BufferError(
@@ -429,7 +429,7 @@ class ndarray(Operators, Methods):
         """Raise: a capsule would hold an address of another machine."""
         return self.__dlpack__()
 
-    def __array_ufunc__(self, function: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+    def __array_ufunc__(self, function: Any, method: str, *inputs: object, **kwargs: Any) -> Any:
         operands = inputs
         if "out" in kwargs:
             if len(kwargs["out"]) != 1:

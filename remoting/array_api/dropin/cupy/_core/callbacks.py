@@ -14,7 +14,7 @@ from cupy._core.manipulation import moveaxis
 from cupy._door.older import zip_strict
 
 
-def piecewise(x: Any, condlist: Any, funclist: Any) -> Any:
+def piecewise(x: object, condlist: Any, funclist: Any) -> Any:
     """Evaluate functions, each where its condition holds."""
     array = convert.asarray(x)
     if arguments.is_scalar(condlist):
@@ -45,7 +45,7 @@ def piecewise(x: Any, condlist: Any, funclist: Any) -> Any:
     return made
 
 
-def apply_along_axis(func1d: Any, axis: int, arr: Any, *args: Any, **kwargs: Any) -> Any:
+def apply_along_axis(func1d: Any, axis: int, arr: object, *args: Any, **kwargs: Any) -> Any:
     """Apply a Python function to vectors along an axis."""
     array = need(arr)
     at = arguments.axis_of(axis, array.ndim)
@@ -60,7 +60,7 @@ def apply_along_axis(func1d: Any, axis: int, arr: Any, *args: Any, **kwargs: Any
     return joined
 
 
-def apply_over_axes(func: Any, a: Any, axes: Any) -> Any:
+def apply_over_axes(func: Any, a: object, axes: Any) -> Any:
     """Apply a function repeatedly, over each axis."""
     value = need(a)
     for axis in (axes,) if isinstance(axes, int) else axes:

@@ -27,21 +27,21 @@ ARRAY_PROTOCOLS = ("__cupy_get_ndarray__", "__cuda_array_interface__")
 """Attributes of an object that is an array on a device, or describes one."""
 
 
-def asarray(value: Any) -> Any:
+def asarray(value: object) -> Any:
     """Return ``value`` as an array on the device, uploading it if it is none yet."""
     return value if isinstance(value, Array) else array(value)
 
 
-def operand(value: Any) -> Any:
+def operand(value: object) -> Any:
     """Return a number as it is, and anything else as an array on the device."""
     is_number = value is None or is_scalar(value)
     return _operand(value) if is_number else asarray(value)
 
 
 def array(
-    obj: Any,
-    dtype: Any = None,
-    copy: Any = True,
+    obj: object,
+    dtype: object = None,
+    copy: object = True,
     order: str | None = "K",
     subok: bool = False,
     ndmin: int = 0,
@@ -121,7 +121,7 @@ def _described_dtype(described: Any) -> np.dtype:
     return view_dtype_of(np.dtype(made))
 
 
-def _from_host(obj: Any, dtype: Any, copy: Any, order: str, ndmin: int) -> Any:
+def _from_host(obj: object, dtype: object, copy: object, order: str, ndmin: int) -> Any:
     if copy is False:
         raise ValueError("Unable to avoid copy while creating an array as requested.")
     letter = order if order in ("C", "F") else "K" if isinstance(obj, np.ndarray) else "C"
@@ -136,7 +136,7 @@ def _from_host(obj: Any, dtype: Any, copy: Any, order: str, ndmin: int) -> Any:
 _COPY_NONE = int(np.__version__.split(".")[0]) >= 2
 
 
-def has_device_leaf(obj: Any) -> bool:
+def has_device_leaf(obj: object) -> bool:
     """Say whether a nested sequence holds device arrays; the first leaf of each branch tells."""
     items: Any = obj
     if not isinstance(obj, (list, tuple)):
@@ -152,10 +152,10 @@ def has_device_leaf(obj: Any) -> bool:
     )
 
 
-def _from_nested(obj: Any, dtype: Any, order: str, ndmin: int) -> Any:
+def _from_nested(obj: object, dtype: object, order: str, ndmin: int) -> Any:
     from cupy._core.joining import stack
 
-    def build(value: Any) -> Any:
+    def build(value: object) -> Any:
         if isinstance(value, (list, tuple)):
             items: Any = value
             return stack([build(item) for item in items])
@@ -196,7 +196,7 @@ def _has_order(meta: Meta, letter: str) -> bool:
     return {"K": True, "A": c or f, "C": c, "F": f}[letter]
 
 
-def astype(source: Any, dtype: Any, order: str | None, copy: Any) -> Any:
+def astype(source: Any, dtype: Any, order: str | None, copy: object) -> Any:
     """Return a converted copy, or the array itself where ``copy`` allows and nothing changes.
 
     ``copy``: True always, None if needed, False never (ValueError if it would be needed).

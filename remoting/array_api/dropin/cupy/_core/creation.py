@@ -13,22 +13,22 @@ from cupy._door import dtypes
 from cupy._door.meta import Meta, fresh, intern, keep_order
 
 
-def empty(shape: Any, dtype: Any = float, order: str = "C") -> Any:
+def empty(shape: object, dtype: object = float, order: str = "C") -> Any:
     """Return a new array without setting its elements."""
     return make.empty(arguments.shape_of(shape), dtype, order=_c_or_f(order))
 
 
-def zeros(shape: Any, dtype: Any = float, order: str = "C") -> Any:
+def zeros(shape: object, dtype: object = float, order: str = "C") -> Any:
     """Return a new array of zeros."""
     return make.new("door.zeros", arguments.shape_of(shape), dtype, _c_or_f(order))
 
 
-def ones(shape: Any, dtype: Any = float, order: str = "C") -> Any:
+def ones(shape: object, dtype: object = float, order: str = "C") -> Any:
     """Return a new array of ones."""
     return make.full(arguments.shape_of(shape), 1, dtype, _c_or_f(order))
 
 
-def full(shape: Any, fill_value: Any, dtype: Any = None, order: str = "C") -> Any:
+def full(shape: object, fill_value: Any, dtype: Any = None, order: str = "C") -> Any:
     """Return a new array of one value."""
     if dtype is None:
         dtype = fill_value.dtype if arguments.is_array(fill_value) else np.array(fill_value).dtype
@@ -54,7 +54,7 @@ def _c_or_f(order: Any) -> str:
     return letter
 
 
-def _like(prototype: Any, dtype: Any, order: Any, subok: Any, shape: Any) -> Meta:
+def _like(prototype: object, dtype: object, order: Any, subok: object, shape: object) -> Meta:
     if subok is not None and subok is not False:
         raise TypeError("subok is not supported yet")
     if isinstance(prototype, np.ndarray):  # CuPy only reads what it looks like
@@ -97,33 +97,33 @@ def _allocate(meta: Meta, name: str) -> Any:
 
 
 def empty_like(
-    prototype: Any, dtype: Any = None, order: str = "K", subok: Any = None, shape: Any = None
+    prototype: object, dtype: object = None, order: str = "K", subok: Any = None, shape: Any = None
 ) -> Any:
     """Return a new array that looks like another."""
     return _allocate(_like(prototype, dtype, order, subok, shape), "door.empty")
 
 
 def zeros_like(
-    a: Any, dtype: Any = None, order: str = "K", subok: Any = None, shape: Any = None
+    a: object, dtype: object = None, order: str = "K", subok: object = None, shape: object = None
 ) -> Any:
     """Return zeros that look like another array."""
     return _allocate(_like(a, dtype, order, subok, shape), "door.zeros")
 
 
 def ones_like(
-    a: Any, dtype: Any = None, order: str = "K", subok: Any = None, shape: Any = None
+    a: object, dtype: object = None, order: str = "K", subok: object = None, shape: object = None
 ) -> Any:
     """Return ones that look like another array."""
     return full_like(a, 1, dtype, order, subok, shape)
 
 
 def full_like(
-    a: Any,
-    fill_value: Any,
-    dtype: Any = None,
+    a: object,
+    fill_value: object,
+    dtype: object = None,
     order: str = "K",
-    subok: Any = None,
-    shape: Any = None,
+    subok: object = None,
+    shape: object = None,
 ) -> Any:
     """Return an array of one value that looks like another array."""
     return _filled(empty_like(a, dtype, order, subok, shape), fill_value)

@@ -72,12 +72,12 @@ def where(condition: Any, x: Any = None, y: Any = None) -> Any:
     return make.forward_planned(_choices, "where", (condition, x, y), meta)
 
 
-def real(val: Any) -> Any:
+def real(val: object) -> Any:
     """Return the real part."""
     return convert.asarray(val).real
 
 
-def imag(val: Any) -> Any:
+def imag(val: object) -> Any:
     """Return the imaginary part."""
     return convert.asarray(val).imag
 

@@ -24,7 +24,7 @@ class AxisConcatenator:
         self.ndmin = ndmin
         self.trans1d = trans1d
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: object) -> Any:
         items = key if isinstance(key, tuple) else (key,)
         if any(isinstance(item, (slice, str)) for item in items):
             raise NotImplementedError("slices and text are not supported")
@@ -52,11 +52,11 @@ class AxisConcatenator:
         return 0
 
 
-def _ends(key: Any) -> tuple[Any, ...]:
+def _ends(key: object) -> tuple[Any, ...]:
     return (key.start, key.stop, key.step) if isinstance(key, slice) else (key,)
 
 
-def _on_host(key: Any) -> Any:
+def _on_host(key: object) -> Any:
     parts = [part.get() if is_array(part) else part for part in _ends(key)]
     return slice(*parts) if isinstance(key, slice) else parts[0]
 
@@ -67,7 +67,7 @@ class Grid:
     def __init__(self, sparse: bool) -> None:
         self._numpy: Any = np.ogrid if sparse else np.mgrid
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: object) -> Any:
         keys = key if isinstance(key, tuple) else (key,)
         if any(is_array(part) for each in keys for part in _ends(each)):
             keys = tuple(_on_host(each) for each in keys)
@@ -81,7 +81,7 @@ class Grid:
 class broadcast:
     """Arrays in their common shape; see `numpy.broadcast`."""
 
-    def __init__(self, *arrays: Any) -> None:
+    def __init__(self, *arrays: object) -> None:
         shapes = [need(a).shape for a in arrays if is_array(a)]
         self.shape = common_shape(*shapes) if shapes else ()
         self.values = tuple(broadcast_to(a, self.shape) if is_array(a) else a for a in arrays)

@@ -44,7 +44,7 @@ def clear_memo() -> None:
         memo.clear()
 
 
-def fuse(*args: Any, **kwargs: Any) -> Any:
+def fuse(*args: object, **kwargs: object) -> Any:
     """Return the function as it is: its calls are pipelined, which is where the time would go."""
     if len(args) == 1 and callable(args[0]) and not kwargs:
         return args[0]

@@ -24,7 +24,7 @@ _FLOAT = struct.Struct("<d").pack
 _frame = sys._getframe  # pyright: ignore[reportPrivateUsage]
 
 
-def prepare(index: Any) -> tuple[Any, ...]:
+def prepare(index: object) -> tuple[Any, ...]:
     """Return an index as a tuple of int, slice, None, Ellipsis and device arrays."""
     items: tuple[Any, ...] = index if isinstance(index, tuple) else (index,)
     made: list[Any] = []
@@ -62,7 +62,7 @@ def _end(item: slice, name: str) -> Any:
         raise TypeError(text) from None
 
 
-def _index_array(item: Any) -> Any:
+def _index_array(item: object) -> Any:
     if isinstance(item, (list, tuple)) and not convert.has_device_leaf(item):
         host = np.asarray(item)  # ValueError for lists of unequal lengths
         item = host if host.size else host.astype(np.int32)  # no indices, not an empty mask
@@ -125,7 +125,7 @@ def getitem(a: Any, index: Any) -> Any:
     return made
 
 
-def _is_names(index: Any) -> bool:
+def _is_names(index: object) -> bool:
     return isinstance(index, str) or (
         isinstance(index, list) and all(isinstance(name, str) for name in index)
     )
@@ -206,7 +206,7 @@ def basic(meta: Meta, items: tuple[Any, ...]) -> Meta:
     return of_view(meta.shadow[items])
 
 
-def _consumed(item: Any) -> int:
+def _consumed(item: object) -> int:
     if item is None or item is Ellipsis or item is _NOTHING:
         return 0
     if isinstance(item, Remote) and item._gp_meta.dtype.kind == "b":  # type: ignore[attr-defined]
@@ -328,7 +328,7 @@ def setitem(a: Any, index: Any, value: Any) -> None:
     session.emit(found[0], make.HANDLES(0, a._gp_handle) + found[1] + packed, _frame(1))
 
 
-def _plan_written(a: Any, key: Any, value: Any) -> tuple[Plan, bytes]:
+def _plan_written(a: Any, key: Any, value: object) -> tuple[Plan, bytes]:
     looks, (meta, *parts) = key
     items = tuple([_slice(item) if type(item) is tuple else item for item in parts])
     target = basic(meta, items)
@@ -340,7 +340,7 @@ def _plan_written(a: Any, key: Any, value: Any) -> tuple[Plan, bytes]:
     return make.remember(_written, key, (plan, plan.packer.pack(0, *values)[16:-8]))
 
 
-def _setitem(a: Any, index: Any, value: Any) -> tuple[Any, Any]:
+def _setitem(a: Any, index: object, value: Any) -> tuple[Any, Any]:
     """Send a write by any index; return the index and the value, as they are sent."""
     items = (index,) if type(index) is int else prepare(index)
     arrays = any(isinstance(item, Remote) for item in items)
@@ -377,7 +377,7 @@ def _setitem(a: Any, index: Any, value: Any) -> tuple[Any, Any]:
     return items, value
 
 
-def without_imaginary(value: Any, dtype: np.dtype) -> Any:
+def without_imaginary(value: object, dtype: np.dtype) -> Any:
     """Return a scalar as a real one, with NumPy's warning, where the target is real."""
     if isinstance(value, (complex, np.complexfloating)) and dtype.kind not in "cb":
         warnings.warn(
@@ -389,7 +389,7 @@ def without_imaginary(value: Any, dtype: np.dtype) -> Any:
     return value
 
 
-def _host_value(a: Any, index: Any, value: np.ndarray) -> Any:
+def _host_value(a: Any, index: object, value: np.ndarray) -> Any:
     if value.ndim == 0:
         return value[()] if value.dtype.char == "V" else value.item()
     if _SLICE_COPY and isinstance(index, slice) and index == _FULL:

@@ -11,7 +11,7 @@ from cupy._core.dispatch.arguments import need
 from cupy._door.meta import fresh, of_view
 
 
-def expand_dims(a: Any, axis: Any) -> Any:
+def expand_dims(a: object, axis: object) -> Any:
     """Return the array with new axes of length one."""
     array = need(a)
     places = (axis,) if type(axis) is int else arguments.integers(axis)
@@ -22,7 +22,7 @@ def expand_dims(a: Any, axis: Any) -> Any:
 
 
 def _at_least(count: int) -> Any:
-    def function(*arys: Any) -> Any:
+    def function(*arys: object) -> Any:
         made: list[Any] = []
         for item in arys:
             array = convert.asarray(item)
@@ -42,7 +42,7 @@ def _at_least(count: int) -> Any:
 atleast_1d, atleast_2d, atleast_3d = _at_least(1), _at_least(2), _at_least(3)
 
 
-def _joined_dtype(arrays: list[Any], dtype: Any) -> np.dtype:
+def _joined_dtype(arrays: list[Any], dtype: object) -> np.dtype:
     return (
         arguments.dtype_of(dtype)
         if dtype is not None
@@ -57,7 +57,7 @@ def _device_arrays(tup: Any) -> list[Any]:
 
 
 def concatenate(
-    tup: Any, axis: Any = 0, out: Any = None, *, dtype: Any = None, casting: str = "same_kind"
+    tup: object, axis: object = 0, out: Any = None, *, dtype: Any = None, casting: str = "same_kind"
 ) -> Any:
     """Join arrays along an axis."""
     plain = out is None and dtype is None and casting == "same_kind"
@@ -107,7 +107,7 @@ def _zero_dimensional() -> int:
 
 
 def stack(
-    tup: Any, axis: int = 0, out: Any = None, *, dtype: Any = None, casting: str = "same_kind"
+    tup: object, axis: int = 0, out: object = None, *, dtype: Any = None, casting: str = "same_kind"
 ) -> Any:
     """Join arrays along a new axis."""
     plain = out is None and dtype is None and casting == "same_kind"
@@ -130,13 +130,13 @@ def stack(
     return make.forward("stack", (arrays, axis), {}, looks)
 
 
-def vstack(tup: Any, *, dtype: Any = None, casting: str = "same_kind") -> Any:
+def vstack(tup: object, *, dtype: object = None, casting: str = "same_kind") -> Any:
     """Join arrays vertically."""
     arrays = [atleast_2d(item) for item in _device_arrays(tup)]
     return concatenate(arrays, 0, dtype=dtype, casting=casting)
 
 
-def row_stack(tup: Any, *, dtype: Any = None, casting: str = "same_kind") -> Any:
+def row_stack(tup: object, *, dtype: object = None, casting: str = "same_kind") -> Any:
     """Join arrays vertically, under the name that NumPy 2 deprecates."""
     warnings.warn(
         "`row_stack` alias is deprecated. Use `cupy.vstack` directly.",
@@ -146,14 +146,14 @@ def row_stack(tup: Any, *, dtype: Any = None, casting: str = "same_kind") -> Any
     return vstack(tup, dtype=dtype, casting=casting)
 
 
-def hstack(tup: Any, *, dtype: Any = None, casting: str = "same_kind") -> Any:
+def hstack(tup: object, *, dtype: object = None, casting: str = "same_kind") -> Any:
     """Join arrays horizontally."""
     arrays = [atleast_1d(item) for item in _device_arrays(tup)]
     axis = 0 if arrays and arrays[0].ndim == 1 else 1
     return concatenate(arrays, axis, dtype=dtype, casting=casting)
 
 
-def dstack(tup: Any) -> Any:
+def dstack(tup: object) -> Any:
     """Join arrays along the third axis."""
     return concatenate([atleast_3d(item) for item in _device_arrays(tup)], 2)
 
@@ -166,7 +166,7 @@ def column_stack(tup: Any) -> Any:
     return concatenate([a[:, None] if a.ndim == 1 else a for a in arrays], 1)
 
 
-def append(arr: Any, values: Any, axis: Any = None) -> Any:
+def append(arr: object, values: object, axis: object = None) -> Any:
     """Return an array with values added at its end."""
     array = convert.asarray(arr)
     more = convert.asarray(values)

@@ -59,57 +59,57 @@ class UniqueInverseResult(NamedTuple):
 def bartlett(M: Count) -> Any: ...
 def diag(v: Like, k: int = 0) -> Any: ...
 def diagflat(v: Like, k: int = 0) -> Any: ...
-def diag_indices(n: Any, ndim: int = 2) -> Any: ...
+def diag_indices(n: object, ndim: int = 2) -> Any: ...
 def diag_indices_from(arr: Array) -> Any: ...
-def eye(N: Any, M: Any = None, k: int = 0, dtype: Any = float, order: str = "C") -> Any: ...
-def identity(n: Any, dtype: Any = float) -> Any:
+def eye(N: object, M: object = None, k: int = 0, dtype: Any = float, order: str = "C") -> Any: ...
+def identity(n: object, dtype: object = float) -> Any:
     return eye(n, dtype=dtype)
 
 
-def indices(dimensions: Any, dtype: Any = int) -> Any: ...
+def indices(dimensions: object, dtype: object = int) -> Any: ...
 def ix_(*args: Like) -> Asked: ...
 def kaiser(M: Count, beta: float) -> Any: ...
 def linspace(
     start: Value,
     stop: Value,
-    num: Any = 50,
+    num: object = 50,
     endpoint: bool = True,
     retstep: bool = False,
-    dtype: Any = None,
+    dtype: object = None,
     axis: int = 0,
 ) -> Any: ...
 def logspace(
     start: Value,
     stop: Value,
-    num: Any = 50,
+    num: object = 50,
     endpoint: bool = True,
     base: float = 10.0,
-    dtype: Any = None,
+    dtype: object = None,
     axis: int = 0,
 ) -> Any: ...
 def meshgrid(
     *xi: Like, indexing: str = "xy", sparse: bool = False, copy: bool = True
 ) -> tuple[Any, ...]: ...
-def tri(N: Count, M: Count = None, k: int = 0, dtype: Any = float) -> Any: ...
+def tri(N: Count, M: Count = None, k: int = 0, dtype: object = float) -> Any: ...
 def tril(m: Like, k: int = 0) -> Any: ...
 def tril_indices(n: Count, k: Count = 0, m: Count = None) -> Any: ...
 def tril_indices_from(arr: Array, k: Count = 0) -> Any: ...
-def vander(x: Like, N: Any = None, increasing: bool = False) -> Any: ...
+def vander(x: Like, N: object = None, increasing: bool = False) -> Any: ...
 
 
 # --- sorting, searching, sets ---------------------------------------------------------------------
 
 
-def sort(a: Array, axis: Any = -1, kind: Any = None) -> Any:
+def sort(a: Array, axis: object = -1, kind: object = None) -> Any:
     arguments.check_kind(kind)
 
 
-def argsort(a: Own, axis: Any = -1, kind: Any = None) -> Any:
+def argsort(a: Own, axis: object = -1, kind: object = None) -> Any:
     arguments.check_kind(kind)
 
 
-def partition(a: Array, kth: Any, axis: Any = -1) -> Any: ...
-def argpartition(a: Own, kth: Any, axis: Any = -1) -> Any: ...
+def partition(a: Array, kth: object, axis: object = -1) -> Any: ...
+def argpartition(a: Own, kth: object, axis: object = -1) -> Any: ...
 def lexsort(keys: Array) -> Any: ...
 def msort(a: Array) -> Any:
     return sort(a, 0)
@@ -124,7 +124,7 @@ def unique(
     return_index: bool = False,
     return_inverse: bool = False,
     return_counts: bool = False,
-    axis: Any = None,
+    axis: object = None,
     *,
     equal_nan: bool = True,
 ) -> Elements:
@@ -155,18 +155,18 @@ def union1d(arr1: Like, arr2: Like) -> Elements: ...
 # --- selection ------------------------------------------------------------------------------------
 
 
-def take(a: Own, indices: Value, axis: Any = None, out: Any = None) -> Any:
+def take(a: Own, indices: Value, axis: object = None, out: Any = None) -> Any:
     if out is not None and out.dtype != a.dtype:
         raise TypeError("Output dtype mismatch")
 
 
-def take_along_axis(a: Array, indices: Array, axis: Any) -> Any: ...
+def take_along_axis(a: Array, indices: Array, axis: object) -> Any: ...
 def put(a: Array, ind: Value, v: Value, mode: str = "wrap") -> Any:
     if mode not in ("raise", "wrap", "clip"):
         raise ValueError(f"clipmode not understood: {mode}")
 
 
-def put_along_axis(arr: Array, indices: Array, values: Value, axis: Any) -> Any: ...
+def put_along_axis(arr: Array, indices: Array, values: Value, axis: object) -> Any: ...
 def putmask(a: Array, mask: Array, values: Value) -> Any:
     if is_array(values):
         arguments.check_cast(values.dtype, a.dtype, "same_kind")
@@ -174,30 +174,30 @@ def putmask(a: Array, mask: Array, values: Value) -> Any:
 
 def place(arr: Array, mask: Like, vals: Like) -> Asked: ...
 def fill_diagonal(a: Array, val: Value, wrap: bool = False) -> Any: ...
-def choose(a: Own, choices: Any, out: Any = None, mode: str = "raise") -> Asked: ...
-def select(condlist: Any, choicelist: Any, default: Any = 0) -> Any: ...
-def compress(condition: Like, a: Own, axis: Any = None, out: Any = None) -> Elements: ...
+def choose(a: Own, choices: object, out: object = None, mode: str = "raise") -> Asked: ...
+def select(condlist: object, choicelist: object, default: object = 0) -> Any: ...
+def compress(condition: Like, a: Own, axis: object = None, out: object = None) -> Elements: ...
 def extract(condition: Like, a: Like) -> Elements: ...
-def unravel_index(indices: Like, dims: Any, order: Any = "C") -> Asked: ...
+def unravel_index(indices: Like, dims: object, order: object = "C") -> Asked: ...
 def ravel_multi_index(
-    multi_index: Likes, dims: Any, mode: Any = "wrap", order: str = "C"
+    multi_index: Likes, dims: object, mode: object = "wrap", order: str = "C"
 ) -> Asked: ...
 
 
 # --- arrangement ----------------------------------------------------------------------------------
 
 
-def delete(arr: Array, indices: Any, axis: Any = None) -> Elements: ...
-def packbits(a: Array, axis: Any = None, bitorder: str = "big") -> Any: ...
-def pad(array: Like, pad_width: Any, mode: Any = "constant", **kwargs: Any) -> Any:
+def delete(arr: Array, indices: object, axis: object = None) -> Elements: ...
+def packbits(a: Array, axis: object = None, bitorder: str = "big") -> Any: ...
+def pad(array: Like, pad_width: object, mode: object = "constant", **kwargs: object) -> Any:
     return pad_by(array, pad_width, mode, kwargs) if callable(mode) else None
 
 
-def repeat(a: Own, repeats: Decides, axis: Any = None) -> Any: ...
-def resize(a: Like, new_shape: Any) -> Any: ...
-def roll(a: Array, shift: Free, axis: Any = None) -> Any: ...
-def rot90(a: Array, k: Count = 1, axes: Any = (0, 1)) -> Any: ...
-def tile(A: Like, reps: Any) -> Any: ...
+def repeat(a: Own, repeats: Decides, axis: object = None) -> Any: ...
+def resize(a: Like, new_shape: object) -> Any: ...
+def roll(a: Array, shift: Free, axis: object = None) -> Any: ...
+def rot90(a: Array, k: Count = 1, axes: object = (0, 1)) -> Any: ...
+def tile(A: Like, reps: object) -> Any: ...
 def trim_zeros(filt: Array, trim: str = "fb") -> Elements: ...
 
 
@@ -207,7 +207,7 @@ def trim_zeros(filt: Array, trim: str = "fb") -> Elements: ...
 def convolve(a: Like, v: Like, mode: str = "full") -> Any: ...
 def correlate(a: Like, v: Like, mode: str = "valid") -> Any: ...
 def cross(
-    a: Like, b: Like, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: Any = None
+    a: Like, b: Like, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: object = None
 ) -> Any: ...
 def _einsum_view(text: str, a: Any) -> Any:
     """Return the view that a sum of one operand is where nothing is added; None for another."""
@@ -224,7 +224,7 @@ def _einsum_view(text: str, a: Any) -> Any:
     return make.as_strided(a, shape, tuple([steps[name] for name in wanted]))
 
 
-def einsum(*operands: Scalar, **kwargs: Any) -> Any:
+def einsum(*operands: Scalar, **kwargs: object) -> Any:
     if not operands:
         raise ValueError("must provide at least an operand and a subscripts list for einsum")
     unknown = kwargs.keys() - {"dtype", "optimize"}
@@ -237,10 +237,10 @@ def einsum(*operands: Scalar, **kwargs: Any) -> Any:
 
 def inner(a: Value, b: Value) -> Any: ...
 def kron(a: Like, b: Like) -> Any: ...
-def outer(a: Like, b: Like, out: Any = None) -> Any: ...
-def tensordot(a: Array, b: Array, axes: Any = 2) -> Any: ...
+def outer(a: Like, b: Like, out: object = None) -> Any: ...
+def tensordot(a: Array, b: Array, axes: object = 2) -> Any: ...
 def trace(
-    a: Own, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None, out: Any = None
+    a: Own, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: object = None, out: Any = None
 ) -> Any:
     return a.diagonal(offset, axis1, axis2).sum(-1, dtype, out, False)
 
@@ -253,66 +253,66 @@ def vdot(a: Array, b: Array) -> Any: ...
 
 def average(
     a: Like,
-    axis: Any = None,
+    axis: object = None,
     weights: Decides = None,
     returned: bool = False,
     *,
-    keepdims: Any = False,
+    keepdims: object = False,
 ) -> Any: ...
-def bincount(x: Array, weights: Array = None, minlength: Any = None) -> Asked: ...
+def bincount(x: Array, weights: Array = None, minlength: object = None) -> Asked: ...
 def corrcoef(
     a: Like,
     y: Like = None,
     rowvar: bool = True,
-    bias: Any = None,
-    ddof: Any = None,
+    bias: object = None,
+    ddof: object = None,
     *,
-    dtype: Any = None,
+    dtype: object = None,
 ) -> Any: ...
-def count_nonzero(a: Array, axis: Any = None) -> Any: ...
+def count_nonzero(a: Array, axis: object = None) -> Any: ...
 def cov(
     a: Like,
     y: Like = None,
     rowvar: bool = True,
     bias: bool = False,
-    ddof: Any = None,
+    ddof: object = None,
     fweights: Decides = None,
     aweights: Decides = None,
     *,
-    dtype: Any = None,
+    dtype: object = None,
 ) -> Any: ...
-def cumsum(a: Array, axis: Any = None, dtype: Any = None, out: Any = None) -> Any: ...
+def cumsum(a: Array, axis: object = None, dtype: object = None, out: object = None) -> Any: ...
 def cumulative_sum(
     x: Array,
     /,
     *,
-    axis: Any = None,
-    dtype: Any = None,
-    out: Any = None,
+    axis: object = None,
+    dtype: object = None,
+    out: object = None,
     include_initial: bool = False,
 ) -> Any: ...
 def digitize(x: Like, bins: Like, right: bool = False) -> Any: ...
 def histogram(
-    x: Like, bins: Value = 10, range: Any = None, weights: Like = None, density: Any = False
+    x: Like, bins: Value = 10, range: object = None, weights: Like = None, density: object = False
 ) -> Asked: ...
 def histogram2d(
     x: Like, y: Like, bins: Any = 10, range: Any = None, weights: Like = None, density: Any = None
 ) -> Asked: ...
 def histogramdd(
-    sample: Like, bins: Any = 10, range: Any = None, weights: Like = None, density: Any = False
+    sample: Like, bins: object = 10, range: Any = None, weights: Like = None, density: Any = False
 ) -> Asked: ...
 def median(
     a: Array,
-    axis: Any = None,
-    out: Any = None,
+    axis: object = None,
+    out: object = None,
     overwrite_input: bool = False,
     keepdims: bool = False,
 ) -> Any: ...
 def percentile(
     a: Array,
     q: Decides,
-    axis: Any = None,
-    out: Any = None,
+    axis: object = None,
+    out: object = None,
     overwrite_input: bool = False,
     method: str = "linear",
     keepdims: bool = False,
@@ -327,8 +327,8 @@ def percentile(
 def quantile(
     a: Array,
     q: Decides,
-    axis: Any = None,
-    out: Any = None,
+    axis: object = None,
+    out: object = None,
     overwrite_input: bool = False,
     method: str = "linear",
     keepdims: bool = False,
@@ -342,10 +342,10 @@ def quantile(
 
 def std(
     a: Own,
-    axis: Any = None,
-    dtype: Any = None,
-    out: Any = None,
-    ddof: Any = 0,
+    axis: object = None,
+    dtype: object = None,
+    out: object = None,
+    ddof: object = 0,
     keepdims: bool = False,
 ) -> Any: ...
 
@@ -354,7 +354,7 @@ def std(
 
 
 def angle(z: Like, deg: bool = False) -> Any: ...
-def around(a: Own, decimals: int = 0, out: Any = None) -> Any:
+def around(a: Own, decimals: int = 0, out: object = None) -> Any:
     if out is not None:
         kind = np.dtype(np.float16) if a.dtype.kind == "b" else a.dtype
         arguments.check_out(out, kind, a.shape)
@@ -366,17 +366,17 @@ def diff(
     a: Like, n: int = 1, axis: int = -1, prepend: Value = None, append: Value = None
 ) -> Any: ...
 def ediff1d(arr: Like, to_end: Value = None, to_begin: Value = None) -> Any: ...
-def gradient(f: Like, *varargs: Value, axis: Any = None, edge_order: int = 1) -> list[Any]: ...
+def gradient(f: Like, *varargs: Value, axis: object = None, edge_order: int = 1) -> list[Any]: ...
 def interp(
-    x: Like, xp: Like, fp: Like, left: Any = None, right: Any = None, period: Any = None
+    x: Like, xp: Like, fp: Like, left: object = None, right: object = None, period: object = None
 ) -> Any: ...
-def isneginf(x: Like, out: Any = None) -> Any: ...
+def isneginf(x: Like, out: object = None) -> Any: ...
 def isreal(x: Like) -> Any: ...
 def isclose(
     a: Like, b: Like, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
 ) -> Any: ...
 def nan_to_num(
-    x: Like, copy: bool = True, nan: Any = 0.0, posinf: Any = None, neginf: Any = None
+    x: Like, copy: bool = True, nan: object = 0.0, posinf: object = None, neginf: object = None
 ) -> Any:
     if copy:
         return None
@@ -389,11 +389,11 @@ def polyadd(a1: Like, a2: Like) -> Any: ...
 def polyfit(
     x: Like,
     y: Like,
-    deg: Any,
-    rcond: Any = None,
+    deg: object,
+    rcond: object = None,
     full: bool = False,
     w: Like = None,
-    cov: Any = False,
+    cov: object = False,
 ) -> Asked: ...
 def polymul(a1: Like, a2: Like) -> Elements: ...
 def polyval(p: Array, x: Like) -> Any:
@@ -401,9 +401,9 @@ def polyval(p: Array, x: Like) -> Any:
         raise ValueError("p must be 1d array")
 
 
-def real_if_close(a: Like, tol: Any = 100) -> Elements: ...
+def real_if_close(a: Like, tol: object = 100) -> Elements: ...
 def roots(p: Like) -> Elements: ...
-def shares_memory(a: Array, b: Array, max_work: Any = None) -> Asked:
+def shares_memory(a: Array, b: Array, max_work: object = None) -> Asked:
     if max_work == "MAY_SHARE_BOUNDS":
         return may_share_memory(a, b)
     if max_work not in (None, "MAY_SHARE_EXACT"):
@@ -411,9 +411,9 @@ def shares_memory(a: Array, b: Array, max_work: Any = None) -> Asked:
     return make.ask("shares_memory", a, b)
 
 
-def trapezoid(y: Like, x: Like = None, dx: Any = 1.0, axis: int = -1) -> Any: ...
+def trapezoid(y: Like, x: Like = None, dx: object = 1.0, axis: int = -1) -> Any: ...
 def unwrap(
-    p: Like, discont: Any = None, axis: int = -1, *, period: Any = 6.283185307179586
+    p: Like, discont: object = None, axis: int = -1, *, period: object = 6.283185307179586
 ) -> Any: ...
 
 

@@ -16,17 +16,17 @@ from cupy._door.meta import Meta, of_view
 from cupy._door.older import zip_strict
 
 
-def reshape(a: Any, newshape: Any, order: str = "C", *, copy: Any = None) -> Any:
+def reshape(a: object, newshape: object, order: str = "C", *, copy: object = None) -> Any:
     """Return the elements in another shape."""
     return arguments.able(a, "reshape").reshape(newshape, order=order, copy=copy)
 
 
-def ravel(a: Any, order: str = "C") -> Any:
+def ravel(a: object, order: str = "C") -> Any:
     """Return the elements in one dimension."""
     return arguments.able(a, "ravel").ravel(order)
 
 
-def transpose(a: Any, axes: Any = None) -> Any:
+def transpose(a: object, axes: object = None) -> Any:
     """Return the axes in another order."""
     return arguments.able(a, "transpose").transpose(axes)
 
@@ -38,12 +38,12 @@ def matrix_transpose(x: Any, /) -> Any:
     return x.swapaxes(-1, -2)
 
 
-def swapaxes(a: Any, axis1: int, axis2: int) -> Any:
+def swapaxes(a: object, axis1: int, axis2: int) -> Any:
     """Return two axes exchanged."""
     return arguments.able(a, "swapaxes").swapaxes(axis1, axis2)
 
 
-def moveaxis(a: Any, source: Any, destination: Any) -> Any:
+def moveaxis(a: Any, source: object, destination: object) -> Any:
     """Return axes moved to other places."""
     meta: Meta = need(a)._gp_meta
     sources = arguments.axes_of(source, meta.ndim)
@@ -72,12 +72,12 @@ def rollaxis(a: Any, axis: int, start: int = 0) -> Any:
     return a.transpose(order)
 
 
-def squeeze(a: Any, axis: Any = None) -> Any:
+def squeeze(a: object, axis: object = None) -> Any:
     """Return the array without axes of length one."""
     return arguments.able(a, "squeeze").squeeze(axis)
 
 
-def broadcast_to(array: Any, shape: Any) -> Any:
+def broadcast_to(array: object, shape: object) -> Any:
     """Return a read view of the array in a larger shape."""
     source = convert.asarray(array)
     lengths = arguments.shape_of(shape)
@@ -103,7 +103,7 @@ def _cuts(indices_or_sections: Any) -> int | tuple[int, ...]:
     return arguments.plain(indices_or_sections.get() if on_device else indices_or_sections)
 
 
-def array_split(ary: Any, indices_or_sections: Any, axis: int = 0) -> list[Any]:
+def array_split(ary: object, indices_or_sections: object, axis: int = 0) -> list[Any]:
     """Split into parts that need not be equal."""
     array = need(ary)
     if not array.ndim:
@@ -124,7 +124,7 @@ def array_split(ary: Any, indices_or_sections: Any, axis: int = 0) -> list[Any]:
     return [array[(*full, slice(a, b))] for a, b in zip(cuts, cuts[1:])]
 
 
-def split(ary: Any, indices_or_sections: Any, axis: int = 0) -> list[Any]:
+def split(ary: object, indices_or_sections: object, axis: int = 0) -> list[Any]:
     """Split into equal parts, or at indices."""
     array = need(ary)
     if array.ndim <= axis:
@@ -139,7 +139,7 @@ def split(ary: Any, indices_or_sections: Any, axis: int = 0) -> list[Any]:
 
 
 def _split_along(name: str, axis: int, least: int) -> Any:
-    def function(ary: Any, indices_or_sections: Any) -> list[Any]:
+    def function(ary: Any, indices_or_sections: object) -> list[Any]:
         if need(ary).ndim < least:
             raise ValueError(f"Cannot {name} an array with less than {least} dimensions")
         at = 0 if name == "hsplit" and ary.ndim == 1 else axis
@@ -207,7 +207,7 @@ def require(a: Any, dtype: Any = None, requirements: Any = None) -> Any:
     return made.copy() if "O" in letters and made.base is not None else made
 
 
-def diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
+def diagonal(a: object, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
     """Return a view of a diagonal."""
     return arguments.able(a, "diagonal").diagonal(offset, axis1, axis2)
 

@@ -59,7 +59,7 @@ class Methods(Array):
 
     # --- views ----------------------------------------------------------------------------------
 
-    def view(self, dtype: Any = None, type: Any = None) -> Any:  # noqa: A002
+    def view(self, dtype: object = None, type: Any = None) -> Any:  # noqa: A002
         """Return a view, maybe of another dtype."""
         ndarray: Any = make.classes.ndarray
         if isinstance(dtype, _TYPE) and issubclass(dtype, ndarray):
@@ -78,7 +78,7 @@ class Methods(Array):
             looks = of_view(meta.shadow.view(kind))
         return make.view(self, "ndarray.view", (kind,), looks, type)
 
-    def reshape(self, *shape: Any, order: str = "C", copy: Any = None) -> Any:
+    def reshape(self, *shape: object, order: str = "C", copy: object = None) -> Any:
         """Return the elements in another shape, as a view where that is possible."""
         if copy is None:
             try:
@@ -132,7 +132,7 @@ class Methods(Array):
         flat = fresh(meta.dtype, (meta.size,))
         return make.forward("ndarray.flatten", (self, letter), {}, flat)
 
-    def transpose(self, *axes: Any) -> Any:
+    def transpose(self, *axes: object) -> Any:
         """Return a view with the axes in another order."""
         order: Any = axes[0] if len(axes) == 1 else axes or None
         meta = self._gp_meta
@@ -153,7 +153,7 @@ class Methods(Array):
         meta = of_view(self._gp_meta.shadow.swapaxes(axis1, axis2))
         return make.view(self, "ndarray.swapaxes", (axis1, axis2), meta)
 
-    def squeeze(self, axis: Any = None) -> Any:
+    def squeeze(self, axis: object = None) -> Any:
         """Return a view without axes of length one."""
         axis = axis if axis is None else arguments.plain(axis)
         meta = of_view(self._gp_meta.shadow.squeeze(axis))
@@ -170,10 +170,10 @@ class Methods(Array):
 
     def astype(
         self,
-        dtype: Any,
+        dtype: object,
         order: str = "K",
-        casting: Any = None,
-        subok: Any = None,
+        casting: object = None,
+        subok: object = None,
         copy: bool = True,
     ) -> Any:
         """Return the elements as another type."""
@@ -247,26 +247,26 @@ class Methods(Array):
         made._array = self
         return made
 
-    def put(self, indices: Any, values: Any, mode: str = "wrap") -> None:
+    def put(self, indices: object, values: object, mode: str = "wrap") -> None:
         """Set elements of the flattened array."""
         learned.put(self, indices, values, mode)
 
-    def _gp_scatter(self, name: str, slices: Any, value: Any) -> None:
+    def _gp_scatter(self, name: str, slices: object, value: object) -> None:
         UFUNCS[name].at(self, slices, value)
 
-    def scatter_add(self, slices: Any, value: Any) -> None:
+    def scatter_add(self, slices: object, value: object) -> None:
         """Add in place at indices."""
         self._gp_scatter("add", slices, value)
 
-    def scatter_max(self, slices: Any, value: Any) -> None:
+    def scatter_max(self, slices: object, value: object) -> None:
         """Take the maximum in place at indices."""
         self._gp_scatter("maximum", slices, value)
 
-    def scatter_min(self, slices: Any, value: Any) -> None:
+    def scatter_min(self, slices: object, value: object) -> None:
         """Take the minimum in place at indices."""
         self._gp_scatter("minimum", slices, value)
 
-    def reduced_view(self, dtype: Any = None) -> Any:
+    def reduced_view(self, dtype: object = None) -> Any:
         """Return a view with the fewest dimensions."""
         made = self.view(dtype)
         return made.ravel() if made.flags.c_contiguous else made
@@ -287,22 +287,22 @@ class Methods(Array):
     partition, sort = in_place.partition, in_place.sort
 
     def argmax(
-        self, axis: Any = None, out: Any = None, dtype: Any = None, keepdims: bool = False
+        self, axis: object = None, out: object = None, dtype: object = None, keepdims: bool = False
     ) -> Any:
         """Return the index of the maximum."""
         return REDUCTIONS["argmax"](self, axis, dtype, out, keepdims)
 
     def argmin(
-        self, axis: Any = None, out: Any = None, dtype: Any = None, keepdims: bool = False
+        self, axis: object = None, out: object = None, dtype: object = None, keepdims: bool = False
     ) -> Any:
         """Return the index of the minimum."""
         return REDUCTIONS["argmin"](self, axis, dtype, out, keepdims)
 
-    def clip(self, min: Any = None, max: Any = None, out: Any = None) -> Any:  # noqa: A002
+    def clip(self, min: object = None, max: object = None, out: object = None) -> Any:  # noqa: A002
         """Return the elements limited to a range."""
         return elementwise.clip(self, min, max, out)
 
-    def compress(self, condition: Any, axis: Any = None, out: Any = None) -> Any:
+    def compress(self, condition: object, axis: object = None, out: object = None) -> Any:
         """Return the slices where a condition holds."""
         return learned.compress(condition, self, axis, out)
 

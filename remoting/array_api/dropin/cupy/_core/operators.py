@@ -16,7 +16,7 @@ _MISSING = object()
 _NEGATIVE = UFUNCS["negative"]
 
 
-def should_defer(x: Any, y: Any) -> bool:
+def should_defer(x: object, y: object) -> bool:
     """Say whether ``x`` leaves the operation to ``y``: NEP 13, then ``__array_priority__``."""
     other = getattr(y, "__array_ufunc__", _MISSING)
     if other is not _MISSING:
@@ -28,7 +28,7 @@ def _binary(name: str, with_host: Callable[[Any, Any], Any]) -> Callable[[Any, A
     """Make an operator; ``with_host`` computes with an operand that is no device array."""
     function = UFUNCS[name]
 
-    def operator(self: Any, other: Any) -> Any:
+    def operator(self: object, other: object) -> Any:
         kind = type(other)
         if kind is type(self):
             return function.pair(self, other)
@@ -51,7 +51,7 @@ def _reflected(name: str) -> Callable[[Any, Any], Any]:
     function = UFUNCS[name]
     numpy_function: Any = getattr(np, name)
 
-    def operator(self: Any, other: Any) -> Any:
+    def operator(self: object, other: object) -> Any:
         kind = type(other)
         if kind is float or kind is int:
             return function.left(other, self)
@@ -65,7 +65,7 @@ def _reflected(name: str) -> Callable[[Any, Any], Any]:
 def _in_place(name: str) -> Callable[[Any, Any], Any]:
     function = UFUNCS[name]
 
-    def operator(self: Any, other: Any) -> Any:
+    def operator(self: object, other: object) -> Any:
         kind = type(other)
         if kind is float or kind is type(self):
             return function.into(self, other)
@@ -77,7 +77,7 @@ def _in_place(name: str) -> Callable[[Any, Any], Any]:
 def _comparison(name: str) -> Callable[[Any, Any], Any]:
     numpy_function: Any = getattr(np, name)
 
-    def with_host(self: Any, other: Any) -> Any:
+    def with_host(self: Any, other: object) -> Any:
         kind = type(other)
         if isinstance(other, np.ndarray) and other.ndim == 0:
             other = other.item()
@@ -144,30 +144,30 @@ class Operators:
 
     _gp_power = _forward("power")
 
-    def __pow__(self, other: Any, _modulo: Any = None) -> Any:
+    def __pow__(self, other: object, _modulo: object = None) -> Any:
         function, cast = _short_power(self, other)
         if function is not None:
             return function(self) if cast is None else function(self, dtype=cast)
         return self._gp_power(other)
 
-    def __divmod__(self, other: Any) -> Any:
+    def __divmod__(self, other: object) -> Any:
         if should_defer(self, other):
             return NotImplemented
         return UFUNCS["divmod"](self, other)
 
-    def __rdivmod__(self, other: Any) -> Any:
+    def __rdivmod__(self, other: object) -> Any:
         if should_defer(self, other):
             return NotImplemented
         return UFUNCS["divmod"](other, self)
 
-    def __matmul__(self, other: Any) -> Any:
+    def __matmul__(self, other: object) -> Any:
         if isinstance(other, Array):
             return products.operator(self, other)
         if should_defer(self, other):
             return NotImplemented
         return np.matmul(self, other)  # type: ignore[arg-type]
 
-    def __rmatmul__(self, other: Any) -> Any:
+    def __rmatmul__(self, other: object) -> Any:
         if should_defer(self, other):
             return NotImplemented
         return np.matmul(other, self)  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ def _computed(name: str) -> Any:
     """Make a function of polynomials: of `poly1d` if one of its arguments is one."""
     row = getattr(learned, name)
 
-    def function(a1: Any, a2: Any) -> Any:
+    def function(a1: object, a2: object) -> Any:
         made = row(a1, a2)
         return poly1d(made) if any(isinstance(each, poly1d) for each in (a1, a2)) else made
 
@@ -73,7 +73,7 @@ class poly1d:
         return self._coeffs
 
     @coeffs.setter
-    def coeffs(self, value: Any) -> None:
+    def coeffs(self, value: object) -> None:
         if value is not self._coeffs:
             raise AttributeError("Cannot set attribute")
 
@@ -101,14 +101,14 @@ class poly1d:
     def __cupy_get_ndarray__(self) -> Any:
         return self._coeffs
 
-    def get(self, stream: Any = None, out: Any = None) -> np.poly1d:
+    def get(self, stream: object = None, out: Any = None) -> np.poly1d:
         """Return the polynomial on the host."""
         if out is not None:
             self._coeffs.get(out=out.coeffs)
             return out
         return np.poly1d(self._coeffs.get(stream), variable=self._variable)
 
-    def set(self, polyin: np.poly1d, stream: Any = None) -> None:
+    def set(self, polyin: np.poly1d, stream: object = None) -> None:
         """Take over a polynomial of the host."""
         given: Any = polyin
         if not isinstance(given, np.poly1d):
@@ -125,7 +125,7 @@ class poly1d:
     def __len__(self) -> int:
         return self.order
 
-    def __call__(self, value: Any) -> Any:
+    def __call__(self, value: object) -> Any:
         return polyval(self, value)
 
     def __neg__(self) -> poly1d:
@@ -134,29 +134,29 @@ class poly1d:
     def __pos__(self) -> poly1d:
         return self
 
-    def __add__(self, other: Any) -> Any:
+    def __add__(self, other: object) -> Any:
         return poly1d(polyadd(self, other))
 
-    def __sub__(self, other: Any) -> Any:
+    def __sub__(self, other: object) -> Any:
         return poly1d(polysub(self, other))
 
-    def __mul__(self, other: Any) -> Any:
+    def __mul__(self, other: object) -> Any:
         return (
             poly1d(self._coeffs * other)
             if arguments.is_scalar(other)
             else poly1d(polymul(self, other))
         )
 
-    def __radd__(self, other: Any) -> Any:
+    def __radd__(self, other: object) -> Any:
         return poly1d(polyadd(other, self))
 
-    def __rsub__(self, other: Any) -> Any:
+    def __rsub__(self, other: object) -> Any:
         return poly1d(polysub(other, self))
 
-    def __rmul__(self, other: Any) -> Any:
+    def __rmul__(self, other: object) -> Any:
         return self * other
 
-    def __truediv__(self, other: Any) -> Any:
+    def __truediv__(self, other: object) -> Any:
         if not arguments.is_scalar(other):
             raise NotImplementedError("division of polynomials is not supported")
         return poly1d(self._coeffs / other)
@@ -186,7 +186,7 @@ class poly1d:
             return self._coeffs[self.order - power]
         return convert.array(0, dtype=self._coeffs.dtype)
 
-    def __setitem__(self, power: int, value: Any) -> None:
+    def __setitem__(self, power: int, value: object) -> None:
         if power < 0:
             raise ValueError("Negative powers are not supported.")
         if power > self.order:
@@ -200,7 +200,7 @@ class poly1d:
         """Raise: CuPy does not have it either."""
         raise NotImplementedError
 
-    def integ(self, m: int = 1, k: Any = 0) -> Any:
+    def integ(self, m: int = 1, k: object = 0) -> Any:
         """Raise: CuPy does not have it either."""
         raise NotImplementedError
 

@@ -37,7 +37,7 @@ def _matmul_shape(left: Any, right: Any) -> tuple[int, ...]:
     return batch + (left[-2:-1]) + (right[-1:] if len(right) > 1 else ())
 
 
-def _matters(key: str, value: Any) -> bool:
+def _matters(key: str, value: object) -> bool:
     """Say whether a keyword of a ufunc differs from its default."""
     return value is not None and not (key in ("casting", "order") and value in ("same_kind", "K"))
 

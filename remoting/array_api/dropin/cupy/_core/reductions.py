@@ -51,7 +51,7 @@ def boolean(_dtype: np.dtype) -> np.dtype:
     return _BOOL
 
 
-def reduced_shape(meta: Meta, axis: Any, keepdims: bool) -> tuple[int, ...]:
+def reduced_shape(meta: Meta, axis: object, keepdims: bool) -> tuple[int, ...]:
     """Return the shape of a reduction along ``axis``."""
     if axis is None and not keepdims:
         return ()
@@ -63,14 +63,14 @@ def reduced_shape(meta: Meta, axis: Any, keepdims: bool) -> tuple[int, ...]:
 
 def reduce(
     name: str,
-    a: Any,
+    a: object,
     rule: Rule,
-    axis: Any,
-    dtype: Any,
-    out: Any,
+    axis: object,
+    dtype: object,
+    out: object,
     keepdims: bool,
     empty_ok: bool = True,
-    **extra: Any,
+    **extra: object,
 ) -> Any:
     """Send one reduction."""
     if name in _BY_METHOD and hasattr(a, name) and not isinstance(a, Remote):
@@ -100,7 +100,7 @@ def reduce(
     return out
 
 
-def _keywords(axis: Any, dtype: Any, keepdims: bool, extra: dict[str, Any]) -> dict[str, Any]:
+def _keywords(axis: object, dtype: object, keepdims: bool, extra: dict[str, Any]) -> dict[str, Any]:
     keywords: dict[str, Any] = {}
     if axis is not None:
         keywords["axis"] = axis
@@ -112,7 +112,7 @@ def _keywords(axis: Any, dtype: Any, keepdims: bool, extra: dict[str, Any]) -> d
 
 
 def _plan(
-    key: Any, array: Any, rule: Rule, empty_ok: bool, extra: dict[str, Any]
+    key: Any, array: object, rule: Rule, empty_ok: bool, extra: dict[str, Any]
 ) -> tuple[Plan, bytes]:
     name, meta, axis, dtype, keepdims, _ = key
     shape = reduced_shape(meta, axis, keepdims)
@@ -156,7 +156,7 @@ def _reduction(name: str, rule: Rule, *, typed: bool, empty_ok: bool = True) -> 
 
 def _argument(name: str) -> Any:
     def function(
-        a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False
+        a: object, axis: object = None, dtype: Any = None, out: Any = None, keepdims: bool = False
     ) -> Any:
         return reduce(name, a, index, axis, dtype, out, keepdims, empty_ok=False)
 

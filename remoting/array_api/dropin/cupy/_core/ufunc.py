@@ -96,7 +96,7 @@ class ufunc:
     def __repr__(self) -> str:
         return f"<ufunc '{self.name}'>"
 
-    def resolve(self, operands: tuple[Operand, ...], dtype: Any = None) -> Loop:
+    def resolve(self, operands: tuple[Operand, ...], dtype: object = None) -> Loop:
         """Return the loop that CuPy's ``guess_routine`` chooses; TypeError if there is none."""
         key = (operands, dtype)
         found = self._resolved.get(key)
@@ -104,7 +104,7 @@ class ufunc:
             found = self._resolved[key] = self._find(operands, dtype)
         return found
 
-    def _find(self, operands: tuple[Operand, ...], dtype: Any) -> Loop:
+    def _find(self, operands: tuple[Operand, ...], dtype: object) -> Loop:
         if self._by_fields and dtype is None and dtypes.are_compared(operands):
             return self._loops[0]  # whose result has the right type
         loops = loops_for(self.operation, self._loops, operands, dtype)
@@ -235,7 +235,7 @@ class ufunc:
         plan = Plan(self.operation, nodes, (("out", "h"),), layout, ())
         return self._remember(("into", meta, other), plan)
 
-    def _remember(self, key: Any, plan: Plan) -> Plan:
+    def _remember(self, key: object, plan: Plan) -> Plan:
         if len(self._memo) >= _MEMO_MAX:
             self._memo.clear()
         self._memo[key] = plan
@@ -267,7 +267,7 @@ class ufunc:
 
     # --- the general call -----------------------------------------------------------------------
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Apply the function; ``out``, ``dtype`` and ``casting`` are as in CuPy."""
         if not kwargs and len(args) == self.nin and self.nout == 1:
             ndarray: Any = make.classes.ndarray
@@ -352,7 +352,7 @@ class ufunc:
         session.call(self.operation, inputs, keywords)
         return outs[0] if self.nout == 1 else tuple(outs)
 
-    def _outs(self, positional: tuple[Any, ...], out: Any) -> list[Any]:
+    def _outs(self, positional: tuple[Any, ...], out: object) -> list[Any]:
         outs: tuple[Any, ...] = positional
         if out is not None:
             if positional:
@@ -386,7 +386,7 @@ class ufunc:
 
     # --- methods --------------------------------------------------------------------------------
 
-    def outer(self, a: Any, b: Any, **kwargs: Any) -> Any:
+    def outer(self, a: object, b: object, **kwargs: object) -> Any:
         """Apply to all pairs of elements of two arrays."""
         left, right = convert.asarray(a), convert.asarray(b)
         return self(
@@ -395,7 +395,7 @@ class ufunc:
             **kwargs,
         )
 
-    def at(self, a: Any, indices: Any, b: Any = None) -> None:
+    def at(self, a: Any, indices: object, b: Any = None) -> None:
         """Apply in place at ``indices``, repeated ones as often as they occur."""
         if self.operation not in _AT:
             raise NotImplementedError(f"`{self.name}.at` is not supported yet")
@@ -422,7 +422,7 @@ class ufunc:
         raise NotImplementedError(f"`{self.name}.accumulate` is not supported yet")
 
     def reduceat(
-        self, array: Any, indices: Any, axis: int = 0, dtype: Any = None, out: Any = None
+        self, array: object, indices: object, axis: int = 0, dtype: object = None, out: Any = None
     ) -> Any:
         """Reduce between ``indices``; CuPy has this for ``add`` only."""
         if self.operation != "add":

@@ -42,7 +42,7 @@ def _check_plan(name: str, a: Any, s: Any, axes: Any) -> None:
 
 
 def _one(name: str) -> Any:
-    def row(a: Array, n: Any = None, axis: int = -1, norm: Any = None) -> Any:
+    def row(a: Array, n: object = None, axis: int = -1, norm: object = None) -> Any:
         _check_plan(name, a, None if n is None else (n,), (axis,))
         operation, first = _plans.transform(name)
         return _make.lazy(operation, (*first, a, n, axis, norm), {}) if first else None
@@ -50,8 +50,8 @@ def _one(name: str) -> Any:
     return row
 
 
-def _many(name: str, default: Any = None) -> Any:
-    def row(a: Array, s: Any = None, axes: Any = default, norm: Any = None) -> Any:
+def _many(name: str, default: object = None) -> Any:
+    def row(a: Array, s: object = None, axes: object = default, norm: object = None) -> Any:
         _check_plan(name, a, s, axes)
         return a if axes == () and "r" not in name else None
 
@@ -65,10 +65,10 @@ rfft2, irfft2 = _many("rfft2", (-2, -1)), _many("irfft2", (-2, -1))
 fftn, ifftn, rfftn, irfftn = _many("fftn"), _many("ifftn"), _many("rfftn"), _many("irfftn")
 
 
-def fftfreq(n: Count, d: Any = 1.0) -> Any: ...
-def fftshift(x: Like, axes: Any = None) -> Any: ...
-def ifftshift(x: Like, axes: Any = None) -> Any: ...
-def rfftfreq(n: Count, d: Any = 1.0) -> Any: ...
+def fftfreq(n: Count, d: object = 1.0) -> Any: ...
+def fftshift(x: Like, axes: object = None) -> Any: ...
+def ifftshift(x: Like, axes: object = None) -> Any: ...
+def rfftfreq(n: Count, d: object = 1.0) -> Any: ...
 
 
 _learning.rows(globals(), "fft.", special=_is_special)

@@ -46,12 +46,12 @@ def view_dtype_of(dtype: Any) -> np.dtype:
     return made if made.char in "mM" and made.isnative else dtype_of(made)
 
 
-def is_scalar(value: Any) -> bool:
+def is_scalar(value: object) -> bool:
     """Say whether a value is a number or text of the host; `numpy.isscalar` without its guard."""
     return bool(np.isscalar(value))
 
 
-def operand(value: Any) -> Any:
+def operand(value: object) -> Any:
     """Return ``value`` as an array or scalar that a kernel takes; TypeError for host arrays.
 
     CuPy never uploads operands by itself (cupy#589): the cost would be hidden.
@@ -70,7 +70,7 @@ def operand(value: Any) -> Any:
     raise TypeError(f"Unsupported type {type(value)}")
 
 
-def operand_type(value: Any) -> Any:
+def operand_type(value: object) -> Any:
     """Return an operand's dtype, or int, float, complex for a Python number."""
     if isinstance(value, Remote):
         return value._gp_meta.dtype  # type: ignore[attr-defined]
@@ -98,13 +98,13 @@ def check_out(out: Any, source: np.dtype, shape: tuple[int, ...]) -> None:
     check_cast(source, out.dtype, "same_kind")
 
 
-def check_number(value: Any, dtype: np.dtype) -> None:
+def check_number(value: object, dtype: np.dtype) -> None:
     """Raise for a number of Python that a whole type cannot hold, as the worker's NumPy would."""
     if isinstance(value, _PYTHON_NUMBERS) and dtype.kind in "iu":
         np.empty((), dtype)[()] = value.real if isinstance(value, complex) else value
 
 
-def check_kind(kind: Any) -> None:
+def check_kind(kind: object) -> None:
     """Raise for a kind of sorting that CuPy does not have."""
     if kind is not None and kind != "stable":
         raise ValueError(f"kind can only be None or 'stable', got {kind}")
@@ -148,13 +148,13 @@ def plain(value: Any) -> int | tuple[int, ...]:
     return tuple([int(_integer(item)) for item in value])
 
 
-def integers(value: Any) -> tuple[int, ...]:
+def integers(value: object) -> tuple[int, ...]:
     """Return an integer, or those of any sequence, as a tuple."""
     made = plain(value)
     return made if isinstance(made, tuple) else (made,)
 
 
-def axes_of(axis: Any, ndim: int) -> tuple[int, ...]:
+def axes_of(axis: object, ndim: int) -> tuple[int, ...]:
     """Return non-negative axes, all of them for None; ValueError for duplicates."""
     if axis is None:
         return tuple(range(ndim))
@@ -164,7 +164,7 @@ def axes_of(axis: Any, ndim: int) -> tuple[int, ...]:
     return made
 
 
-def shape_of(shape: Any) -> tuple[int, ...]:
+def shape_of(shape: object) -> tuple[int, ...]:
     """Return a shape as a tuple of non-negative ints; True is 1, as in CuPy."""
     if type(shape) is tuple:
         for length in shape:
@@ -202,12 +202,12 @@ def normalize_order(order: str | None) -> str:
     return letter
 
 
-def is_array(value: Any) -> bool:
+def is_array(value: object) -> bool:
     """Say whether a value is an array on a device."""
     return isinstance(value, Array)
 
 
-def need(a: Any, name: str = "a") -> Any:
+def need(a: object, name: str = "a") -> Any:
     """Return ``a`` if it is a device array; CuPy's functions take nothing else."""
     if isinstance(a, Array):
         return a
@@ -219,7 +219,7 @@ def need(a: Any, name: str = "a") -> Any:
     )
 
 
-def able(a: Any, method: str) -> Any:
+def able(a: object, method: str) -> Any:
     """Return an object with this method: ``a`` itself, or the array that it converts to."""
     return a if hasattr(a, method) else need(a)
 

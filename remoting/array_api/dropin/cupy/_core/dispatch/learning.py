@@ -65,7 +65,7 @@ _FLOATS = frozenset((float,))
 
 
 def rows(
-    module: dict[str, Any], prefix: str = "", also: str = "", special: Any = None
+    module: dict[str, Any], prefix: str = "", also: str = "", special: object = None
 ) -> dict[str, Any]:
     """Put functions in the place of a module's rows; return them by name.
 
@@ -169,7 +169,7 @@ def keep(brief: Any, name: str, args: Any, kwargs: Any, *metas: Any) -> None:
         _keep(brief, plan, values, form)
 
 
-def _keep(brief: Any, plan: Plan, values: list[Any], form: Any) -> None:
+def _keep(brief: Any, plan: Plan, values: list[Any], form: object) -> None:
     session, kind, given = brief
     arrays = sum([type(each) is Meta for each in kind])
     same = str(plan.packer.format).count("Q") == 1 + arrays  # none of the arguments became one
@@ -223,7 +223,7 @@ class _Row:
         result = self._run(made, named, brief)
         return result if out is None else out
 
-    def _travelling(self, at: int, arg: Any) -> Any:
+    def _travelling(self, at: int, arg: object) -> Any:
         if at >= len(self.places):
             return _travelling(self.rest, "a", arg)
         name = self.places[at]
@@ -234,7 +234,7 @@ class _Row:
         given = {**dict(zip(self.places, args)), **kwargs}
         return any(self.kinds.get(at) == "Decides" and is_array(x) for at, x in given.items())
 
-    def _run(self, args: Any, kwargs: Any, brief: Any) -> Any:
+    def _run(self, args: Any, kwargs: Any, brief: object) -> Any:
         session: Any = make.session_of(*args, *kwargs.values())
         kind: Any = judged.EACH
         if self.result != "Asked" and not self._decided(args, kwargs):
@@ -279,7 +279,7 @@ _RESULTS_MAX = 32
 """Results that one call may have."""
 
 
-def _travelling(kind: Any, name: str, value: Any) -> Any:
+def _travelling(kind: object, name: str, value: Any) -> Any:
     """Return an argument as it travels to a parameter of a kind; TypeError if it cannot."""
     if value is None or is_array(value):
         return value
@@ -308,7 +308,7 @@ def _formed(form: Any, parts: list[Any]) -> Any:
     return parts if form is list else tuple(parts) if form is tuple else form(*parts)
 
 
-def _send(session: Any, plan: Plan, values: list[Any], form: Any) -> Any:
+def _send(session: Any, plan: Plan, values: list[Any], form: object) -> Any:
     """Send a call of a known kind; return its results."""
     if form is _LATER:
         array = make.result(session, 0, None, 0)

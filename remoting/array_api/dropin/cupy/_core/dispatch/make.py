@@ -26,7 +26,7 @@ _new = object.__new__
 _MEMO_MAX = 1 << 14
 
 
-def is_subclassed(item: Any) -> bool:
+def is_subclassed(item: object) -> bool:
     """Say whether it is an array of a class that a program derived, which results then have."""
     return isinstance(item, Remote) and type(item) is not classes.ndarray
 
@@ -63,7 +63,7 @@ def in_place(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     session_of(*args, *kwargs.values()).call(name, args, kwargs)
 
 
-def ask(name: str, *args: Any, **kwargs: Any) -> Any:
+def ask(name: str, *args: object, **kwargs: object) -> Any:
     """Run a call and wait for its result, of any structure."""
     return session_of(*args, *kwargs.values()).ask(name, args, kwargs)
 
@@ -101,7 +101,7 @@ def looks(args: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple([arg._gp_known if type(arg) is ndarray else type(arg) for arg in args])
 
 
-def send_mixed(args: tuple[Any, ...], plan: Plan, frame: Any) -> Any:
+def send_mixed(args: tuple[Any, ...], plan: Plan, frame: object) -> Any:
     """Send a planned call on arrays and floats; return the new array."""
     session = session_of(*args)
     values: list[Any] = []
@@ -149,7 +149,7 @@ def send_view(source: Any, plan: Plan, tail: bytes, frame: Any) -> Any:
     return array
 
 
-def remember(memo: dict[Any, Any], key: Any, value: Any) -> Any:
+def remember(memo: dict[Any, Any], key: object, value: object) -> Any:
     """Keep ``value`` for the next call of the same looks, in a memo of bounded size."""
     if len(memo) >= _MEMO_MAX:
         memo.clear()
@@ -173,7 +173,7 @@ _made: dict[Any, tuple[Plan, bytes]] = {}
 
 
 def new(
-    name: str, shape: tuple[int, ...], dtype: Any, order: str = "C", session: Any = None
+    name: str, shape: tuple[int, ...], dtype: object, order: str = "C", session: Any = None
 ) -> Any:
     """Return a new array on the current device, by an operation that needs only its looks."""
     session = session or pool.current()
@@ -194,13 +194,13 @@ def new(
 
 
 def empty(
-    shape: tuple[int, ...], dtype: Any, session: Session | None = None, order: str = "C"
+    shape: tuple[int, ...], dtype: object, session: Session | None = None, order: str = "C"
 ) -> Any:
     """Return a new uninitialised array on the current device."""
     return new("door.empty", shape, dtype, order, session)
 
 
-def full(shape: tuple[int, ...], value: Any, dtype: Any, order: str = "C") -> Any:
+def full(shape: tuple[int, ...], value: object, dtype: object, order: str = "C") -> Any:
     """Return a new array of one value."""
     kind = dtype_of(dtype)
     dtypes.check_kernel(kind)
@@ -210,7 +210,7 @@ def full(shape: tuple[int, ...], value: Any, dtype: Any, order: str = "C") -> An
     return result(session, handle, meta, device)
 
 
-def as_strided(x: Any, shape: Any = None, strides: Any = None) -> Any:
+def as_strided(x: Any, shape: object = None, strides: object = None) -> Any:
     """Return a view with any shape and strides; they are not checked."""
     meta: Meta = x._gp_meta
     lengths = meta.shape if shape is None else shape_of(shape)

@@ -70,13 +70,13 @@ def _download(source: Any, order: str, out: np.ndarray | None) -> np.ndarray:
     elif order == "F" or (order == "A" and source._gp_meta.contiguity == (False, True)):
         letter = "F"
 
-    def host(_: Any = None) -> np.ndarray:
+    def host(_: object = None) -> np.ndarray:
         meta: Meta = source._gp_known
         target = out if out is not None else np.empty(meta.shape, meta.dtype, order=letter)  # type: ignore[call-overload]
         made.append(target)
         return target
 
-    def sink(_body: Any, _nbytes: int) -> memoryview:
+    def sink(_body: object, _nbytes: int) -> memoryview:
         flat = host().reshape(-1, order=letter)  # type: ignore[call-overload]
         return host_bytes(flat.view(np.uint8))
 
