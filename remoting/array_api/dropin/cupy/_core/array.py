@@ -20,7 +20,7 @@ from cupy._core.ufunc import UFUNCS
 from cupy._door import state
 from cupy._door.meta import intern, reshaped
 
-_frame = sys._getframe  # pyright: ignore[reportPrivateUsage]
+_frame = sys._getframe
 _PYTHON_SCALARS = (int, float, bool, complex)
 
 
@@ -76,7 +76,7 @@ class ndarray(Operators, Methods):
         memptr: Any = None,
         strides: Any = None,
         order: str | None = "C",
-    ) -> Any:
+    ) -> ndarray:
         """Make an uninitialised array, or one over memory that ``memptr`` points to."""
         lengths = arguments.shape_of(shape)
         if len(lengths) > 64:
@@ -335,19 +335,19 @@ class ndarray(Operators, Methods):
     __setitem__ = indexing.setitem
 
     @property
-    def T(self) -> Any:
+    def T(self) -> ndarray:
         """The transpose, as a view."""
         plan = TRANSPOSED.get(self._gp_known)
         return self.transpose() if plan is None else make.send_view(self, plan, b"", _frame(1))
 
     @property
-    def mT(self) -> Any:
+    def mT(self) -> ndarray:
         """The transpose of the last two axes, as a view."""
         if self.ndim < 2:
             raise ValueError("matrix transpose with ndim < 2 is undefined")
         return self.swapaxes(-1, -2)
 
-    def _gp_component(self, name: str, first: bool) -> Any:
+    def _gp_component(self, name: str, first: bool) -> ndarray:
         meta = self._gp_meta
         if meta.dtype.kind != "c":
             if first:
@@ -357,7 +357,7 @@ class ndarray(Operators, Methods):
         return make.view(self, name, (), intern(half, meta.shape, meta.strides))
 
     @property
-    def real(self) -> Any:
+    def real(self) -> ndarray:
         """The real part, as a view."""
         return self._gp_component("ndarray.real", True)
 
@@ -366,7 +366,7 @@ class ndarray(Operators, Methods):
         self._gp_component("ndarray.real", True)[...] = value
 
     @property
-    def imag(self) -> Any:
+    def imag(self) -> ndarray:
         """The imaginary part, as a view; zeros for real arrays."""
         return self._gp_component("ndarray.imag", False)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from cupy._core.dispatch import make
 from cupy._core.dispatch.arguments import (
     dtype_of,
     integers,
+    is_array,
     is_scalar,
     normalize_order,
     shape_of,
@@ -23,13 +24,16 @@ from cupy._door.arrays import Array
 from cupy._door.calls import Plan, Remote
 from cupy._door.meta import Meta, contiguous_strides, fresh, intern, keep_order
 
+if TYPE_CHECKING:
+    from cupy._core.array import ndarray
+
 ARRAY_PROTOCOLS = ("__cupy_get_ndarray__", "__cuda_array_interface__")
 """Attributes of an object that is an array on a device, or describes one."""
 
 
-def asarray(value: object) -> Any:
+def asarray(value: object) -> ndarray:
     """Return ``value`` as an array on the device, uploading it if it is none yet."""
-    return value if isinstance(value, Array) else array(value)
+    return value if is_array(value) else array(value)
 
 
 def operand(value: object) -> Any:
@@ -69,7 +73,7 @@ def array(
     return made
 
 
-def from_interface(obj: Any) -> Any:
+def from_interface(obj: Any) -> ndarray:
     """Return the array that an object describes by ``__cuda_array_interface__``, without a copy.
 
     Raises:
@@ -121,7 +125,7 @@ def _described_dtype(described: Any) -> np.dtype:
     return view_dtype_of(np.dtype(made))
 
 
-def _from_host(obj: object, dtype: object, copy: object, order: str, ndmin: int) -> Any:
+def _from_host(obj: object, dtype: object, copy: object, order: str, ndmin: int) -> ndarray:
     if copy is False:
         raise ValueError("Unable to avoid copy while creating an array as requested.")
     letter = order if order in ("C", "F") else "K" if isinstance(obj, np.ndarray) else "C"
@@ -171,7 +175,7 @@ def _from_nested(obj: object, dtype: object, order: str, ndmin: int) -> Any:
     return made.reshape((1,) * (ndmin - made.ndim) + made.shape) if made.ndim < ndmin else made
 
 
-def _from_device(obj: Any, dtype: Any, copy: Any, order: str, ndmin: int) -> Any:
+def _from_device(obj: Any, dtype: Any, copy: Any, order: str, ndmin: int) -> ndarray:
     kind = obj.dtype if dtype is None else dtype_of(dtype)
     here = state.local.context[0]
     if obj._gp_device != here:
@@ -196,7 +200,7 @@ def _has_order(meta: Meta, letter: str) -> bool:
     return {"K": True, "A": c or f, "C": c, "F": f}[letter]
 
 
-def astype(source: Any, dtype: Any, order: str | None, copy: object) -> Any:
+def astype(source: Any, dtype: Any, order: str | None, copy: object) -> ndarray:
     """Return a converted copy, or the array itself where ``copy`` allows and nothing changes.
 
     ``copy``: True always, None if needed, False never (ValueError if it would be needed).

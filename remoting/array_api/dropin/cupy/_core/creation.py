@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,30 +12,33 @@ from cupy._core.dispatch.arguments import need
 from cupy._door import dtypes
 from cupy._door.meta import Meta, fresh, intern, keep_order
 
+if TYPE_CHECKING:
+    from cupy._core.array import ndarray
 
-def empty(shape: object, dtype: object = float, order: str = "C") -> Any:
+
+def empty(shape: object, dtype: object = float, order: str = "C") -> ndarray:
     """Return a new array without setting its elements."""
     return make.empty(arguments.shape_of(shape), dtype, order=_c_or_f(order))
 
 
-def zeros(shape: object, dtype: object = float, order: str = "C") -> Any:
+def zeros(shape: object, dtype: object = float, order: str = "C") -> ndarray:
     """Return a new array of zeros."""
     return make.new("door.zeros", arguments.shape_of(shape), dtype, _c_or_f(order))
 
 
-def ones(shape: object, dtype: object = float, order: str = "C") -> Any:
+def ones(shape: object, dtype: object = float, order: str = "C") -> ndarray:
     """Return a new array of ones."""
     return make.full(arguments.shape_of(shape), 1, dtype, _c_or_f(order))
 
 
-def full(shape: object, fill_value: Any, dtype: Any = None, order: str = "C") -> Any:
+def full(shape: object, fill_value: Any, dtype: Any = None, order: str = "C") -> ndarray:
     """Return a new array of one value."""
     if dtype is None:
         dtype = fill_value.dtype if arguments.is_array(fill_value) else np.array(fill_value).dtype
     return _filled(empty(shape, dtype, order), fill_value)
 
 
-def _filled(made: Any, value: Any) -> Any:
+def _filled(made: Any, value: Any) -> ndarray:
     if isinstance(value, np.ndarray) and value.size == 1:
         value = value.reshape(())
     if arguments.is_array(value):
@@ -82,7 +85,7 @@ def _dense(meta: Meta) -> tuple[tuple[int, ...], Any, str] | None:
     return meta.shape, meta.dtype, "C" if c else "F"
 
 
-def _allocate(meta: Meta, name: str) -> Any:
+def _allocate(meta: Meta, name: str) -> ndarray:
     dense = _dense(meta)
     if dense is not None:
         return make.forward(name, dense, {}, meta)
@@ -98,21 +101,21 @@ def _allocate(meta: Meta, name: str) -> Any:
 
 def empty_like(
     prototype: object, dtype: object = None, order: str = "K", subok: Any = None, shape: Any = None
-) -> Any:
+) -> ndarray:
     """Return a new array that looks like another."""
     return _allocate(_like(prototype, dtype, order, subok, shape), "door.empty")
 
 
 def zeros_like(
     a: object, dtype: object = None, order: str = "K", subok: object = None, shape: object = None
-) -> Any:
+) -> ndarray:
     """Return zeros that look like another array."""
     return _allocate(_like(a, dtype, order, subok, shape), "door.zeros")
 
 
 def ones_like(
     a: object, dtype: object = None, order: str = "K", subok: object = None, shape: object = None
-) -> Any:
+) -> ndarray:
     """Return ones that look like another array."""
     return full_like(a, 1, dtype, order, subok, shape)
 
@@ -124,12 +127,12 @@ def full_like(
     order: str = "K",
     subok: object = None,
     shape: object = None,
-) -> Any:
+) -> ndarray:
     """Return an array of one value that looks like another array."""
     return _filled(empty_like(a, dtype, order, subok, shape), fill_value)
 
 
-def arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) -> Any:
+def arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) -> ndarray:
     """Return evenly spaced values within an interval."""
     first: Any
     first, last = (0, start) if stop is None else (start, stop)

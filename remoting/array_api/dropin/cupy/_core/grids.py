@@ -1,7 +1,9 @@
 """Objects that index or walk arrays: `r_`, `mgrid`, `broadcast`, `flatiter`, index arrays."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +17,9 @@ from cupy._core.manipulation import broadcast_to
 from cupy._core.queries import result_type
 from cupy._core.ufunc import broadcast as common_shape
 
+if TYPE_CHECKING:
+    from cupy._core.array import ndarray
+
 
 class AxisConcatenator:
     """The type of ``r_`` and ``c_``: indexing that joins."""
@@ -24,7 +29,7 @@ class AxisConcatenator:
         self.ndmin = ndmin
         self.trans1d = trans1d
 
-    def __getitem__(self, key: object) -> Any:
+    def __getitem__(self, key: object) -> ndarray:
         items = key if isinstance(key, tuple) else (key,)
         if any(isinstance(item, (slice, str)) for item in items):
             raise NotImplementedError("slices and text are not supported")
@@ -110,7 +115,7 @@ class flatiter:
     def __len__(self) -> int:
         return self.base.size
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: Any) -> ndarray:
         return self.base.ravel()[_flat_index(index)].copy()
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -124,11 +129,11 @@ class flatiter:
         if not self.base.flags.c_contiguous:
             self.base[...] = flat.reshape(self.base.shape)
 
-    def __iter__(self) -> "flatiter":
+    def __iter__(self) -> flatiter:
         self._next = 0
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> ndarray:
         place = self._next
         if place >= self.base.size:
             raise StopIteration

@@ -1,7 +1,9 @@
 """Arrays from and to the host: conversions, files and text of this machine."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -10,15 +12,18 @@ from cupy._core.dispatch import make, transfers
 from cupy._core.dispatch.arguments import able, is_array, need
 from cupy._core.ufunc import UFUNCS
 
+if TYPE_CHECKING:
+    from cupy._core.array import ndarray
+
 
 def asarray(
     a: object, dtype: object = None, order: Any = None, *, copy: Any = None, blocking: bool = False
-) -> Any:
+) -> ndarray:
     """Return an array on the device, the same one if nothing has to change."""
     return convert.array(a, dtype, copy, order or "K", blocking=blocking)
 
 
-def asarray_chkfinite(a: object, dtype: object = None, order: object = None) -> Any:
+def asarray_chkfinite(a: object, dtype: object = None, order: object = None) -> ndarray:
     """Return an array; ValueError if it holds infinities or NaN."""
     made = asarray(a, dtype, order)
     if not bool(UFUNCS["isfinite"](made).all()):
@@ -26,19 +31,19 @@ def asarray_chkfinite(a: object, dtype: object = None, order: object = None) -> 
     return made
 
 
-def asfarray(a: object, dtype: Any = np.float64) -> Any:
+def asfarray(a: object, dtype: Any = np.float64) -> ndarray:
     """Return an array of floats."""
     if not np.issubdtype(dtype, np.inexact):
         dtype = np.float64
     return asarray(a, dtype)
 
 
-def ascontiguousarray(a: object, dtype: object = None) -> Any:
+def ascontiguousarray(a: object, dtype: object = None) -> ndarray:
     """Return an array in C order, of at least one dimension."""
     return convert.array(a, dtype, None, "C", ndmin=1)
 
 
-def asfortranarray(a: object, dtype: object = None) -> Any:
+def asfortranarray(a: object, dtype: object = None) -> ndarray:
     """Return an array in Fortran order."""
     return convert.array(a, dtype, None, "F", ndmin=1)
 
@@ -65,12 +70,12 @@ def copy(a: object, order: str = "K") -> Any:
     return able(a, "copy").copy(order=order)
 
 
-def astype(x: object, dtype: object, /, *, copy: bool = True) -> Any:
+def astype(x: object, dtype: object, /, *, copy: bool = True) -> ndarray:
     """Return a converted array."""
     return need(x).astype(dtype, copy=copy)
 
 
-def from_dlpack(array: Any, *, device: object = None, copy: object = None) -> Any:
+def from_dlpack(array: Any, *, device: object = None, copy: object = None) -> ndarray:
     """Return a copy on the device of an array that another library exports on the host."""
     if is_array(array):
         return array
@@ -105,13 +110,13 @@ class _Archive:
     def __init__(self, archive: Any) -> None:
         self.npz_file = archive
 
-    def __enter__(self) -> "_Archive":
+    def __enter__(self) -> _Archive:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __getitem__(self, key: str) -> Any:
+    def __getitem__(self, key: str) -> ndarray:
         return convert.array(self.npz_file[key])
 
     def __contains__(self, key: str) -> bool:

@@ -1,10 +1,12 @@
 """Reading and writing parts of arrays, with the shapes known before anything is sent."""
 
+from __future__ import annotations
+
 import os
 import struct
 import sys
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +16,9 @@ from cupy._door import state, wire
 from cupy._door.calls import Plan, Remote, plan_of
 from cupy._door.meta import Meta, fresh, intern, of_view
 
+if TYPE_CHECKING:
+    from cupy._core.array import ndarray
+
 _FULL = slice(None)
 _SLICE_COPY = os.environ.get("CUPY_EXPERIMENTAL_SLICE_COPY", "").strip() == "1"
 _NOTHING = object()
@@ -21,7 +26,7 @@ _NOTHING = object()
 _INT = struct.Struct("<q").pack
 _HANDLE = struct.Struct("<Q").pack
 _FLOAT = struct.Struct("<d").pack
-_frame = sys._getframe  # pyright: ignore[reportPrivateUsage]
+_frame = sys._getframe
 
 
 def prepare(index: object) -> tuple[Any, ...]:
@@ -62,7 +67,7 @@ def _end(item: slice, name: str) -> Any:
         raise TypeError(text) from None
 
 
-def _index_array(item: object) -> Any:
+def _index_array(item: object) -> ndarray:
     if isinstance(item, (list, tuple)) and not convert.has_device_leaf(item):
         host = np.asarray(item)  # ValueError for lists of unequal lengths
         item = host if host.size else host.astype(np.int32)  # no indices, not an empty mask
@@ -87,7 +92,7 @@ _rows: dict[Any, tuple[Plan, int]] = {}
 _parts: dict[Any, tuple[Plan, bytes]] = {}
 
 
-def getitem(a: Any, index: Any) -> Any:
+def getitem(a: Any, index: Any) -> ndarray:
     """Return ``a[index]``: a view for basic indices, a copy for arrays."""
     kind = type(index)
     if kind is int:
@@ -131,7 +136,7 @@ def _is_names(index: object) -> bool:
     )
 
 
-def _fields(a: Any, index: Any) -> Any:
+def _fields(a: Any, index: Any) -> ndarray:
     """Return the view of one field of structures, or of those with some of the fields."""
     meta: Meta = a._gp_meta
     if isinstance(index, list):

@@ -1,7 +1,9 @@
 """Joining arrays, and the axes of length one that they gain for it."""
 
+from __future__ import annotations
+
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -10,8 +12,11 @@ from cupy._core.dispatch import arguments, learning, make
 from cupy._core.dispatch.arguments import need
 from cupy._door.meta import fresh, of_view
 
+if TYPE_CHECKING:
+    from cupy._core.array import ndarray
 
-def expand_dims(a: object, axis: object) -> Any:
+
+def expand_dims(a: object, axis: object) -> ndarray:
     """Return the array with new axes of length one."""
     array = need(a)
     places = (axis,) if type(axis) is int else arguments.integers(axis)
@@ -58,7 +63,7 @@ def _device_arrays(tup: Any) -> list[Any]:
 
 def concatenate(
     tup: object, axis: object = 0, out: Any = None, *, dtype: Any = None, casting: str = "same_kind"
-) -> Any:
+) -> ndarray:
     """Join arrays along an axis."""
     plain = out is None and dtype is None and casting == "same_kind"
     brief = learning.short("concatenate", (tup, axis), {}) if plain else None
@@ -108,7 +113,7 @@ def _zero_dimensional() -> int:
 
 def stack(
     tup: object, axis: int = 0, out: object = None, *, dtype: Any = None, casting: str = "same_kind"
-) -> Any:
+) -> ndarray:
     """Join arrays along a new axis."""
     plain = out is None and dtype is None and casting == "same_kind"
     brief = learning.short("stack", (tup, axis), {}) if plain else None
@@ -130,13 +135,13 @@ def stack(
     return make.forward("stack", (arrays, axis), {}, looks)
 
 
-def vstack(tup: object, *, dtype: object = None, casting: str = "same_kind") -> Any:
+def vstack(tup: object, *, dtype: object = None, casting: str = "same_kind") -> ndarray:
     """Join arrays vertically."""
     arrays = [atleast_2d(item) for item in _device_arrays(tup)]
     return concatenate(arrays, 0, dtype=dtype, casting=casting)
 
 
-def row_stack(tup: object, *, dtype: object = None, casting: str = "same_kind") -> Any:
+def row_stack(tup: object, *, dtype: object = None, casting: str = "same_kind") -> ndarray:
     """Join arrays vertically, under the name that NumPy 2 deprecates."""
     warnings.warn(
         "`row_stack` alias is deprecated. Use `cupy.vstack` directly.",
@@ -146,19 +151,19 @@ def row_stack(tup: object, *, dtype: object = None, casting: str = "same_kind") 
     return vstack(tup, dtype=dtype, casting=casting)
 
 
-def hstack(tup: object, *, dtype: object = None, casting: str = "same_kind") -> Any:
+def hstack(tup: object, *, dtype: object = None, casting: str = "same_kind") -> ndarray:
     """Join arrays horizontally."""
     arrays = [atleast_1d(item) for item in _device_arrays(tup)]
     axis = 0 if arrays and arrays[0].ndim == 1 else 1
     return concatenate(arrays, axis, dtype=dtype, casting=casting)
 
 
-def dstack(tup: object) -> Any:
+def dstack(tup: object) -> ndarray:
     """Join arrays along the third axis."""
     return concatenate([atleast_3d(item) for item in _device_arrays(tup)], 2)
 
 
-def column_stack(tup: Any) -> Any:
+def column_stack(tup: Any) -> ndarray:
     """Join vectors as columns."""
     arrays = [need(item) for item in tup]
     if any(array.ndim not in (1, 2) for array in arrays):
@@ -166,7 +171,7 @@ def column_stack(tup: Any) -> Any:
     return concatenate([a[:, None] if a.ndim == 1 else a for a in arrays], 1)
 
 
-def append(arr: object, values: object, axis: object = None) -> Any:
+def append(arr: object, values: object, axis: object = None) -> ndarray:
     """Return an array with values added at its end."""
     array = convert.asarray(arr)
     more = convert.asarray(values)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,35 +15,38 @@ from cupy._core.ufunc import broadcast
 from cupy._door.meta import Meta, of_view
 from cupy._door.older import zip_strict
 
+if TYPE_CHECKING:
+    from cupy._core.array import ndarray
 
-def reshape(a: object, newshape: object, order: str = "C", *, copy: object = None) -> Any:
+
+def reshape(a: object, newshape: object, order: str = "C", *, copy: object = None) -> ndarray:
     """Return the elements in another shape."""
     return arguments.able(a, "reshape").reshape(newshape, order=order, copy=copy)
 
 
-def ravel(a: object, order: str = "C") -> Any:
+def ravel(a: object, order: str = "C") -> ndarray:
     """Return the elements in one dimension."""
     return arguments.able(a, "ravel").ravel(order)
 
 
-def transpose(a: object, axes: object = None) -> Any:
+def transpose(a: object, axes: object = None) -> ndarray:
     """Return the axes in another order."""
     return arguments.able(a, "transpose").transpose(axes)
 
 
-def matrix_transpose(x: Any, /) -> Any:
+def matrix_transpose(x: Any, /) -> ndarray:
     """Return the transpose of the last two axes."""
     if x.ndim < 2:
         raise ValueError(f"Input array must be at least 2-dimensional, but it is {x.ndim}")
     return x.swapaxes(-1, -2)
 
 
-def swapaxes(a: object, axis1: int, axis2: int) -> Any:
+def swapaxes(a: object, axis1: int, axis2: int) -> ndarray:
     """Return two axes exchanged."""
     return arguments.able(a, "swapaxes").swapaxes(axis1, axis2)
 
 
-def moveaxis(a: Any, source: object, destination: object) -> Any:
+def moveaxis(a: Any, source: object, destination: object) -> ndarray:
     """Return axes moved to other places."""
     meta: Meta = need(a)._gp_meta
     sources = arguments.axes_of(source, meta.ndim)
@@ -58,7 +61,7 @@ def moveaxis(a: Any, source: object, destination: object) -> Any:
     return a.transpose(order) if order else a.view()
 
 
-def rollaxis(a: Any, axis: int, start: int = 0) -> Any:
+def rollaxis(a: Any, axis: int, start: int = 0) -> ndarray:
     """Return an axis rolled back to a place."""
     ndim = need(a).ndim
     at = arguments.axis_of(axis, ndim)
@@ -77,7 +80,7 @@ def squeeze(a: object, axis: object = None) -> Any:
     return arguments.able(a, "squeeze").squeeze(axis)
 
 
-def broadcast_to(array: object, shape: object) -> Any:
+def broadcast_to(array: object, shape: object) -> ndarray:
     """Return a read view of the array in a larger shape."""
     source = convert.asarray(array)
     lengths = arguments.shape_of(shape)
@@ -151,7 +154,7 @@ def _split_along(name: str, axis: int, least: int) -> Any:
 # --- rearranging ----------------------------------------------------------------------------------
 
 
-def flip(a: Any, axis: Any = None) -> Any:
+def flip(a: Any, axis: Any = None) -> ndarray:
     """Return a view with axes reversed."""
     array = a if hasattr(a, "ndim") else need(a)
     axes = arguments.axes_of(axis, array.ndim)
@@ -159,21 +162,21 @@ def flip(a: Any, axis: Any = None) -> Any:
     return array[index] if index else array.view()
 
 
-def fliplr(a: Any) -> Any:
+def fliplr(a: Any) -> ndarray:
     """Return a view with the second axis reversed."""
     if np.ndim(a) < 2:
         raise ValueError("Input must be >= 2-d")
     return a[:, ::-1]
 
 
-def flipud(a: Any) -> Any:
+def flipud(a: Any) -> ndarray:
     """Return a view with the first axis reversed."""
     if np.ndim(a) < 1:
         raise ValueError("Input must be >= 1-d")
     return a[::-1]
 
 
-def pad_by(source: Any, pad_width: Any, function: Any, kwargs: Any) -> Any:
+def pad_by(source: Any, pad_width: Any, function: Any, kwargs: Any) -> ndarray:
     """Return the array with borders that a function of the program fills."""
     widths = np.broadcast_to(pad_width, (source.ndim, 2)).tolist()
     shape = tuple(length + a + b for length, (a, b) in zip_strict(source.shape, widths))
@@ -189,7 +192,7 @@ def pad_by(source: Any, pad_width: Any, function: Any, kwargs: Any) -> Any:
 _REQUIREMENTS = ["C", "CONTIGUOUS", "C_CONTIGUOUS", "F", "FORTRAN", "F_CONTIGUOUS", "O", "OWNDATA"]
 
 
-def require(a: Any, dtype: Any = None, requirements: Any = None) -> Any:
+def require(a: Any, dtype: Any = None, requirements: Any = None) -> ndarray:
     """Return an array that meets requirements of dtype and layout."""
     given = [requirements] if isinstance(requirements, str) else requirements or []
     wanted = {str(item).upper() for item in given}
@@ -207,7 +210,7 @@ def require(a: Any, dtype: Any = None, requirements: Any = None) -> Any:
     return made.copy() if "O" in letters and made.base is not None else made
 
 
-def diagonal(a: object, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
+def diagonal(a: object, offset: int = 0, axis1: int = 0, axis2: int = 1) -> ndarray:
     """Return a view of a diagonal."""
     return arguments.able(a, "diagonal").diagonal(offset, axis1, axis2)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,8 +19,11 @@ from cupy._door.calls import Plan, Remote, remote_object
 from cupy._door.meta import fresh, intern, keep_order, of_view, reshaped
 from cupy._door.older import zip_strict
 
+if TYPE_CHECKING:
+    from cupy._core.array import ndarray
+
 _TYPE = type
-_frame = sys._getframe  # pyright: ignore[reportPrivateUsage]
+_frame = sys._getframe
 
 TRANSPOSED: dict[Any, Plan] = {}
 _reshaped: dict[Any, tuple[Plan, bytes]] = {}
@@ -78,7 +81,7 @@ class Methods(Array):
             looks = of_view(meta.shadow.view(kind))
         return make.view(self, "ndarray.view", (kind,), looks, type)
 
-    def reshape(self, *shape: object, order: str = "C", copy: object = None) -> Any:
+    def reshape(self, *shape: object, order: str = "C", copy: object = None) -> ndarray:
         """Return the elements in another shape, as a view where that is possible."""
         if copy is None:
             try:
@@ -110,7 +113,7 @@ class Methods(Array):
             return make.view(self, "ndarray.reshape_view", args, meta)
         return make.forward("ndarray.reshape", (self, meta.shape, letter), {}, meta)
 
-    def ravel(self, order: str = "C") -> Any:
+    def ravel(self, order: str = "C") -> ndarray:
         """Return the elements in one dimension, as a view where that is contiguous."""
         letter = arguments.normalize_order(order)
         meta = self._gp_meta
@@ -125,7 +128,7 @@ class Methods(Array):
         made = source.reshape(-1, order=letter)
         return made if made._gp_meta.contiguity[0] else made.copy()
 
-    def flatten(self, order: str = "C") -> Any:
+    def flatten(self, order: str = "C") -> ndarray:
         """Return a copy in one dimension."""
         meta = self._gp_meta
         letter = arguments.normalize_order(order)
@@ -148,7 +151,7 @@ class Methods(Array):
             return self
         return make.view(self, "ndarray.transpose", (order,), of_view(meta.shadow.transpose(order)))
 
-    def swapaxes(self, axis1: int, axis2: int) -> Any:
+    def swapaxes(self, axis1: int, axis2: int) -> ndarray:
         """Return a view with two axes exchanged."""
         meta = of_view(self._gp_meta.shadow.swapaxes(axis1, axis2))
         return make.view(self, "ndarray.swapaxes", (axis1, axis2), meta)
@@ -161,7 +164,7 @@ class Methods(Array):
             make.view(self, "ndarray.squeeze", (axis,), meta) if meta is not self._gp_meta else self
         )
 
-    def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
+    def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> ndarray:
         """Return a view of a diagonal."""
         meta = of_view(self._gp_meta.shadow.diagonal(offset, axis1, axis2))
         return make.view(self, "ndarray.diagonal", (offset, axis1, axis2), meta)
@@ -175,7 +178,7 @@ class Methods(Array):
         casting: object = None,
         subok: object = None,
         copy: bool = True,
-    ) -> Any:
+    ) -> ndarray:
         """Return the elements as another type."""
         if casting is not None:
             raise TypeError("casting is not supported yet")
@@ -266,7 +269,7 @@ class Methods(Array):
         """Take the minimum in place at indices."""
         self._gp_scatter("minimum", slices, value)
 
-    def reduced_view(self, dtype: object = None) -> Any:
+    def reduced_view(self, dtype: object = None) -> ndarray:
         """Return a view with the fewest dimensions."""
         made = self.view(dtype)
         return made.ravel() if made.flags.c_contiguous else made
@@ -288,13 +291,13 @@ class Methods(Array):
 
     def argmax(
         self, axis: object = None, out: object = None, dtype: object = None, keepdims: bool = False
-    ) -> Any:
+    ) -> ndarray:
         """Return the index of the maximum."""
         return REDUCTIONS["argmax"](self, axis, dtype, out, keepdims)
 
     def argmin(
         self, axis: object = None, out: object = None, dtype: object = None, keepdims: bool = False
-    ) -> Any:
+    ) -> ndarray:
         """Return the index of the minimum."""
         return REDUCTIONS["argmin"](self, axis, dtype, out, keepdims)
 
@@ -302,7 +305,7 @@ class Methods(Array):
         """Return the elements limited to a range."""
         return elementwise.clip(self, min, max, out)
 
-    def compress(self, condition: object, axis: object = None, out: object = None) -> Any:
+    def compress(self, condition: object, axis: object = None, out: object = None) -> ndarray:
         """Return the slices where a condition holds."""
         return learned.compress(condition, self, axis, out)
 

@@ -1,8 +1,10 @@
 """Operators of arrays: the hot paths to ufuncs, and CuPy's rules of deferral."""
 
+from __future__ import annotations
+
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,6 +13,9 @@ from cupy._core.dispatch import make
 from cupy._core.ufunc import UFUNCS
 from cupy._door import dtypes
 from cupy._door.arrays import Array
+
+if TYPE_CHECKING:
+    from cupy._core.array import ndarray
 
 _MISSING = object()
 _NEGATIVE = UFUNCS["negative"]
@@ -172,10 +177,10 @@ class Operators:
             return NotImplemented
         return np.matmul(other, self)  # type: ignore[arg-type]
 
-    def __neg__(self) -> Any:
+    def __neg__(self) -> ndarray:
         return _NEGATIVE(self)
 
-    def __pos__(self: Any) -> Any:
+    def __pos__(self: Any) -> ndarray:
         if self.dtype == np.bool_:
             warnings.warn(
                 "Applying '+' to a non-numerical array is ill-defined. Returning a copy, but in "
@@ -186,10 +191,10 @@ class Operators:
             return self.copy()
         return UFUNCS["positive"](self)
 
-    def __abs__(self) -> Any:
+    def __abs__(self) -> ndarray:
         return UFUNCS["absolute"](self)
 
-    def __invert__(self) -> Any:
+    def __invert__(self) -> ndarray:
         return UFUNCS["invert"](self)
 
 

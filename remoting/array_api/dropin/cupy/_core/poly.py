@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,8 +11,11 @@ from cupy._core.creation import zeros
 from cupy._core.dispatch import arguments
 from cupy._core.joining import atleast_1d, concatenate
 
+if TYPE_CHECKING:
+    from cupy._core.array import ndarray
 
-def _padded(a: Any, size: int) -> Any:
+
+def _padded(a: Any, size: int) -> ndarray:
     if a.size == size:
         return a
     return concatenate([zeros(size - a.size, a.dtype), a])
@@ -68,7 +71,7 @@ class poly1d:
         self._variable = "x" if variable is None else variable
 
     @property
-    def coeffs(self) -> Any:
+    def coeffs(self) -> ndarray:
         """Coefficients, the highest power first."""
         return self._coeffs
 
@@ -92,13 +95,13 @@ class poly1d:
     o = order
 
     @property
-    def roots(self) -> Any:
+    def roots(self) -> ndarray:
         """Zeros of the polynomial."""
         return learned.roots(self._coeffs)
 
     r = roots
 
-    def __cupy_get_ndarray__(self) -> Any:
+    def __cupy_get_ndarray__(self) -> ndarray:
         return self._coeffs
 
     def get(self, stream: object = None, out: Any = None) -> np.poly1d:
@@ -181,7 +184,7 @@ class poly1d:
     def __ne__(self, other: object) -> bool:
         return not self == other
 
-    def __getitem__(self, power: int) -> Any:
+    def __getitem__(self, power: int) -> ndarray:
         if 0 <= power <= self.order:
             return self._coeffs[self.order - power]
         return convert.array(0, dtype=self._coeffs.dtype)

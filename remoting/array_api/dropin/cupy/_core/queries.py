@@ -1,5 +1,7 @@
 """Questions about arrays and types that this machine answers by itself."""
 
+from __future__ import annotations
+
 import sys
 from typing import Any
 
@@ -31,7 +33,7 @@ def shape(a: Any) -> tuple[int, ...]:
     return a.shape if is_array(a) else np.shape(a)
 
 
-def size(a: object, axis: object = None) -> int:
+def size(a: object, axis: int | None = None) -> int:
     """Return the number of elements, or the length of an axis."""
     array = need(a)
     if axis is None:

@@ -1,8 +1,10 @@
 """Reductions and scans: the shape and dtype follow from the axes, so nothing waits."""
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,7 +13,10 @@ from cupy._core.dispatch.arguments import need
 from cupy._door.calls import Plan, Remote
 from cupy._door.meta import Meta, fresh
 
-_frame = sys._getframe  # pyright: ignore[reportPrivateUsage]
+if TYPE_CHECKING:
+    from cupy._core.array import ndarray
+
+_frame = sys._getframe
 _memo: dict[Any, tuple[Plan, bytes]] = {}
 _INT64 = np.dtype(np.int64)
 _FLOAT64 = np.dtype(np.float64)
@@ -130,7 +135,7 @@ def _plan(
 def _reduction(name: str, rule: Rule, *, typed: bool, empty_ok: bool = True) -> Any:
     def with_dtype(
         a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False
-    ) -> Any:
+    ) -> ndarray:
         # Of ints alone, because True and 1.0 are the same key as 1.
         plain = axis is None or type(axis) is int
         if plain and out is None and type(a) is make.classes.ndarray:
@@ -139,7 +144,7 @@ def _reduction(name: str, rule: Rule, *, typed: bool, empty_ok: bool = True) -> 
                 return make.send(a, found[0], found[1], _frame(1))
         return reduce(name, a, rule, axis, dtype, out, keepdims, empty_ok)
 
-    def without_dtype(a: Any, axis: Any = None, out: Any = None, keepdims: bool = False) -> Any:
+    def without_dtype(a: Any, axis: Any = None, out: Any = None, keepdims: bool = False) -> ndarray:
         # Of ints alone, because True and 1.0 are the same key as 1.
         plain = axis is None or type(axis) is int
         if plain and out is None and type(a) is make.classes.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 import sys
-from typing import Any, Union
+from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 
@@ -17,7 +17,10 @@ from cupy._door.calls import Plan
 from cupy._door.meta import Meta, fresh
 from cupy._door.older import zip_strict
 
-_frame = sys._getframe  # pyright: ignore[reportPrivateUsage]
+if TYPE_CHECKING:
+    from cupy._core.array import ndarray
+
+_frame = sys._getframe
 _MEMO_MAX = 1 << 14
 _PAIR = struct.Struct("<QQQ").pack
 _ONE = struct.Struct("<QQ").pack
@@ -138,7 +141,7 @@ class ufunc:
 
     # --- the hot paths --------------------------------------------------------------------------
 
-    def pair(self, a: Any, b: Any) -> Any:
+    def pair(self, a: Any, b: Any) -> ndarray:
         """Apply to two arrays."""
         plan = self._memo.get((a._gp_known, b._gp_known))
         session = a._gp_session
@@ -153,7 +156,7 @@ class ufunc:
             a, kind = b, type(b)
         return make.result(session, handle, plan.metas[0], device, kind, source=a)
 
-    def right(self, a: Any, number: Any) -> Any:
+    def right(self, a: Any, number: Any) -> ndarray:
         """Apply to an array and a Python int or float, in this order."""
         kind = type(number)
         plan = self._memo.get((a._gp_known, kind)) or self._plan_scalar(a, kind, right=True)
@@ -171,7 +174,7 @@ class ufunc:
             return make.plain(session, handle, plan.metas[0], device)
         return make.result(session, handle, plan.metas[0], device, type(a), source=a)
 
-    def left(self, number: Any, a: Any) -> Any:
+    def left(self, number: Any, a: Any) -> ndarray:
         """Apply to a Python int or float and an array, in this order."""
         kind = type(number)
         plan = self._memo.get((kind, a._gp_known)) or self._plan_scalar(a, kind, right=False)
@@ -189,7 +192,7 @@ class ufunc:
             return make.plain(session, handle, plan.metas[0], device)
         return make.result(session, handle, plan.metas[0], device, type(a), source=a)
 
-    def one(self, a: Any) -> Any:
+    def one(self, a: Any) -> ndarray:
         """Apply to one array."""
         plan = self._memo.get(a._gp_known)
         if plan is None:
@@ -204,7 +207,7 @@ class ufunc:
             return make.plain(session, handle, plan.metas[0], device)
         return make.result(session, handle, plan.metas[0], device, type(a), source=a)
 
-    def into(self, a: Any, b: Any) -> Any:
+    def into(self, a: Any, b: Any) -> ndarray:
         """Apply to two arrays, or to an array and a float, and put the result into the first."""
         scalar: bool = type(b) is float
         plan = self._memo.get(("into", a._gp_known, float if scalar else b._gp_known))
@@ -386,7 +389,7 @@ class ufunc:
 
     # --- methods --------------------------------------------------------------------------------
 
-    def outer(self, a: object, b: object, **kwargs: object) -> Any:
+    def outer(self, a: object, b: object, **kwargs: object) -> ndarray:
         """Apply to all pairs of elements of two arrays."""
         left, right = convert.asarray(a), convert.asarray(b)
         return self(
@@ -405,7 +408,7 @@ class ufunc:
 
     def reduce(
         self, array: Any, axis: Any = 0, dtype: Any = None, out: Any = None, keepdims: bool = False
-    ) -> Any:
+    ) -> ndarray:
         """Reduce along ``axis``; CuPy has this for ``add`` and ``multiply`` only."""
         if self.operation == "add":
             return array.sum(axis, dtype, out, keepdims)
@@ -413,7 +416,7 @@ class ufunc:
             return array.prod(axis, dtype, out, keepdims)
         raise NotImplementedError(f"`{self.name}.reduce` is not supported yet")
 
-    def accumulate(self, array: Any, axis: Any = 0, dtype: Any = None, out: Any = None) -> Any:
+    def accumulate(self, array: Any, axis: Any = 0, dtype: Any = None, out: Any = None) -> ndarray:
         """Accumulate along ``axis``; CuPy has this for ``add`` and ``multiply`` only."""
         if self.operation == "add":
             return array.cumsum(axis, dtype, out)
@@ -423,7 +426,7 @@ class ufunc:
 
     def reduceat(
         self, array: object, indices: object, axis: int = 0, dtype: object = None, out: Any = None
-    ) -> Any:
+    ) -> ndarray:
         """Reduce between ``indices``; CuPy has this for ``add`` only."""
         if self.operation != "add":
             raise NotImplementedError(f"`{self.name}.reduceat` is not supported yet")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from operator import index as _integer
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,11 @@ from cupy._door import dtypes, wire
 from cupy._door.arrays import Array
 from cupy._door.calls import Remote
 from cupy._door.older import zip_strict
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
+    from cupy._core.array import ndarray
 
 SUPPORTED = frozenset(wire.DTYPES)
 _SCALARS = SUPPORTED | {"V", "E"}
@@ -202,14 +207,14 @@ def normalize_order(order: str | None) -> str:
     return letter
 
 
-def is_array(value: object) -> bool:
+def is_array(value: object) -> TypeIs[ndarray]:
     """Say whether a value is an array on a device."""
     return isinstance(value, Array)
 
 
-def need(a: object, name: str = "a") -> Any:
+def need(a: object, name: str = "a") -> ndarray:
     """Return ``a`` if it is a device array; CuPy's functions take nothing else."""
-    if isinstance(a, Array):
+    if is_array(a):
         return a
     convert = getattr(a, "__cupy_get_ndarray__", None)
     if convert is not None:

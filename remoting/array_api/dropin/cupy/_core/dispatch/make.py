@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from inspect import isfunction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cupy._core.dispatch.arguments import dtype_of, integers, shape_of
 from cupy._door import dtypes, pool
@@ -14,6 +14,9 @@ from cupy._door.arrays import result as result
 from cupy._door.calls import Plan, Remote, plan_of
 from cupy._door.meta import Meta, fresh, intern
 from cupy._door.session import Session
+
+if TYPE_CHECKING:
+    from cupy._core.array import ndarray
 
 ONE = struct.Struct("<Q").pack
 """Pack the handle of a result that is made from no array."""
@@ -35,22 +38,22 @@ def session_of(*values: Any) -> Session:
     """Return the session of the first remote argument, or of the current device."""
     for value in values:
         if isinstance(value, Remote):
-            return value._gp_session  # pyright: ignore[reportPrivateUsage]
+            return value._gp_session
         if type(value) in (tuple, list):
             for item in value:
                 if isinstance(item, Remote):
-                    return item._gp_session  # pyright: ignore[reportPrivateUsage]
+                    return item._gp_session
     return pool.current()
 
 
-def forward(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], meta: Meta) -> Any:
+def forward(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], meta: Meta) -> ndarray:
     """Send a call that returns one new array of known dtype and shape."""
     session = session_of(*args, *kwargs.values())
     handle, device = session.call(name, args, kwargs, meta)
     return result(session, handle, meta, device)
 
 
-def lazy(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def lazy(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ndarray:
     """Send a call that returns one array; only the worker can describe it."""
     session = session_of(*args, *kwargs.values())
     array = result(session, 0, None, 0)
@@ -77,7 +80,7 @@ def view(source: Any, name: str, args: tuple[Any, ...], meta: Meta, kind: Any = 
     return result(session, handle, meta, source._gp_device, kind or type(source), base, source)
 
 
-def send(source: Any, plan: Plan, tail: bytes, frame: Any) -> Any:
+def send(source: Any, plan: Plan, tail: bytes, frame: Any) -> ndarray:
     """Send a planned call on ``source`` and packed constants; return the new array."""
     session: Session = source._gp_session
     handle = next(session.handles)
@@ -85,7 +88,7 @@ def send(source: Any, plan: Plan, tail: bytes, frame: Any) -> Any:
     return plain(session, handle, plan.metas[0], device)
 
 
-def send_pair(a: Any, b: Any, plan: Plan, frame: Any) -> Any:
+def send_pair(a: Any, b: Any, plan: Plan, frame: Any) -> ndarray:
     """Send a planned call on two arrays; return the new array."""
     session: Session = a._gp_session
     if b._gp_session is not session:
@@ -101,7 +104,7 @@ def looks(args: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple([arg._gp_known if type(arg) is ndarray else type(arg) for arg in args])
 
 
-def send_mixed(args: tuple[Any, ...], plan: Plan, frame: object) -> Any:
+def send_mixed(args: tuple[Any, ...], plan: Plan, frame: object) -> ndarray:
     """Send a planned call on arrays and floats; return the new array."""
     session = session_of(*args)
     values: list[Any] = []
@@ -117,7 +120,7 @@ def send_mixed(args: tuple[Any, ...], plan: Plan, frame: object) -> Any:
     return plain(session, handle, plan.metas[0], device)
 
 
-def forward_planned(memo: dict[Any, Plan], name: str, args: tuple[Any, ...], meta: Meta) -> Any:
+def forward_planned(memo: dict[Any, Plan], name: str, args: tuple[Any, ...], meta: Meta) -> ndarray:
     """Send a call, and keep its plan in ``memo`` for `send_mixed` if all arguments allow that."""
     session = session_of(*args)
     plan, values = plan_of(session.plans, name, args, {}, (meta,), session)
@@ -131,7 +134,7 @@ def forward_planned(memo: dict[Any, Plan], name: str, args: tuple[Any, ...], met
     return result(session, handle, meta, session.emit(plan, plan.packer.pack(handle, *values)))
 
 
-def send_view(source: Any, plan: Plan, tail: bytes, frame: Any) -> Any:
+def send_view(source: Any, plan: Plan, tail: bytes, frame: Any) -> ndarray:
     """Send a planned call that returns a view of ``source``; ``tail`` is packed."""
     session: Session = source._gp_session
     handle = next(session.handles)
@@ -174,7 +177,7 @@ _made: dict[Any, tuple[Plan, bytes]] = {}
 
 def new(
     name: str, shape: tuple[int, ...], dtype: object, order: str = "C", session: Any = None
-) -> Any:
+) -> ndarray:
     """Return a new array on the current device, by an operation that needs only its looks."""
     session = session or pool.current()
     key = (name, shape, dtype, order)
@@ -195,12 +198,12 @@ def new(
 
 def empty(
     shape: tuple[int, ...], dtype: object, session: Session | None = None, order: str = "C"
-) -> Any:
+) -> ndarray:
     """Return a new uninitialised array on the current device."""
     return new("door.empty", shape, dtype, order, session)
 
 
-def full(shape: tuple[int, ...], value: object, dtype: object, order: str = "C") -> Any:
+def full(shape: tuple[int, ...], value: object, dtype: object, order: str = "C") -> ndarray:
     """Return a new array of one value."""
     kind = dtype_of(dtype)
     dtypes.check_kernel(kind)
@@ -210,7 +213,7 @@ def full(shape: tuple[int, ...], value: object, dtype: object, order: str = "C")
     return result(session, handle, meta, device)
 
 
-def as_strided(x: Any, shape: object = None, strides: object = None) -> Any:
+def as_strided(x: Any, shape: object = None, strides: object = None) -> ndarray:
     """Return a view with any shape and strides; they are not checked."""
     meta: Meta = x._gp_meta
     lengths = meta.shape if shape is None else shape_of(shape)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,11 +14,14 @@ from cupy._door.meta import Meta, fresh
 from cupy._door.session import INLINE_MAX, Session
 from cupy._door.transport.receiver import Reply
 
+if TYPE_CHECKING:
+    from cupy._core.array import ndarray
+
 SHARED_MIN = 256 << 10
 """Bytes from which shared memory is faster than the socket that announces it."""
 
 
-def upload(array: np.ndarray, session: Session | None = None, order: str | None = None) -> Any:
+def upload(array: np.ndarray, session: Session | None = None, order: str | None = None) -> ndarray:
     """Send a host array, in an order if one is named; nothing waits for its arrival."""
     session = session or pool.current()
     if not array.dtype.isnative:
