@@ -38,7 +38,7 @@ def full(shape: object, fill_value: Any, dtype: Any = None, order: str = "C") ->
     return _filled(empty(shape, dtype, order), fill_value)
 
 
-def _filled(made: Any, value: Any) -> ndarray:
+def _filled(made: ndarray, value: Any) -> ndarray:
     if isinstance(value, np.ndarray) and value.size == 1:
         value = value.reshape(())
     if arguments.is_array(value):

@@ -108,7 +108,7 @@ def _flat_index(index: Any) -> Any:
 class flatiter:
     """A 1-D view of the elements, for reading and writing."""
 
-    def __init__(self, a: Any) -> None:
+    def __init__(self, a: ndarray) -> None:
         self.base = a
         self._next = 0
 

@@ -92,7 +92,7 @@ _rows: dict[Any, tuple[Plan, int]] = {}
 _parts: dict[Any, tuple[Plan, bytes]] = {}
 
 
-def getitem(a: Any, index: Any) -> ndarray:
+def getitem(a: ndarray, index: Any) -> ndarray:
     """Return ``a[index]``: a view for basic indices, a copy for arrays."""
     kind = type(index)
     if kind is int:
@@ -136,7 +136,7 @@ def _is_names(index: object) -> bool:
     )
 
 
-def _fields(a: Any, index: Any) -> ndarray:
+def _fields(a: ndarray, index: Any) -> ndarray:
     """Return the view of one field of structures, or of those with some of the fields."""
     meta: Meta = a._gp_meta
     if isinstance(index, list):
@@ -191,7 +191,7 @@ def _slice(parts: tuple[int, int, int]) -> slice:
     return slice(start, None if stop < 0 else stop, step)
 
 
-def _row(a: Any) -> tuple[Plan, int]:
+def _row(a: ndarray) -> tuple[Plan, int]:
     meta: Meta = a._gp_meta
     if not meta.shape:
         raise IndexError("too many indices for array: array is 0-dimensional, but 1 were indexed")
@@ -298,7 +298,7 @@ def advanced(meta: Meta, items: tuple[Any, ...]) -> tuple[int, ...]:
 _written: dict[Any, tuple[Plan, bytes]] = {}
 
 
-def setitem(a: Any, index: Any, value: Any) -> None:
+def setitem(a: ndarray, index: Any, value: Any) -> None:
     """Perform ``a[index] = value``; nothing waits."""
     kind = type(value)
     key = None
@@ -333,7 +333,7 @@ def setitem(a: Any, index: Any, value: Any) -> None:
     session.emit(found[0], make.HANDLES(0, a._gp_handle) + found[1] + packed, _frame(1))
 
 
-def _plan_written(a: Any, key: Any, value: object) -> tuple[Plan, bytes]:
+def _plan_written(a: ndarray, key: Any, value: object) -> tuple[Plan, bytes]:
     looks, (meta, *parts) = key
     items = tuple([_slice(item) if type(item) is tuple else item for item in parts])
     target = basic(meta, items)
@@ -394,7 +394,7 @@ def without_imaginary(value: object, dtype: np.dtype) -> Any:
     return value
 
 
-def _host_value(a: Any, index: object, value: np.ndarray) -> Any:
+def _host_value(a: ndarray, index: object, value: np.ndarray) -> Any:
     if value.ndim == 0:
         return value[()] if value.dtype.char == "V" else value.item()
     if _SLICE_COPY and isinstance(index, slice) and index == _FULL:

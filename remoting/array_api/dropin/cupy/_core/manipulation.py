@@ -46,7 +46,7 @@ def swapaxes(a: object, axis1: int, axis2: int) -> ndarray:
     return arguments.able(a, "swapaxes").swapaxes(axis1, axis2)
 
 
-def moveaxis(a: Any, source: object, destination: object) -> ndarray:
+def moveaxis(a: ndarray, source: object, destination: object) -> ndarray:
     """Return axes moved to other places."""
     meta: Meta = need(a)._gp_meta
     sources = arguments.axes_of(source, meta.ndim)
@@ -61,7 +61,7 @@ def moveaxis(a: Any, source: object, destination: object) -> ndarray:
     return a.transpose(order) if order else a.view()
 
 
-def rollaxis(a: Any, axis: int, start: int = 0) -> ndarray:
+def rollaxis(a: ndarray, axis: int, start: int = 0) -> ndarray:
     """Return an axis rolled back to a place."""
     ndim = need(a).ndim
     at = arguments.axis_of(axis, ndim)
@@ -162,21 +162,21 @@ def flip(a: Any, axis: Any = None) -> ndarray:
     return array[index] if index else array.view()
 
 
-def fliplr(a: Any) -> ndarray:
+def fliplr(a: ndarray) -> ndarray:
     """Return a view with the second axis reversed."""
     if np.ndim(a) < 2:
         raise ValueError("Input must be >= 2-d")
     return a[:, ::-1]
 
 
-def flipud(a: Any) -> ndarray:
+def flipud(a: ndarray) -> ndarray:
     """Return a view with the first axis reversed."""
     if np.ndim(a) < 1:
         raise ValueError("Input must be >= 1-d")
     return a[::-1]
 
 
-def pad_by(source: Any, pad_width: Any, function: Any, kwargs: Any) -> ndarray:
+def pad_by(source: ndarray, pad_width: Any, function: Any, kwargs: Any) -> ndarray:
     """Return the array with borders that a function of the program fills."""
     widths = np.broadcast_to(pad_width, (source.ndim, 2)).tolist()
     shape = tuple(length + a + b for length, (a, b) in zip_strict(source.shape, widths))
@@ -192,7 +192,7 @@ def pad_by(source: Any, pad_width: Any, function: Any, kwargs: Any) -> ndarray:
 _REQUIREMENTS = ["C", "CONTIGUOUS", "C_CONTIGUOUS", "F", "FORTRAN", "F_CONTIGUOUS", "O", "OWNDATA"]
 
 
-def require(a: Any, dtype: Any = None, requirements: Any = None) -> ndarray:
+def require(a: object, dtype: Any = None, requirements: Any = None) -> ndarray:
     """Return an array that meets requirements of dtype and layout."""
     given = [requirements] if isinstance(requirements, str) else requirements or []
     wanted = {str(item).upper() for item in given}

@@ -82,7 +82,7 @@ def _in_place(name: str) -> Callable[[Any, Any], Any]:
 def _comparison(name: str) -> Callable[[Any, Any], Any]:
     numpy_function: Any = getattr(np, name)
 
-    def with_host(self: Any, other: object) -> Any:
+    def with_host(self: ndarray, other: object) -> Any:
         kind = type(other)
         if isinstance(other, np.ndarray) and other.ndim == 0:
             other = other.item()

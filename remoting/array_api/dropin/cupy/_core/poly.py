@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cupy._core.array import ndarray
 
 
-def _padded(a: Any, size: int) -> ndarray:
+def _padded(a: ndarray, size: int) -> ndarray:
     if a.size == size:
         return a
     return concatenate([zeros(size - a.size, a.dtype), a])

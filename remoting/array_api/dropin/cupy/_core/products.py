@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _frame = sys._getframe
 
 
-def _result(a: Any, b: Any) -> np.dtype:
+def _result(a: ndarray, b: ndarray) -> np.dtype:
     return np.promote_types(a.dtype, b.dtype)
 
 

@@ -224,7 +224,7 @@ class ufunc:
         session.emit(plan, packed, _frame(2))
         return a
 
-    def _plan_into(self, a: Any, b: Any, scalar: bool) -> Plan | None:
+    def _plan_into(self, a: ndarray, b: Any, scalar: bool) -> Plan | None:
         meta: Meta = a._gp_meta
         other = float if scalar else b._gp_meta
         if not scalar and b._gp_session is not a._gp_session:
@@ -244,7 +244,7 @@ class ufunc:
         self._memo[key] = plan
         return plan
 
-    def _plan_pair(self, a: Any, b: Any) -> Plan:
+    def _plan_pair(self, a: ndarray, b: ndarray) -> Plan:
         if b._gp_session is not a._gp_session:
             a._gp_session.refuse(b)
         first: Meta = a._gp_meta
@@ -254,7 +254,7 @@ class ufunc:
         plan = Plan(self.operation, ("h", "h"), (), "QQ", (fresh(loop.outputs[0], shape),))
         return self._remember((first, second), plan)
 
-    def _plan_scalar(self, a: Any, kind: type, *, right: bool) -> Plan:
+    def _plan_scalar(self, a: ndarray, kind: type, *, right: bool) -> Plan:
         meta: Meta = a._gp_meta
         loop = self.resolve((meta.dtype, kind) if right else (kind, meta.dtype))
         code = "f" if kind is float else "i"

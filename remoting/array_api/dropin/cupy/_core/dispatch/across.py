@@ -47,7 +47,7 @@ def fill(target: Any, source: Any) -> bool:
     return moved is not None
 
 
-def _in_memory_order(source: Any, meta: Meta) -> ndarray:
+def _in_memory_order(source: ndarray, meta: Meta) -> ndarray:
     """Return a view with axes in the memory order of ``meta``."""
     axes = tuple(sorted(range(meta.ndim), key=lambda axis: -meta.strides[axis]))
     return source if axes == tuple(range(meta.ndim)) else source.transpose(axes)

@@ -80,7 +80,7 @@ def view(source: Any, name: str, args: tuple[Any, ...], meta: Meta, kind: Any = 
     return result(session, handle, meta, source._gp_device, kind or type(source), base, source)
 
 
-def send(source: Any, plan: Plan, tail: bytes, frame: Any) -> ndarray:
+def send(source: ndarray, plan: Plan, tail: bytes, frame: Any) -> ndarray:
     """Send a planned call on ``source`` and packed constants; return the new array."""
     session: Session = source._gp_session
     handle = next(session.handles)
@@ -88,7 +88,7 @@ def send(source: Any, plan: Plan, tail: bytes, frame: Any) -> ndarray:
     return plain(session, handle, plan.metas[0], device)
 
 
-def send_pair(a: Any, b: Any, plan: Plan, frame: Any) -> ndarray:
+def send_pair(a: ndarray, b: ndarray, plan: Plan, frame: Any) -> ndarray:
     """Send a planned call on two arrays; return the new array."""
     session: Session = a._gp_session
     if b._gp_session is not session:
@@ -213,7 +213,7 @@ def full(shape: tuple[int, ...], value: object, dtype: object, order: str = "C")
     return result(session, handle, meta, device)
 
 
-def as_strided(x: Any, shape: object = None, strides: object = None) -> ndarray:
+def as_strided(x: ndarray, shape: object = None, strides: object = None) -> ndarray:
     """Return a view with any shape and strides; they are not checked."""
     meta: Meta = x._gp_meta
     lengths = meta.shape if shape is None else shape_of(shape)

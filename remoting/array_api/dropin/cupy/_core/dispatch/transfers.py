@@ -53,7 +53,7 @@ def _order(array: np.ndarray, kind: np.dtype) -> str:
     return order
 
 
-def download(source: Any, order: str = "C", out: np.ndarray | None = None) -> np.ndarray:
+def download(source: ndarray, order: str = "C", out: np.ndarray | None = None) -> np.ndarray:
     """Fetch an array's elements; the one place where bulk bytes come in."""
     if not state.local.may_wait:
         state.waits()
@@ -100,7 +100,7 @@ def _download(source: Any, order: str, out: np.ndarray | None) -> np.ndarray:
     return made[0]
 
 
-def refill(target: Any, host: np.ndarray) -> bool:
+def refill(target: ndarray, host: np.ndarray) -> bool:
     """Send a host array into a dense array of the same shape and type; False if it is not dense."""
     meta: Meta = target._gp_meta
     c, f = meta.contiguity
