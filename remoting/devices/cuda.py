@@ -265,8 +265,8 @@ class CudaBackend:
 
     def memory_of(self, value: Any) -> tuple[int, Any, int]:
         """Return the block of the pool that an array lies in."""
-        block: Any = value.data.mem
-        kind: Any = type(block)
+        block = value.data.mem
+        kind = type(block)
         if kind.__name__ != "PooledMemory":
             raise UnsupportedError(
                 f"an array of it lies in memory of a {kind.__name__}, which cannot be sent"

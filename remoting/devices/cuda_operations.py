@@ -37,7 +37,7 @@ _INDEX = {4: np.int32, 8: np.int64}
 
 
 def _arange(cupy: Any) -> Operation:
-    ranges: Any = importlib.import_module("cupy._creation.ranges")
+    ranges = importlib.import_module("cupy._creation.ranges")
 
     def arange(first: object, count: int, step: object, dtype: Any) -> Any:
         # The client has counted the elements; CuPy's own count could differ by rounding.
@@ -126,8 +126,7 @@ def _plain(value: object) -> Any:
     if isinstance(value, bytes):
         return value.rstrip(b"\0").decode("utf-8", "replace")
     if isinstance(value, (list, tuple)):
-        items: Any = value
-        return [_plain(item) for item in items]
+        return [_plain(item) for item in value]
     return value if isinstance(value, (bool, int, float, str)) else str(value)
 
 

@@ -87,7 +87,7 @@ class EmulatedBackend:
             value = np.asarray(value)
         if not value.flags.writeable:  # as NumPy's diagonals are; a GPU's memory has no such flag
             value.flags.writeable = True
-        owner: Any = value
+        owner = value
         while isinstance(owner.base, np.ndarray):
             owner = owner.base
         key = id(owner)
@@ -156,7 +156,7 @@ class EmulatedBackend:
 
     def device_of(self, value: Array) -> int:
         """Return the index of the device that holds an array."""
-        owner: Any = value
+        owner = value
         while isinstance(owner.base, np.ndarray):
             owner = owner.base
         found = self._owners.get(id(owner))
@@ -164,11 +164,11 @@ class EmulatedBackend:
 
     def memory_of(self, value: Array) -> tuple[int, Any, int]:
         """Return the array that owns the memory, as bytes."""
-        owner: Any = value
+        owner = value
         while isinstance(owner.base, np.ndarray):
             owner = owner.base
         if owner.base is not None:
-            kind: Any = type(owner.base)
+            kind = type(owner.base)
             raise UnsupportedError(
                 f"an array of it lies in memory of a {kind.__name__}, which cannot be sent"
             )

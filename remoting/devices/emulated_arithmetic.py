@@ -78,7 +78,7 @@ def _fmod(x: Any, y: Any, **kwargs: Any) -> Any:
 
 def _shift(name: str) -> Callable[..., Any]:
     """Return a shift by the lower 32 bits of a number."""
-    function: Any = getattr(np, name)
+    function = getattr(np, name)
     low = 0xFFFFFFFF
 
     def call(x: Any, y: Any, **kwargs: Any) -> Any:
@@ -89,7 +89,7 @@ def _shift(name: str) -> Callable[..., Any]:
 
 def _extreme(name: str) -> Callable[..., Any]:
     """Return an extreme of pairs, of which 0 is more than -0."""
-    function: Any = getattr(np, name)
+    function = getattr(np, name)
 
     def call(x: Any, y: Any, **kwargs: object) -> Any:
         if not _is_float(x):

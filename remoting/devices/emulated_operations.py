@@ -126,7 +126,7 @@ def _wide(value: object) -> Any:
 
 
 def _ufunc(name: str) -> Operation:
-    function: Any = getattr(np, name)
+    function = getattr(np, name)
     if not isinstance(function, np.ufunc):
         return _pseudo_ufunc(name, function)
     typed = ARITHMETIC.get(name)
@@ -193,7 +193,7 @@ def _put(a: Array, indices: Any, values: object, mode: Any = "wrap") -> None:
 
 
 def _argument(name: str) -> Operation:
-    function: Any = getattr(np, name)
+    function = getattr(np, name)
 
     def call(a: Array, *args: object, dtype: object = None, **kwargs: object) -> Any:
         made = np.asarray(function(a, *args, **kwargs))
@@ -203,7 +203,7 @@ def _argument(name: str) -> Operation:
 
 
 def _reduction(name: str) -> Operation:
-    function: Any = getattr(np, name)
+    function = getattr(np, name)
 
     def call(a: Array, *args: object, dtype: Any = None, **kwargs: object) -> Any:
         if dtype is None:
@@ -241,7 +241,7 @@ def _concatenate(arrays: Any, axis: int = 0, dtype: Any = None, casting: Any = "
 
 
 def _transform(name: str) -> Operation:
-    function: Any = getattr(np.fft, name)
+    function = getattr(np.fft, name)
     is_inverse = name == "hfft" or name.startswith("irfft")
 
     def call(a: Any, *args: Any) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -245,11 +245,9 @@ def _as_arrays(function: Operation) -> Operation:
     return call
 
 
-def _array(value: object) -> Any:
-    if isinstance(value, np.generic):
-        number: Any = cast("Any", value)
-        return np.asarray(number)
+def _array(value: Any) -> Any:
+    if issubclass(type(value), np.generic):
+        return np.asarray(value)
     if type(value) in (tuple, list):
-        items: Any = value
-        return type(items)(_array(item) for item in items)
+        return type(value)(map(_array, value))
     return value

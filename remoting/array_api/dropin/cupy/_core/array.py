@@ -437,7 +437,7 @@ class ndarray(Operators, Methods):
             kwargs["out"] = kwargs["out"][0]
             operands = (*inputs, kwargs["out"])
         name = function.__name__
-        found: Any = UFUNCS.get(name) or getattr(sys.modules["cupy"], name, None)
+        found = UFUNCS.get(name) or getattr(sys.modules["cupy"], name, None)
         if found is None:  # it may be one of SciPy's
             found = getattr(importlib.import_module("cupyx.scipy.special"), name, None)
         if method != "__call__":

@@ -161,8 +161,7 @@ def _from_nested(obj: object, dtype: object, order: str, ndmin: int) -> Any:
 
     def build(value: object) -> Any:
         if isinstance(value, (list, tuple)):
-            items: Any = value
-            return stack([build(item) for item in items])
+            return stack([build(item) for item in value])
         if not isinstance(value, Remote) and any(hasattr(value, each) for each in ARRAY_PROTOCOLS):
             value = array(value, copy=None)
         if not isinstance(value, Remote):

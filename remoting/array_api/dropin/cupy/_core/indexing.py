@@ -13,7 +13,8 @@ import numpy as np
 from cupy._core import convert
 from cupy._core.dispatch import across, arguments, learning, make, transfers
 from cupy._door import state, wire
-from cupy._door.calls import Plan, Remote, plan_of
+from cupy._door.arrays import Array
+from cupy._door.calls import Plan, plan_of
 from cupy._door.meta import Meta, fresh, intern, of_view
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def prepare(index: object) -> tuple[Any, ...]:
     items: tuple[Any, ...] = index if isinstance(index, tuple) else (index,)
     made: list[Any] = []
     for item in items:
-        if item is None or item is Ellipsis or isinstance(item, Remote):
+        if item is None or item is Ellipsis or isinstance(item, Array):
             made.append(item)
         elif isinstance(item, slice):
             made.append(slice(_end(item, "start"), _end(item, "stop"), _end(item, "step")))
@@ -45,19 +46,19 @@ def prepare(index: object) -> tuple[Any, ...]:
         else:
             made.append(_index_array(item))
     for item in made:
-        if isinstance(item, Remote):
-            kind = item._gp_meta.dtype.kind  # type: ignore[attr-defined]
+        if isinstance(item, Array):
+            kind = item._gp_meta.dtype.kind
             if kind not in "biu":
                 raise IndexError(
                     "arrays used as indices must be of integer or boolean type. "
-                    f"(actual: {item._gp_meta.dtype.type})"  # type: ignore[attr-defined]
+                    f"(actual: {item._gp_meta.dtype.type})"
                 )
     return tuple(made)
 
 
 def _end(item: slice, name: str) -> Any:
     """Return one part of a slice as an int; one that is an array is read, as in CuPy."""
-    part: Any = getattr(item, name)
+    part = getattr(item, name)
     if part is None or type(part) is int:
         return part
     try:
@@ -116,9 +117,9 @@ def getitem(a: ndarray, index: Any) -> ndarray:
             make.remember(_parts, key, found)
         return make.send_view(a, found[0], found[1], _frame(1))
     items = prepare(index)
-    if not any(isinstance(item, Remote) for item in items):
+    if not any(isinstance(item, Array) for item in items):
         return make.view(a, "ndarray.getitem", (items,), basic(a._gp_meta, items))
-    if any(isinstance(item, Remote) and item._gp_meta.dtype.kind == "b" for item in items):  # type: ignore[attr-defined]
+    if any(isinstance(item, Array) and item._gp_meta.dtype.kind == "b" for item in items):
         check_masks(a._gp_meta, items)
         made = make.lazy("ndarray.gather", (a, items), {})
         learning.keep(brief, "ndarray.gather", (a, items), {}, wire.META_UNKNOWN)
@@ -214,8 +215,8 @@ def basic(meta: Meta, items: tuple[Any, ...]) -> Meta:
 def _consumed(item: object) -> int:
     if item is None or item is Ellipsis or item is _NOTHING:
         return 0
-    if isinstance(item, Remote) and item._gp_meta.dtype.kind == "b":  # type: ignore[attr-defined]
-        return item._gp_meta.ndim  # type: ignore[attr-defined]
+    if isinstance(item, Array) and item._gp_meta.dtype.kind == "b":
+        return item._gp_meta.ndim
     return 1
 
 
@@ -245,8 +246,8 @@ def check_masks(meta: Meta, items: tuple[Any, ...]) -> None:
     """Raise for an int out of bounds, or a mask without the shape of the axes it selects from."""
     axis = 0
     for item in _expanded(meta, items):
-        if isinstance(item, Remote) and item._gp_meta.dtype.kind == "b":  # type: ignore[attr-defined]
-            shape = item._gp_meta.shape  # type: ignore[attr-defined]
+        if isinstance(item, Array) and item._gp_meta.dtype.kind == "b":
+            shape = item._gp_meta.shape
             for offset, length in enumerate(shape):
                 if length not in (0, meta.shape[axis + offset]):
                     raise IndexError(
@@ -262,7 +263,7 @@ def check_masks(meta: Meta, items: tuple[Any, ...]) -> None:
 def advanced(meta: Meta, items: tuple[Any, ...]) -> tuple[int, ...]:
     """Return the shape of a read by integer arrays, by NumPy's rules of their place."""
     expanded = _expanded(meta, items)
-    arrays = [item._gp_meta.shape for item in expanded if isinstance(item, Remote)]  # type: ignore[attr-defined]
+    arrays = [item._gp_meta.shape for item in expanded if isinstance(item, Array)]
     try:
         joined = np.broadcast_shapes(*arrays)
     except ValueError:
@@ -270,7 +271,7 @@ def advanced(meta: Meta, items: tuple[Any, ...]) -> tuple[int, ...]:
         raise IndexError(
             f"shape mismatch: indexing arrays could not be broadcast together with shapes {text}"
         ) from None
-    like = [isinstance(item, (int, Remote)) for item in expanded]
+    like = [isinstance(item, (int, Array)) for item in expanded]
     first = like.index(True)
     together = all(like[first : first + sum(like)])
     # Arrays become full slices, so that the shadow tells the lengths of everything else.
@@ -289,7 +290,7 @@ def advanced(meta: Meta, items: tuple[Any, ...]) -> tuple[int, ...]:
             if type(item) is int:
                 _check_bounds(meta, item, axis)
             axis += 1
-            if isinstance(item, Remote) and place == 0:
+            if isinstance(item, Array) and place == 0:
                 place = len(shape) + 1
     at = place - 1 if together else 0
     return (*shape[:at], *joined, *shape[at:])
@@ -348,7 +349,7 @@ def _plan_written(a: ndarray, key: Any, value: object) -> tuple[Plan, bytes]:
 def _setitem(a: Any, index: object, value: Any) -> tuple[Any, Any]:
     """Send a write by any index; return the index and the value, as they are sent."""
     items = (index,) if type(index) is int else prepare(index)
-    arrays = any(isinstance(item, Remote) for item in items)
+    arrays = any(isinstance(item, Array) for item in items)
     if arrays and isinstance(value, (np.ndarray, list, tuple)):
         # CuPy uploads values for index arrays, but not for slices (cupy#2079).
         value = convert.array(value, dtype=a.dtype)
@@ -362,16 +363,15 @@ def _setitem(a: Any, index: object, value: Any) -> tuple[Any, Any]:
     arguments.check_number(value, a._gp_meta.dtype)
     if not arrays:
         target = basic(a._gp_meta, items)
-        if isinstance(value, Remote):
-            _check_fits(value._gp_meta.shape, target.shape)  # type: ignore[attr-defined]
-    elif any(isinstance(item, Remote) and item._gp_meta.dtype.kind == "b" for item in items):  # type: ignore[attr-defined]
+        if isinstance(value, Array):
+            _check_fits(value._gp_meta.shape, target.shape)
+    elif any(isinstance(item, Array) and item._gp_meta.dtype.kind == "b" for item in items):
         check_masks(a._gp_meta, items)
-    elif isinstance(value, Remote):
-        _check_fits(value._gp_meta.shape, advanced(a._gp_meta, items))  # type: ignore[attr-defined]
+    elif isinstance(value, Array):
+        _check_fits(value._gp_meta.shape, advanced(a._gp_meta, items))
     else:
         advanced(a._gp_meta, items)
-    source: Any = value
-    if isinstance(value, Remote) and source._gp_session is not a._gp_session:
+    if isinstance(value, Array) and value._gp_session is not a._gp_session:
         whole = not arrays and all(item is Ellipsis or item == _FULL for item in items)
         with state.on(a._gp_device):
             if not (whole and across.fill(a, value)):

@@ -64,7 +64,7 @@ class Methods(Array):
 
     def view(self, dtype: object = None, type: Any = None) -> Any:  # noqa: A002
         """Return a view, maybe of another dtype."""
-        ndarray: Any = make.classes.ndarray
+        ndarray = make.classes.ndarray
         if isinstance(dtype, _TYPE) and issubclass(dtype, ndarray):
             if type is not None:
                 raise ValueError("Cannot specify output type twice.")
@@ -117,7 +117,7 @@ class Methods(Array):
         """Return the elements in one dimension, as a view where that is contiguous."""
         letter = arguments.normalize_order(order)
         meta = self._gp_meta
-        source: Any = self
+        source = self
         if letter == "K":
             steps = [0 if n == 1 else step for n, step in zip_strict(meta.shape, meta.strides)]
             axes = _in_memory(steps)
@@ -137,7 +137,7 @@ class Methods(Array):
 
     def transpose(self, *axes: object) -> Any:
         """Return a view with the axes in another order."""
-        order: Any = axes[0] if len(axes) == 1 else axes or None
+        order = axes[0] if len(axes) == 1 else axes or None
         meta = self._gp_meta
         if order is None:
             if meta.ndim <= 1:

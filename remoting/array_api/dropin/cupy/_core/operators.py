@@ -54,7 +54,7 @@ def _forward(name: str) -> Callable[[Any, Any], Any]:
 
 def _reflected(name: str) -> Callable[[Any, Any], Any]:
     function = UFUNCS[name]
-    numpy_function: Any = getattr(np, name)
+    numpy_function = getattr(np, name)
 
     def operator(self: object, other: object) -> Any:
         kind = type(other)
@@ -80,7 +80,7 @@ def _in_place(name: str) -> Callable[[Any, Any], Any]:
 
 
 def _comparison(name: str) -> Callable[[Any, Any], Any]:
-    numpy_function: Any = getattr(np, name)
+    numpy_function = getattr(np, name)
 
     def with_host(self: ndarray, other: object) -> Any:
         kind = type(other)

@@ -40,7 +40,7 @@ def polyval(p: Any, x: Any) -> Any:
     """Evaluate a polynomial, by Horner's rule."""
     if isinstance(x, poly1d):
         # A number of Python leaves the type of these coefficients as it is.
-        total: Any = poly1d(convert.array([0], np.result_type(x.coeffs.dtype.type(0), 1)))
+        total = poly1d(convert.array([0], np.result_type(x.coeffs.dtype.type(0), 1)))
         series = p.coeffs if isinstance(p, poly1d) else p
         for at in range(series.size):
             total = polyadd(polymul(total, x), poly1d(series[at : at + 1]))
@@ -169,7 +169,7 @@ class poly1d:
             raise ValueError("Power to non-negative integers only.")
         if isinstance(exponent, (float, np.floating)):
             raise TypeError("Power must be an integer.")
-        made: Any = poly1d(convert.array([1]))
+        made = poly1d(convert.array([1]))
         for _ in range(int(exponent)):
             made = poly1d(polymul(made, self))
         return made

@@ -87,7 +87,7 @@ def operator(a: Any, b: Any) -> Any:
 
 def dot(a: Any, b: Any, out: Any = None) -> ndarray:
     """Return the dot product of two arrays."""
-    ndarray: Any = make.classes.ndarray
+    ndarray = make.classes.ndarray
     if out is None and type(a) is type(b) is ndarray:
         plan = _dots.get((a._gp_known, b._gp_known))
         if plan is not None:

@@ -273,7 +273,7 @@ class ufunc:
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """Apply the function; ``out``, ``dtype`` and ``casting`` are as in CuPy."""
         if not kwargs and len(args) == self.nin and self.nout == 1:
-            ndarray: Any = make.classes.ndarray
+            ndarray = make.classes.ndarray
             if self.nin == 1:
                 if type(args[0]) is ndarray:
                     return self.one(args[0])

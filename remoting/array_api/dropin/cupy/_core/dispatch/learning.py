@@ -107,7 +107,7 @@ def _function(entry: _Row, special: Any) -> Any:
 def short(name: str, args: Any, kwargs: Any, free: int = -1) -> tuple[Any, Any, list[Any]] | None:
     """Return session, kind and packed values of a call on arrays and plain values; else None."""
     ndarray = make.classes.ndarray
-    session: Any = None
+    session = None
     key: list[Any] = [name, tuple(kwargs) if kwargs else None]
     values: list[Any] = []
     for arg in (*args, *kwargs.values()) if kwargs else args:
@@ -235,8 +235,8 @@ class _Row:
         return any(self.kinds.get(at) == "Decides" and is_array(x) for at, x in given.items())
 
     def _run(self, args: Any, kwargs: Any, brief: object) -> Any:
-        session: Any = make.session_of(*args, *kwargs.values())
-        kind: Any = judged.EACH
+        session = make.session_of(*args, *kwargs.values())
+        kind = judged.EACH
         if self.result != "Asked" and not self._decided(args, kwargs):
             kind = judged.kind_of(self.name, args, kwargs, free=_FLOATS)
         found = session.judged.known.get(kind)
@@ -263,11 +263,8 @@ class _Row:
         if not isinstance(answer, (tuple, list)):
             made = answer if self.result == "Asked" else convert.asarray(answer)
             return made, (made._gp_meta,) if is_array(made) else None, _ARRAY
-        items: Any = answer
-        form: Any = type(answer)
-        parts = [convert.asarray(x) if isinstance(x, np.generic) else x for x in items]
-        if self.named is not None:
-            form = self.named
+        parts = [convert.asarray(x) if isinstance(x, np.generic) else x for x in answer]
+        form = type(answer) if self.named is None else self.named
         metas = tuple([x._gp_meta for x in parts]) if all(map(is_array, parts)) else None
         made = _formed(form, parts)
         return made, metas if metas and 1 < len(metas) <= _RESULTS_MAX else None, form
@@ -296,10 +293,9 @@ def _travelling(kind: object, name: str, value: Any) -> Any:
     if isinstance(value, np.ndarray):
         value = value.tolist() if value.size <= _LEAVES_MAX else convert.asarray(value)
     if isinstance(value, (list, tuple)):
-        items: Any = value
-        if len(items) > _LEAVES_MAX:
-            return convert.asarray(items)
-        made = [_travelling(kind, "", item) for item in items]
+        if len(value) > _LEAVES_MAX:
+            return convert.asarray(value)
+        made = [_travelling(kind, "", item) for item in value]
         return made if isinstance(value, list) and name not in ("axis", "axes") else tuple(made)
     return convert.array(value) if hasattr(value, "__cupy_get_ndarray__") else value
 

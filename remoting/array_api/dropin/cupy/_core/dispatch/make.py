@@ -140,7 +140,7 @@ def send_view(source: Any, plan: Plan, tail: bytes, frame: Any) -> ndarray:
     handle = next(session.handles)
     session.emit(plan, HANDLES(handle, source._gp_handle) + tail, frame)
     kind = type(source)
-    array: Any = _new(kind)
+    array = _new(kind)
     array._gp_handle = handle
     array._gp_session = session
     array._gp_known = plan.metas[0]

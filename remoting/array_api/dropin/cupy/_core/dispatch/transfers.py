@@ -90,7 +90,7 @@ def _download(source: Any, order: str, out: np.ndarray | None) -> np.ndarray:
             dense = make.forward("ndarray.copy", (source, letter), {}, looks)
         session.shared.download(dense, np.frombuffer(sink(None, known.nbytes), np.uint8))
     elif known is None or known.nbytes:
-        reply: Any = session.ask("door.get", (source, letter), sink=sink)
+        reply = session.ask("door.get", (source, letter), sink=sink)
         assert isinstance(reply, Reply)
     if not made:  # an empty array has no bytes to send
         if source._gp_meta.nbytes:
