@@ -150,7 +150,7 @@ class CudaBackend:
         """Say whether ``value`` is an array; host scalars that CuPy returned count."""
         return isinstance(value, (self.cupy.ndarray, np.ndarray, np.generic))
 
-    def adopt(self, value: object) -> Any:
+    def adopt(self, value: object) -> object:
         """Return a result as a device array; CuPy's pool has accounted for it already."""
         return value if isinstance(value, self.cupy.ndarray) else self.cupy.asarray(value)
 

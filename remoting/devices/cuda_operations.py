@@ -39,7 +39,7 @@ _INDEX = {4: np.int32, 8: np.int64}
 def _arange(cupy: Any) -> Operation:
     ranges = importlib.import_module("cupy._creation.ranges")
 
-    def arange(first: object, count: int, step: object, dtype: Any) -> Any:
+    def arange(first: object, count: int, step: object, dtype: Any) -> object:
         # The client has counted the elements; CuPy's own count could differ by rounding.
         made = cupy.empty((count,), dtype)
         if count:
@@ -70,7 +70,7 @@ def _memory(cupy: Any) -> Operation:
 
 
 def _drawn(name: str) -> Operation:
-    def draw(source: object, shape: tuple[int, ...], dtype: object, *values: Any) -> Any:
+    def draw(source: object, shape: tuple[int, ...], dtype: object, *values: Any) -> object:
         if name in ("dirichlet", "multivariate_normal"):
             shape = shape[: len(shape) - values[0].ndim]
         return getattr(source, name)(*values, size=shape, dtype=dtype)
@@ -79,7 +79,7 @@ def _drawn(name: str) -> Operation:
 
 
 def _generated(name: str) -> Operation:
-    def draw(source: object, shape: tuple[int, ...], dtype: object, *values: Any) -> Any:
+    def draw(source: object, shape: tuple[int, ...], dtype: object, *values: Any) -> object:
         if name == "dirichlet":
             shape = shape[: len(shape) - values[0].ndim]
         if name in _TYPED:
@@ -92,7 +92,7 @@ def _generated(name: str) -> Operation:
 def _random(cupy: Any) -> dict[str, Operation]:
     makers = {name: getattr(cupy.random, name) for name in BIT_GENERATORS}
 
-    def choice(source: Any, a: Any, shape: Any, replace: bool, p: Any) -> Any:
+    def choice(source: Any, a: Any, shape: Any, replace: bool, p: Any) -> object:
         return source.choice(a, shape, replace, p)
 
     table: dict[str, Operation] = {
@@ -121,7 +121,7 @@ def _random(cupy: Any) -> dict[str, Operation]:
 # --- cupy.cuda ------------------------------------------------------------------------------------
 
 
-def _plain(value: object) -> Any:
+def _plain(value: object) -> object:
     """Return a device property as a plain value."""
     if isinstance(value, bytes):
         return value.rstrip(b"\0").decode("utf-8", "replace")
@@ -148,11 +148,11 @@ def _cuda(backend: Any) -> dict[str, Operation]:
     def attribute(number: int) -> int:
         return int(runtime.deviceGetAttribute(number, backend.devices[backend.current].ordinal))
 
-    def stream(non_blocking: bool, priority: object) -> Any:
+    def stream(non_blocking: bool, priority: object) -> object:
         given = {} if priority is None else {"priority": priority}
         return cupy.cuda.Stream(non_blocking=non_blocking, **given)
 
-    def event(block: bool, disable_timing: bool) -> Any:
+    def event(block: bool, disable_timing: bool) -> object:
         return cupy.cuda.Event(block=block, disable_timing=disable_timing)
 
     def record(made: Any, where: Any) -> None:
@@ -194,7 +194,7 @@ def _arrays(cupy: Any) -> dict[str, Operation]:
     def assign(a: Any, index: object, value: object) -> None:
         a[index] = value
 
-    def reshape_view(a: Any, shape: Any, order: str = "C") -> Any:
+    def reshape_view(a: Any, shape: Any, order: str = "C") -> object:
         made = a.reshape(shape, order=order)
         if made.size and made.data.mem.ptr != a.data.mem.ptr:
             raise BufferError("reshape made a copy where the client inferred a view")

@@ -81,7 +81,7 @@ class EmulatedBackend:
         """Say whether ``value`` is a NumPy array or scalar."""
         return isinstance(value, (np.ndarray, np.generic))
 
-    def adopt(self, value: object) -> Any:
+    def adopt(self, value: object) -> object:
         """Account for the memory of a new result; views cost nothing."""
         if type(value) is not np.ndarray:
             value = np.asarray(value)

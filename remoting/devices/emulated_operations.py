@@ -6,7 +6,7 @@
 
 import operator
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,7 @@ def _getitem(a: Array, index: Any) -> Array:
     return a[items] if any(item is Ellipsis for item in items) else a[(*items, Ellipsis)]
 
 
-def _field(a: Any, name: str) -> Any:
+def _field(a: Any, name: str) -> Array:
     made = a[name]
     if not isinstance(a, np.ndarray) or made.dtype.char == "V" or not made.size:
         return made
@@ -118,7 +118,7 @@ def _is_truth(value: object) -> bool:
     return isinstance(value, np.ndarray) and value.dtype == np.bool_
 
 
-def _wide(value: object) -> Any:
+def _wide(value: object) -> object:
     """Return an integer beyond NumPy's default type in a type that holds it."""
     if type(value) is not int:
         return value
@@ -131,7 +131,7 @@ def _ufunc(name: str) -> Operation:
         return _pseudo_ufunc(name, function)
     typed = ARITHMETIC.get(name)
 
-    def call(*args: Any, _where: object = None, casting: object = None, **kwargs: Any) -> Any:
+    def call(*args: Any, _where: object = None, casting: object = None, **kwargs: Any) -> object:
         if _where is not None:
             kwargs["where"] = _where
         if name in _BY_FIELDS and getattr(args[0], "dtype", _BOOL).char == "V":
@@ -153,7 +153,7 @@ def _ufunc(name: str) -> Operation:
 
 def _pseudo_ufunc(name: str, function: Operation) -> Operation:
     # i0, sinc and fix are ufuncs in CuPy, and Python functions in NumPy.
-    def call(x: Any, out: object = None, dtype: Any = None, **_: object) -> Any:
+    def call(x: Array, out: object = None, dtype: Any = None, **_: object) -> object:
         value = np.asarray(x) if dtype is None else np.asarray(x, dtype)
         kind = value.dtype if name == "fix" else _float_of(value.dtype)
         if name == "i0" and value.dtype.kind == "f":  # that of infinity is infinite
@@ -171,31 +171,31 @@ def _at(name: str, a: Array, index: object, value: object) -> None:
     getattr(np, name).at(a, _wrapped(a, items), fitted(value, a.dtype))
 
 
-def _reduceat(a: Array, indices: Array, **kwargs: Any) -> Any:
+def _reduceat(a: Array, indices: Array, **kwargs: Any) -> Array:
     return np.add.reduceat(a, indices, **kwargs)
 
 
-def _copyto(target: Array, source: Any, casting: Any = "same_kind", where: Any = None) -> None:
+def _copyto(target: Array, source: Array, casting: Any = "same_kind", where: Any = None) -> None:
     source = fitted(source, target.dtype) if casting == "unsafe" else source
     np.copyto(target, source, casting=casting, where=True if where is None else where)
 
 
-def _choose(a: Array, choices: Any, out: Any = None, mode: Any = "raise") -> Any:
+def _choose(a: Array, choices: Any, out: Any = None, mode: Any = "raise") -> Array:
     return np.choose(a, choices, out=out, mode=mode)
 
 
-def _take(a: Array, indices: Any, axis: Any = None, out: Any = None) -> Any:
+def _take(a: Array, indices: Array, axis: Any = None, out: Any = None) -> Array:
     return np.take(a, indices, axis, out=out, mode="wrap")
 
 
-def _put(a: Array, indices: Any, values: object, mode: Any = "wrap") -> None:
+def _put(a: Array, indices: Array, values: object, mode: Any = "wrap") -> None:
     np.put(a, indices, fitted(values, a.dtype), mode=mode)
 
 
 def _argument(name: str) -> Operation:
     function = getattr(np, name)
 
-    def call(a: Array, *args: object, dtype: object = None, **kwargs: object) -> Any:
+    def call(a: Array, *args: object, dtype: object = None, **kwargs: object) -> object:
         made = np.asarray(function(a, *args, **kwargs))
         return made if dtype is None else converted(made, dtype)
 
@@ -205,7 +205,7 @@ def _argument(name: str) -> Operation:
 def _reduction(name: str) -> Operation:
     function = getattr(np, name)
 
-    def call(a: Array, *args: object, dtype: Any = None, **kwargs: object) -> Any:
+    def call(a: Array, *args: object, dtype: Any = None, **kwargs: object) -> object:
         if dtype is None:
             return function(a, *args, **kwargs)
         kind = np.dtype(dtype)  # the client has warned of imaginary parts that are lost
@@ -214,7 +214,7 @@ def _reduction(name: str) -> Operation:
     return call
 
 
-def _raveled(places: Any, dims: Any, mode: Any = "wrap", order: Any = "C") -> Any:
+def _raveled(places: Any, dims: Any, mode: Any = "wrap", order: Any = "C") -> object:
     return np.ravel_multi_index(places, dims, mode, order)
 
 
@@ -230,7 +230,7 @@ def _along(function: Operation) -> Operation:
     return call
 
 
-def _into(arrays: Any, axis: int, out: Array, casting: Any) -> None:
+def _into(arrays: Sequence[Array], axis: int, out: Array, casting: Any) -> None:
     np.concatenate(fitted(arrays, out.dtype), axis, out, casting=casting)
 
 
@@ -244,7 +244,7 @@ def _transform(name: str) -> Operation:
     function = getattr(np.fft, name)
     is_inverse = name == "hfft" or name.startswith("irfft")
 
-    def call(a: Any, *args: Any) -> Any:
+    def call(a: Any, *args: Any) -> object:
         if name[-1] == "n" and len(args) > 1 and args[0] is not None and args[1] is None:
             args = (args[0], tuple(range(-len(args[0]), 0)), *args[2:])  # as NumPy asks for
         if is_inverse and not a.size and len(args) > 1 and args[0] is not None:
@@ -264,7 +264,7 @@ def _transform(name: str) -> Operation:
     return call
 
 
-def _einsum(text: Any, *arrays: Any, **kwargs: Any) -> Any:
+def _einsum(text: Any, *arrays: Array, **kwargs: Any) -> Array:
     if not isinstance(text, str):
         return np.einsum(text, *arrays, **kwargs)
     if len(arrays) == 1:
@@ -286,7 +286,7 @@ def _solve(a: Array, b: Array) -> Array:
     return np.linalg.solve(a, b) if b.size else np.empty(b.shape, kind)
 
 
-def _eigh(a: Array, UPLO: Any = "L") -> Any:
+def _eigh(a: Array, UPLO: Any = "L") -> object:
     if a.dtype != np.float16:
         return np.linalg.eigh(a, UPLO)
     return tuple(each.astype(a.dtype) for each in np.linalg.eigh(a.astype(np.float32), UPLO))
@@ -299,11 +299,11 @@ def _complex(made: Array, a: Array) -> Array:
     return made if np.iscomplexobj(a) else made.real  # NumPy 2.5 makes them complex
 
 
-def _eig(a: Array) -> Any:
+def _eig(a: Array) -> object:
     return tuple(_complex(each, a) for each in np.linalg.eig(a))
 
 
-def _lstsq(a: Array, b: Array, rcond: Any = None) -> Any:
+def _lstsq(a: Array, b: Array, rcond: Any = None) -> object:
     return np.linalg.lstsq(a, b, -1 if rcond == "warn" else rcond)
 
 
@@ -456,7 +456,7 @@ def _plan_operations(
             raise ValueError("invalid input")
         limits[current()][place] = value
 
-    def several(gpus: Any, name: str, a: object, *args: object) -> Any:
+    def several(gpus: Any, name: str, a: object, *args: object) -> object:
         if name not in FFT or not all(at in range(devices) for at in gpus):
             raise ValueError(f"no transform {name} by GPUs {gpus}")
         return table[f"fft.{name}"](a, *args)

@@ -71,4 +71,4 @@ def apply_over_axes(func: Any, a: object, axes: Any) -> Any:
     return value
 
 
-CALLBACKS: dict[str, Any] = make.public(globals())
+CALLBACKS = make.public(globals())

@@ -167,4 +167,4 @@ def arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) -> nd
     return make.forward("door.arange", (first, length, step, kind), {}, fresh(kind, (length,)))
 
 
-CREATION: dict[str, Any] = make.public(globals())
+CREATION = make.public(globals())

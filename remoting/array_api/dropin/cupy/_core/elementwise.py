@@ -87,4 +87,4 @@ def imag(val: object) -> ndarray:
     return convert.asarray(val).imag
 
 
-ELEMENTWISE: dict[str, Any] = make.public(globals())
+ELEMENTWISE = make.public(globals())

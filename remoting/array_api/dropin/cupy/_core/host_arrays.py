@@ -175,7 +175,7 @@ def _text(function: Callable[..., str]) -> Callable[..., str]:
     return formatted
 
 
-HOST_ARRAYS: dict[str, Any] = {
+HOST_ARRAYS = {
     **make.public(globals()),
     "asanyarray": asarray,
     **{

@@ -180,4 +180,4 @@ def append(arr: object, values: object, axis: object = None) -> ndarray:
     return concatenate((array, more), axis)
 
 
-JOINING: dict[str, Any] = {**make.public(globals()), "concat": concatenate}
+JOINING = {**make.public(globals()), "concat": concatenate}

@@ -36,24 +36,24 @@ if TYPE_CHECKING:
 class UniqueAllResult(NamedTuple):
     """Result of `unique_all`."""
 
-    values: Any
-    indices: Any
-    inverse_indices: Any
-    counts: Any
+    values: ndarray
+    indices: ndarray
+    inverse_indices: ndarray
+    counts: ndarray
 
 
 class UniqueCountsResult(NamedTuple):
     """Result of `unique_counts`."""
 
-    values: Any
-    counts: Any
+    values: ndarray
+    counts: ndarray
 
 
 class UniqueInverseResult(NamedTuple):
     """Result of `unique_inverse`."""
 
-    values: Any
-    inverse_indices: Any
+    values: ndarray
+    inverse_indices: ndarray
 
 
 # --- creation -------------------------------------------------------------------------------------
@@ -62,8 +62,8 @@ class UniqueInverseResult(NamedTuple):
 def bartlett(M: Count) -> ndarray: ...
 def diag(v: Like, k: int = 0) -> ndarray: ...
 def diagflat(v: Like, k: int = 0) -> ndarray: ...
-def diag_indices(n: object, ndim: int = 2) -> Any: ...
-def diag_indices_from(arr: Array) -> Any: ...
+def diag_indices(n: object, ndim: int = 2) -> tuple[ndarray, ...]: ...
+def diag_indices_from(arr: Array) -> tuple[ndarray, ...]: ...
 def eye(N: object, M: object = None, k: int = 0, dtype: Any = float, order: str = "C") -> Any: ...
 def identity(n: object, dtype: object = float) -> ndarray:
     return eye(n, dtype=dtype)
@@ -92,11 +92,11 @@ def logspace(
 ) -> ndarray: ...
 def meshgrid(
     *xi: Like, indexing: str = "xy", sparse: bool = False, copy: bool = True
-) -> tuple[Any, ...]: ...
+) -> tuple[ndarray, ...]: ...
 def tri(N: Count, M: Count = None, k: int = 0, dtype: object = float) -> ndarray: ...
 def tril(m: Like, k: int = 0) -> ndarray: ...
-def tril_indices(n: Count, k: Count = 0, m: Count = None) -> Any: ...
-def tril_indices_from(arr: Array, k: Count = 0) -> Any: ...
+def tril_indices(n: Count, k: Count = 0, m: Count = None) -> tuple[ndarray, ...]: ...
+def tril_indices_from(arr: Array, k: Count = 0) -> tuple[ndarray, ...]: ...
 def vander(x: Like, N: object = None, increasing: bool = False) -> ndarray: ...
 
 
@@ -164,19 +164,19 @@ def take(a: Own, indices: Value, axis: object = None, out: Any = None) -> Any:
 
 
 def take_along_axis(a: Array, indices: Array, axis: object) -> ndarray: ...
-def put(a: Array, ind: Value, v: Value, mode: str = "wrap") -> Any:
+def put(a: Array, ind: Value, v: Value, mode: str = "wrap") -> None:
     if mode not in ("raise", "wrap", "clip"):
         raise ValueError(f"clipmode not understood: {mode}")
 
 
-def put_along_axis(arr: Array, indices: Array, values: Value, axis: object) -> Any: ...
-def putmask(a: Array, mask: Array, values: Value) -> Any:
+def put_along_axis(arr: Array, indices: Array, values: Value, axis: object) -> None: ...
+def putmask(a: Array, mask: Array, values: Value) -> None:
     if is_array(values):
         arguments.check_cast(values.dtype, a.dtype, "same_kind")
 
 
 def place(arr: Array, mask: Like, vals: Like) -> Asked: ...
-def fill_diagonal(a: Array, val: Value, wrap: bool = False) -> Any: ...
+def fill_diagonal(a: Array, val: Value, wrap: bool = False) -> None: ...
 def choose(a: Own, choices: object, out: object = None, mode: str = "raise") -> Asked: ...
 def select(condlist: object, choicelist: object, default: object = 0) -> ndarray: ...
 def compress(condition: Like, a: Own, axis: object = None, out: object = None) -> Elements: ...
@@ -192,7 +192,9 @@ def ravel_multi_index(
 
 def delete(arr: Array, indices: object, axis: object = None) -> Elements: ...
 def packbits(a: Array, axis: object = None, bitorder: str = "big") -> ndarray: ...
-def pad(array: Like, pad_width: object, mode: object = "constant", **kwargs: object) -> Any:
+def pad(
+    array: Like, pad_width: object, mode: object = "constant", **kwargs: object
+) -> ndarray | None:
     return pad_by(array, pad_width, mode, kwargs) if callable(mode) else None
 
 
@@ -212,7 +214,7 @@ def correlate(a: Like, v: Like, mode: str = "valid") -> ndarray: ...
 def cross(
     a: Like, b: Like, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: object = None
 ) -> ndarray: ...
-def _einsum_view(text: str, a: Any) -> Any:
+def _einsum_view(text: str, a: ndarray) -> ndarray | None:
     """Return the view that a sum of one operand is where nothing is added; None for another."""
     names, arrow, right = text.replace(" ", "").partition("->")
     wanted = right if arrow else "".join(sorted(names))
@@ -227,7 +229,7 @@ def _einsum_view(text: str, a: Any) -> Any:
     return make.as_strided(a, shape, tuple([steps[name] for name in wanted]))
 
 
-def einsum(*operands: Scalar, **kwargs: object) -> Any:
+def einsum(*operands: Scalar, **kwargs: object) -> ndarray | None:
     if not operands:
         raise ValueError("must provide at least an operand and a subscripts list for einsum")
     unknown = kwargs.keys() - {"dtype", "optimize"}
@@ -320,29 +322,8 @@ def percentile(
     method: str = "linear",
     keepdims: bool = False,
     *,
-    interpolation: Any = None,
-) -> Any:
-    if interpolation is not None:
-        return percentile(a, q, axis, out, overwrite_input, interpolation, keepdims)
-    return None
-
-
-def quantile(
-    a: Array,
-    q: Decides,
-    axis: object = None,
-    out: object = None,
-    overwrite_input: bool = False,
-    method: str = "linear",
-    keepdims: bool = False,
-    *,
-    interpolation: Any = None,
-) -> Any:
-    if interpolation is not None:
-        return quantile(a, q, axis, out, overwrite_input, interpolation, keepdims)
-    return None
-
-
+    interpolation: object = None,
+) -> ndarray: ...
 def std(
     a: Own,
     axis: object = None,
@@ -369,7 +350,9 @@ def diff(
     a: Like, n: int = 1, axis: int = -1, prepend: Value = None, append: Value = None
 ) -> ndarray: ...
 def ediff1d(arr: Like, to_end: Value = None, to_begin: Value = None) -> ndarray: ...
-def gradient(f: Like, *varargs: Value, axis: object = None, edge_order: int = 1) -> list[Any]: ...
+def gradient(
+    f: Like, *varargs: Value, axis: object = None, edge_order: int = 1
+) -> list[ndarray]: ...
 def interp(
     x: Like, xp: Like, fp: Like, left: object = None, right: object = None, period: object = None
 ) -> ndarray: ...
@@ -424,8 +407,8 @@ _ALSO = """
     allclose:isclose blackman:bartlett cumprod:cumsum cumulative_prod:cumulative_sum
     flatnonzero:argwhere hamming:bartlett hanning:bartlett iscomplex:isreal isposinf:isneginf
     nancumprod:cumsum nancumsum:cumsum nanmedian:median nanstd:std nanvar:std polysub:polyadd
-    setxor1d:setdiff1d triu:tril triu_indices:tril_indices
+    quantile:percentile setxor1d:setdiff1d triu:tril triu_indices:tril_indices
     triu_indices_from:tril_indices_from unpackbits:packbits var:std
 """
-LEARNED: dict[str, Any] = learning.rows(globals(), also=_ALSO)
+LEARNED = learning.rows(globals(), also=_ALSO)
 LEARNED["round"] = around

@@ -215,7 +215,7 @@ def diagonal(a: object, offset: int = 0, axis1: int = 0, axis2: int = 1) -> ndar
     return arguments.able(a, "diagonal").diagonal(offset, axis1, axis2)
 
 
-MANIPULATION: dict[str, Any] = {
+MANIPULATION = {
     **JOINING,
     **{name: each for name, each in make.public(globals()).items() if name != "pad_by"},
     "permute_dims": transpose,

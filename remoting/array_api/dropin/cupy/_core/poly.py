@@ -208,6 +208,4 @@ class poly1d:
         raise NotImplementedError
 
 
-POLY: dict[str, Any] = {
-    each.__name__: each for each in (poly1d, polyadd, polymul, polysub, polyval)
-}
+POLY = {each.__name__: each for each in (poly1d, polyadd, polymul, polysub, polyval)}

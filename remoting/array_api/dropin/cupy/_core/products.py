@@ -116,4 +116,4 @@ def dot(a: Any, b: Any, out: Any = None) -> ndarray:
     return make.send_pair(a, b, plan, None)
 
 
-PRODUCTS: dict[str, Any] = {"dot": dot, "matmul": matmul}
+PRODUCTS = {"dot": dot, "matmul": matmul}

@@ -133,4 +133,4 @@ def is_available() -> bool:
     return sys.modules["cupy"].cuda.is_available()
 
 
-QUERIES: dict[str, Any] = make.public(globals())
+QUERIES = make.public(globals())

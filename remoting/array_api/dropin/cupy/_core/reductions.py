@@ -168,7 +168,7 @@ def _argument(name: str) -> Any:
     return function
 
 
-REDUCTIONS: dict[str, Any] = {
+REDUCTIONS = {
     **{name: _reduction(name, boolean, typed=False) for name in ("all", "any")},
     **{
         name: _reduction(name, same, typed=False, empty_ok=False)

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from numpy.linalg import LinAlgError as LinAlgError
 
@@ -22,37 +22,37 @@ if TYPE_CHECKING:
 class EighResult(NamedTuple):
     """Result of a decomposition, by NumPy's names."""
 
-    eigenvalues: Any
-    eigenvectors: Any
+    eigenvalues: ndarray
+    eigenvectors: ndarray
 
 
 class EigResult(NamedTuple):
     """Result of a decomposition, by NumPy's names."""
 
-    eigenvalues: Any
-    eigenvectors: Any
+    eigenvalues: ndarray
+    eigenvectors: ndarray
 
 
 class QRResult(NamedTuple):
     """Result of a decomposition, by NumPy's names."""
 
-    Q: Any
-    R: Any
+    Q: ndarray
+    R: ndarray
 
 
 class SlogdetResult(NamedTuple):
     """Result of a decomposition, by NumPy's names."""
 
-    sign: Any
-    logabsdet: Any
+    sign: ndarray
+    logabsdet: ndarray
 
 
 class SVDResult(NamedTuple):
     """Result of a decomposition, by NumPy's names."""
 
-    U: Any
-    S: Any
-    Vh: Any
+    U: ndarray
+    S: ndarray
+    Vh: ndarray
 
 
 def cholesky(a: Array) -> ndarray: ...

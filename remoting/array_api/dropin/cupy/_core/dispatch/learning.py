@@ -188,7 +188,7 @@ class _Row:
         rest = code.co_varnames[code.co_argcount + code.co_kwonlyargcount :]
         self.rest = self.kinds.get(rest[0], "Any") if code.co_flags & 4 else "Any"
         self.result = self.kinds.get("return", "Any")
-        forms = {**row.__globals__, "list[Any]": list, "tuple[Any, ...]": tuple}
+        forms = {**row.__globals__, "list[ndarray]": list, "tuple[ndarray, ...]": tuple}
         named = forms.get(self.result)
         several = isinstance(named, type) and issubclass(named, (list, tuple))
         self.named = named if several else None
