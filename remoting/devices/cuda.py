@@ -129,11 +129,11 @@ class CudaBackend:
 
     # --- the backend ----------------------------------------------------------------------------
 
-    def operations(self) -> Mapping[str, Callable[..., Any]]:
+    def operations(self) -> Mapping[str, Callable[..., object]]:
         """Return the closed table of operations that a client may call."""
         return operations(self)
 
-    def fuse(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def fuse(self, function: Callable[..., Any]) -> Callable[..., object]:
         """Return CuPy's fusion of a function."""
         return self.cupy.fuse(function)
 
@@ -275,7 +275,7 @@ class CudaBackend:
         data = self.cupy.ndarray((int(block.size),), np.uint8, pointer)
         return int(block.ptr), data, int(value.data.ptr - block.ptr)
 
-    def state_of(self, value: Any) -> tuple[list[Any], Any]:
+    def state_of(self, value: Any) -> tuple[list[object], Any]:
         """Return the array that has the state of a generator.
 
         An event keeps no time: what asks for it raises CUDA's error, until it is recorded again.
@@ -289,7 +289,7 @@ class CudaBackend:
             return [], value.bit_generator._state
         return [], None
 
-    def set_state(self, value: object, state: list[Any]) -> None:
+    def set_state(self, value: object, state: list[object]) -> None:
         """Refuse plain values: objects of CuPy have none."""
         if state:
             raise ValueError("an object that has no state")
@@ -313,9 +313,9 @@ class CudaBackend:
             self.cupy.cuda.Device(spec.ordinal).synchronize()
         self.cupy.cuda.Device(self.devices[self.current].ordinal).use()
 
-    def describe_devices(self) -> Sequence[dict[str, Any]]:
+    def describe_devices(self) -> Sequence[dict[str, object]]:
         """Return the description of each device for a client."""
-        made: list[dict[str, Any]] = []
+        made: list[dict[str, object]] = []
         for spec in self.devices:
             device = self.cupy.cuda.Device(spec.ordinal)
             made.append(

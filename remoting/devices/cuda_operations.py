@@ -138,7 +138,7 @@ def _cuda(backend: Any) -> dict[str, Operation]:
     def device() -> Any:
         return cupy.cuda.Device(backend.devices[backend.current].ordinal)
 
-    def properties() -> dict[str, Any]:
+    def properties() -> dict[str, object]:
         spec = backend.devices[backend.current]
         found = {k: _plain(v) for k, v in runtime.getDeviceProperties(spec.ordinal).items()}
         # The partition is the device: programs size their work by this.

@@ -58,15 +58,15 @@ class EmulatedBackend:
         # NumPy keeps this per thread; GPUs neither warn nor raise.
         np.seterr(all="ignore")
 
-    def operations(self) -> Mapping[str, Callable[..., Any]]:
+    def operations(self) -> Mapping[str, Callable[..., object]]:
         """Return the closed table of operations that a client may call."""
         return operations(self)
 
-    def fuse(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def fuse(self, function: Callable[..., Any]) -> Callable[..., object]:
         """Return the function as it is: there are no kernels to save."""
         return function
 
-    def be_strict(self) -> Callable[[str, Callable[..., Any]], Callable[..., Any]]:
+    def be_strict(self) -> Callable[[str, Callable[..., object]], Callable[..., object]]:
         """Begin strict mode; return the function that makes a watched operation of one."""
         self.strict = StrictMode(self.adopt)
         return self.strict.watched
@@ -162,7 +162,7 @@ class EmulatedBackend:
         found = self._owners.get(id(owner))
         return found.device if found is not None else self.current
 
-    def memory_of(self, value: Array) -> tuple[int, Any, int]:
+    def memory_of(self, value: Array) -> tuple[int, Array, int]:
         """Return the array that owns the memory, as bytes."""
         owner = value
         while isinstance(owner.base, np.ndarray):
@@ -175,13 +175,13 @@ class EmulatedBackend:
         start = int(owner.__array_interface__["data"][0])
         return start, _flat(owner), int(value.__array_interface__["data"][0]) - start
 
-    def state_of(self, value: object) -> tuple[list[Any], Any]:
+    def state_of(self, value: object) -> tuple[list[object], Any]:
         """Return the state of a generator, and how long ago an event was."""
         if isinstance(value, Marker):
             return [time.perf_counter() - value.time], None
         return generator_state(value), None
 
-    def set_state(self, value: object, state: list[Any]) -> None:
+    def set_state(self, value: object, state: list[object]) -> None:
         """Set the state of a generator, and when an event was."""
         if not isinstance(value, Marker):
             set_generator_state(value, state)
@@ -202,7 +202,7 @@ class EmulatedBackend:
     def synchronize(self) -> None:
         """Return at once: every call was complete when it returned."""
 
-    def describe_devices(self) -> Sequence[dict[str, Any]]:
+    def describe_devices(self) -> Sequence[dict[str, object]]:
         """Return the description of each device for a client."""
         return [
             {

@@ -49,7 +49,7 @@ def _floor_divide(x: Array, y: Array, **kwargs: Any) -> Array:
     return np.floor(np.divide(x, y), **kwargs)
 
 
-_WIDER: dict[str, Any] = {"e": np.float32, "f": np.float64, "d": np.longdouble}
+_WIDER: dict[str, type[np.floating]] = {"e": np.float32, "f": np.float64, "d": np.longdouble}
 
 
 def _remainder(x: Array, y: Array, **kwargs: Any) -> Array:
@@ -76,7 +76,7 @@ def _fmod(x: Array, y: Array, **kwargs: Any) -> Array:
     return np.positive(made.astype(x.dtype), **kwargs)
 
 
-def _shift(name: str) -> Callable[..., Any]:
+def _shift(name: str) -> Callable[..., object]:
     """Return a shift by the lower 32 bits of a number."""
     function = getattr(np, name)
     low = 0xFFFFFFFF
@@ -87,7 +87,7 @@ def _shift(name: str) -> Callable[..., Any]:
     return call
 
 
-def _extreme(name: str) -> Callable[..., Any]:
+def _extreme(name: str) -> Callable[..., object]:
     """Return an extreme of pairs, of which 0 is more than -0."""
     function = getattr(np, name)
 
@@ -119,7 +119,7 @@ def _expm1(x: Array, **kwargs: Any) -> Array:
     return np.subtract(np.exp(x), 1, **kwargs)
 
 
-ARITHMETIC: dict[str, Callable[..., Any]] = {
+ARITHMETIC: dict[str, Callable[..., object]] = {
     **{name: _extreme(name) for name in ("fmax", "fmin", "maximum", "minimum")},
     **{name: _shift(name) for name in ("left_shift", "right_shift")},
     "divmod": _divmod,
@@ -176,7 +176,7 @@ def _linspace(*args: Any, dtype: Any = None, retstep: bool = False, **kwargs: An
     return (values, step) if retstep else values
 
 
-def _quantile(name: str) -> Callable[..., Any]:
+def _quantile(name: str) -> Callable[..., object]:
     """Return a function that also takes its method by the name of NumPy before 2."""
     function: Callable[..., Any] = getattr(np, name)
 
@@ -190,7 +190,7 @@ def _place(a: Array, mask: Array, vals: Array) -> None:
     np.place(a, mask, converted(vals, a.dtype))
 
 
-FORMULAS: dict[str, Callable[..., Any]] = {
+FORMULAS: dict[str, Callable[..., object]] = {
     "angle": _angle,
     "clip": _clip,
     "linspace": _linspace,

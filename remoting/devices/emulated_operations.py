@@ -371,7 +371,7 @@ def _cuda(backend: Any) -> dict[str, Operation]:
     def set_limit(size: int) -> None:
         current().limit = min(size, current().memory)
 
-    def properties() -> dict[str, Any]:
+    def properties() -> dict[str, object]:
         spec = backend.devices[backend.current]
         return device_properties.properties(spec.name, spec.uuid, spec.memory)
 

@@ -391,7 +391,7 @@ class ndarray(Operators, Methods):
         return GenericAlias(ndarray, item)
 
     @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
+    def __cuda_array_interface__(self) -> dict[str, object]:
         """Shape and the address on the server, where only kernels of this session reach it."""
         meta = self._gp_meta
         return {

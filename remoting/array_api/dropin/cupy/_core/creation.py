@@ -77,7 +77,7 @@ def _like(prototype: object, dtype: object, order: Any, subok: object, shape: ob
     return fresh(kind, lengths, letter)
 
 
-def _dense(meta: Meta) -> tuple[tuple[int, ...], Any, str] | None:
+def _dense(meta: Meta) -> tuple[tuple[int, ...], object, str] | None:
     """Return the arguments of ``empty`` for a layout, or None if it has neither order."""
     c, f = meta.contiguity
     if not (c or f):

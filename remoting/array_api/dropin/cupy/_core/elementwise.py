@@ -49,7 +49,7 @@ def clip(a: Any, a_min: Any, a_max: Any, out: Any = None) -> ndarray:
     return make.forward("clip", (array, low, high), {}, fresh(kind, shape))
 
 
-_choices: dict[Any, Plan] = {}
+_choices: dict[object, Plan] = {}
 
 
 def where(condition: Any, x: Any = None, y: Any = None) -> Any:

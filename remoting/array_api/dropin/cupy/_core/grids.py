@@ -57,7 +57,7 @@ class AxisConcatenator:
         return 0
 
 
-def _ends(key: object) -> tuple[Any, ...]:
+def _ends(key: object) -> tuple[object, ...]:
     return (key.start, key.stop, key.step) if isinstance(key, slice) else (key,)
 
 
@@ -145,7 +145,7 @@ class flatiter:
         return self.base.flatten()
 
 
-def mask_indices(n: int, mask_func: Callable[..., Any], k: int = 0) -> tuple[Any, ...]:
+def mask_indices(n: int, mask_func: Callable[..., Any], k: int = 0) -> tuple[ndarray, ...]:
     """Return the indices that a masking function keeps."""
     return nonzero(mask_func(ones((n, n), dtype="int8"), k) != 0)
 

@@ -35,7 +35,7 @@ def memoize(for_each_device: bool = False) -> Callable[[Any], Any]:
     return decorator
 
 
-_memos: list[dict[Any, Any]] = []
+_memos: list[dict[object, object]] = []
 
 
 def clear_memo() -> None:

@@ -220,7 +220,7 @@ def _consumed(item: object) -> int:
     return 1
 
 
-def _expanded(meta: Meta, items: tuple[Any, ...]) -> list[Any]:
+def _expanded(meta: Meta, items: tuple[object, ...]) -> list[object]:
     used = sum(_consumed(item) for item in items)
     if used > meta.ndim:
         raise IndexError(
@@ -242,7 +242,7 @@ def _check_bounds(meta: Meta, index: int, axis: int) -> None:
         raise IndexError(f"Index {index} is out of bounds for axis {axis} with size {length}")
 
 
-def check_masks(meta: Meta, items: tuple[Any, ...]) -> None:
+def check_masks(meta: Meta, items: tuple[object, ...]) -> None:
     """Raise for an int out of bounds, or a mask without the shape of the axes it selects from."""
     axis = 0
     for item in _expanded(meta, items):
@@ -260,7 +260,7 @@ def check_masks(meta: Meta, items: tuple[Any, ...]) -> None:
         axis += _consumed(item)
 
 
-def advanced(meta: Meta, items: tuple[Any, ...]) -> tuple[int, ...]:
+def advanced(meta: Meta, items: tuple[object, ...]) -> tuple[int, ...]:
     """Return the shape of a read by integer arrays, by NumPy's rules of their place."""
     expanded = _expanded(meta, items)
     arrays = [item._gp_meta.shape for item in expanded if isinstance(item, Array)]
@@ -346,7 +346,7 @@ def _plan_written(a: ndarray, key: Any, value: object) -> tuple[Plan, bytes]:
     return make.remember(_written, key, (plan, plan.packer.pack(0, *values)[16:-8]))
 
 
-def _setitem(a: Any, index: object, value: Any) -> tuple[Any, Any]:
+def _setitem(a: Any, index: object, value: Any) -> tuple[object, object]:
     """Send a write by any index; return the index and the value, as they are sent."""
     items = (index,) if type(index) is int else prepare(index)
     arrays = any(isinstance(item, Array) for item in items)

@@ -55,7 +55,7 @@ def _joined_dtype(arrays: list[Any], dtype: object) -> np.dtype:
     )
 
 
-def _device_arrays(tup: Any) -> list[Any]:
+def _device_arrays(tup: Any) -> list[ndarray]:
     if arguments.is_array(tup):
         tup = list(tup)
     return [need(item, "arrays") for item in tup]

@@ -92,10 +92,11 @@ def broadcast_to(array: object, shape: object) -> ndarray:
     )
 
 
-def broadcast_arrays(*args: Any) -> tuple[Any, ...]:
+def broadcast_arrays(*args: object) -> tuple[ndarray, ...]:
     """Return the arrays in their common shape."""
-    shape = broadcast(*[need(item).shape for item in args])
-    return tuple([item if item.shape == shape else broadcast_to(item, shape) for item in args])
+    arrays = [need(item) for item in args]
+    shape = broadcast(*[item.shape for item in arrays])
+    return tuple([item if item.shape == shape else broadcast_to(item, shape) for item in arrays])
 
 
 # --- splitting ------------------------------------------------------------------------------------
@@ -106,7 +107,7 @@ def _cuts(indices_or_sections: Any) -> int | tuple[int, ...]:
     return arguments.plain(indices_or_sections.get() if on_device else indices_or_sections)
 
 
-def array_split(ary: object, indices_or_sections: object, axis: int = 0) -> list[Any]:
+def array_split(ary: object, indices_or_sections: object, axis: int = 0) -> list[ndarray]:
     """Split into parts that need not be equal."""
     array = need(ary)
     if not array.ndim:
@@ -127,7 +128,7 @@ def array_split(ary: object, indices_or_sections: object, axis: int = 0) -> list
     return [array[(*full, slice(a, b))] for a, b in zip(cuts, cuts[1:])]
 
 
-def split(ary: object, indices_or_sections: object, axis: int = 0) -> list[Any]:
+def split(ary: object, indices_or_sections: object, axis: int = 0) -> list[ndarray]:
     """Split into equal parts, or at indices."""
     array = need(ary)
     if array.ndim <= axis:

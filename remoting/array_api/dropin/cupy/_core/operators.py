@@ -10,13 +10,14 @@ import numpy as np
 
 from cupy._core import products
 from cupy._core.dispatch import make
-from cupy._core.ufunc import UFUNCS
+from cupy._core.ufunc import UFUNCS, ufunc
 from cupy._door import dtypes
 from cupy._door.arrays import Array
 
 if TYPE_CHECKING:
     from cupy._core.array import ndarray
 
+Operator = Callable[[Any, Any], "ndarray"]
 _MISSING = object()
 _NEGATIVE = UFUNCS["negative"]
 
@@ -29,7 +30,7 @@ def should_defer(x: object, y: object) -> bool:
     return getattr(x, "__array_priority__", 0) < getattr(y, "__array_priority__", 0)
 
 
-def _binary(name: str, with_host: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def _binary(name: str, with_host: Operator) -> Operator:
     """Make an operator; ``with_host`` computes with an operand that is no device array."""
     function = UFUNCS[name]
 
@@ -48,11 +49,11 @@ def _binary(name: str, with_host: Callable[[Any, Any], Any]) -> Callable[[Any, A
     return operator
 
 
-def _forward(name: str) -> Callable[[Any, Any], Any]:
+def _forward(name: str) -> Operator:
     return _binary(name, getattr(np, name))
 
 
-def _reflected(name: str) -> Callable[[Any, Any], Any]:
+def _reflected(name: str) -> Operator:
     function = UFUNCS[name]
     numpy_function = getattr(np, name)
 
@@ -67,7 +68,7 @@ def _reflected(name: str) -> Callable[[Any, Any], Any]:
     return operator
 
 
-def _in_place(name: str) -> Callable[[Any, Any], Any]:
+def _in_place(name: str) -> Operator:
     function = UFUNCS[name]
 
     def operator(self: object, other: object) -> Any:
@@ -79,7 +80,7 @@ def _in_place(name: str) -> Callable[[Any, Any], Any]:
     return operator
 
 
-def _comparison(name: str) -> Callable[[Any, Any], Any]:
+def _comparison(name: str) -> Operator:
     numpy_function = getattr(np, name)
 
     def with_host(self: ndarray, other: object) -> Any:
@@ -198,7 +199,7 @@ class Operators:
         return UFUNCS["invert"](self)
 
 
-def _short_power(x: Any, y: Any) -> tuple[Any, Any]:
+def _short_power(x: Any, y: Any) -> tuple[ufunc | None, np.dtype | None]:
     """Return the cheaper function that CuPy 14.2 takes for some exponents, and its dtype."""
     kind = type(y)
     if kind is int and y == 2:

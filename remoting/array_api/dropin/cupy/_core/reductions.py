@@ -117,7 +117,7 @@ def _keywords(axis: object, dtype: object, keepdims: bool, extra: dict[str, Any]
 
 
 def _plan(
-    key: Any, array: object, rule: Rule, empty_ok: bool, extra: dict[str, Any]
+    key: Any, array: object, rule: Rule, empty_ok: bool, extra: dict[str, object]
 ) -> tuple[Plan, bytes]:
     name, meta, axis, dtype, keepdims, _ = key
     shape = reduced_shape(meta, axis, keepdims)

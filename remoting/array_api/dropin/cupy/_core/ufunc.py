@@ -93,8 +93,8 @@ class ufunc:
         self.nin = len(self._loops[0].inputs)
         self.nout = len(self._loops[0].outputs)
         self.nargs = self.nin + self.nout
-        self._memo: dict[Any, Plan] = {}
-        self._resolved: dict[Any, Loop] = {}
+        self._memo: dict[object, Plan] = {}
+        self._resolved: dict[object, Loop] = {}
 
     def __repr__(self) -> str:
         return f"<ufunc '{self.name}'>"
@@ -355,8 +355,8 @@ class ufunc:
         session.call(self.operation, inputs, keywords)
         return outs[0] if self.nout == 1 else tuple(outs)
 
-    def _outs(self, positional: tuple[Any, ...], out: object) -> list[Any]:
-        outs: tuple[Any, ...] = positional
+    def _outs(self, positional: tuple[object, ...], out: object) -> list[object]:
+        outs: tuple[object, ...] = positional
         if out is not None:
             if positional:
                 raise ValueError("Cannot specify 'out' as both a positional and keyword argument")
@@ -370,9 +370,9 @@ class ufunc:
                 raise TypeError("Output arguments type must be cupy.ndarray")
         return [*outs, *[None] * (self.nout - len(outs))]
 
-    def _checked(self, inputs: Any, loop: Loop) -> tuple[Any, ...]:
+    def _checked(self, inputs: Any, loop: Loop) -> tuple[object, ...]:
         """Refuse Python integers that the loop's type cannot hold, as NEP 50 has it."""
-        made: list[Any] = []
+        made: list[object] = []
         for item, wanted in zip_strict(inputs, loop.inputs):
             if type(item) is int:
                 if wanted.kind in "iu" and self.operation not in _COMPARE:

@@ -116,7 +116,7 @@ class Config:
 
     _enable_nd_planning = contextvars.ContextVar("cupy.fft.config.enable_nd_planning", default=True)
     _use_multi_gpus = contextvars.ContextVar("cupy.fft.config.use_multi_gpus", default=False)
-    _devices: contextvars.ContextVar[Any] = contextvars.ContextVar(
+    _devices: contextvars.ContextVar[object] = contextvars.ContextVar(
         "cupy.fft.config.devices", default=None
     )
     __getattr__ = absent.of_class("cupy.fft.config")
@@ -175,7 +175,7 @@ def _warn_of_planning() -> None:
 config = Config()
 
 
-def transform(name: str) -> tuple[str, tuple[Any, ...]]:
+def transform(name: str) -> tuple[str, tuple[object, ...]]:
     """Return the operation of a transform over one axis, and its leading arguments."""
     devices = config.devices
     if devices is None:

@@ -65,7 +65,7 @@ _FLOATS = frozenset((float,))
 
 
 def rows(
-    module: dict[str, Any], prefix: str = "", also: str = "", special: object = None
+    module: dict[str, object], prefix: str = "", also: str = "", special: object = None
 ) -> dict[str, Any]:
     """Put functions in the place of a module's rows; return them by name.
 
@@ -108,7 +108,7 @@ def short(name: str, args: Any, kwargs: Any, free: int = -1) -> tuple[Any, Any, 
     """Return session, kind and packed values of a call on arrays and plain values; else None."""
     ndarray = make.classes.ndarray
     session = None
-    key: list[Any] = [name, tuple(kwargs) if kwargs else None]
+    key: list[object] = [name, tuple(kwargs) if kwargs else None]
     values: list[Any] = []
     for arg in (*args, *kwargs.values()) if kwargs else args:
         kind = type(arg)
@@ -146,7 +146,7 @@ def _items(arg: Any) -> Any:
         return arg.start, arg.stop, arg.step
     if slice not in map(type, arg):
         return arg
-    made: list[Any] = []
+    made: list[object] = []
     for item in arg:
         made += (slice, item.start, item.stop, item.step) if type(item) is slice else (item,)
     return made

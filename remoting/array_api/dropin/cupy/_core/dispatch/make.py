@@ -98,7 +98,7 @@ def send_pair(a: ndarray, b: ndarray, plan: Plan, frame: Any) -> ndarray:
     return plain(session, handle, plan.metas[0], device)
 
 
-def looks(args: tuple[Any, ...]) -> tuple[Any, ...]:
+def looks(args: tuple[Any, ...]) -> tuple[object, ...]:
     """Return the key of a memo for the plan of a call on arrays and floats."""
     ndarray = classes.ndarray
     return tuple([arg._gp_known if type(arg) is ndarray else type(arg) for arg in args])
@@ -221,7 +221,7 @@ def as_strided(x: ndarray, shape: object = None, strides: object = None) -> ndar
     return view(x, "ndarray.as_strided", (lengths, steps), intern(meta.dtype, lengths, steps))
 
 
-def public(module: dict[str, Any]) -> dict[str, Any]:
+def public(module: dict[str, object]) -> dict[str, Any]:
     """Return the functions that a module defines for programs, by their own names."""
     return {
         name: value
