@@ -22,6 +22,7 @@ from gpupool.remoting.devices.operation_names import (
     FUNCTIONS,
     GENERATOR,
     LINALG,
+    METHODS,
     POLYNOMIAL,
     RANDOM_STATE,
     UFUNCS,
@@ -30,10 +31,6 @@ from gpupool.remoting.devices.operation_names import (
 Operation = Callable[..., Any]
 _SPECIAL = ("choice", "permutation", "randint", "seed", "shuffle", "tomaxint")
 _TYPED = ("random", "standard_exponential", "standard_gamma", "standard_normal")
-
-
-_INDEX = {4: np.int32, 8: np.int64}
-"""Types of an mdspan's index by their bytes; ``numpy.longlong`` is none of CuPy's."""
 
 
 def _arange(cupy: Any) -> Operation:
@@ -204,29 +201,18 @@ def _arrays(cupy: Any) -> dict[str, Operation]:
         cupy.concatenate(arrays, axis, out, casting=casting)
 
     return {
+        **{f"ndarray.{name}": getattr(cupy.ndarray, name) for name in (*METHODS, "fill")},
         "ndarray.field": lambda a, name: a[name],
         "ndarray.getitem": lambda a, index: a[index],
         "ndarray.gather": lambda a, index: a[index],
         "ndarray.setitem": assign,
         "ndarray.astype": lambda a, dtype, order="K": a.astype(dtype, order=order),
-        "ndarray.copy": lambda a, order="C": a.copy(order),
         "ndarray.reshape": lambda a, shape, order="C": a.reshape(shape, order=order),
         "ndarray.reshape_view": reshape_view,
-        "ndarray.squeeze": lambda a, axis=None: a.squeeze(axis),
-        "ndarray.flatten": lambda a, order="C": a.flatten(order),
-        "ndarray.transpose": lambda a, axes=None: a.transpose(axes) if axes is not None else a.T,
-        "ndarray.swapaxes": lambda a, i, j: a.swapaxes(i, j),
         "ndarray.view": lambda a, dtype=None: a.view() if dtype is None else a.view(dtype),
         "ndarray.real": lambda a: a.real,
         "ndarray.imag": lambda a: a.imag,
-        "ndarray.diagonal": lambda a, *args: a.diagonal(*args),
-        "ndarray.fill": lambda a, value: a.fill(value),
         "ndarray.sort": lambda a, axis=-1, kind=None: a.sort(axis, kind),
-        "ndarray.partition": lambda a, kth, axis=-1: a.partition(kth, axis),
-        "ndarray.byteswap": lambda a: a.byteswap(),
-        "ndarray.mdspan": lambda a, index_type, unsafe: a.mdspan(
-            index_type=_INDEX.get(np.dtype(index_type).itemsize, index_type), allow_unsafe=unsafe
-        ),
         "ndarray.as_strided": cupy.lib.stride_tricks.as_strided,
         "ufunc.at": lambda name, a, index, value: ufuncs[name].at(a, index, value),
         "ufunc.reduceat": lambda a, indices, **kw: cupy.add.reduceat(a, indices, **kw),

@@ -26,7 +26,14 @@ from gpupool.remoting.devices.emulated_random import random_operations
 from gpupool.remoting.devices.extensions import emulated_extensions
 from gpupool.remoting.devices.host_kernels.host_kernel_operations import host_kernel_operations
 from gpupool.remoting.devices.object_families import emulated_objects
-from gpupool.remoting.devices.operation_names import FFT, FUNCTIONS, LINALG, POLYNOMIAL, UFUNCS
+from gpupool.remoting.devices.operation_names import (
+    FFT,
+    FUNCTIONS,
+    LINALG,
+    METHODS,
+    POLYNOMIAL,
+    UFUNCS,
+)
 
 Operation = Callable[..., Any]
 Array = np.ndarray[Any, Any]
@@ -408,27 +415,19 @@ def _cuda(backend: Any) -> dict[str, Operation]:
 
 
 _METHODS: dict[str, Operation] = {
+    **{f"ndarray.{name}": getattr(np.ndarray, name) for name in METHODS},
     "ndarray.field": _field,
     "ndarray.getitem": _getitem,
     "ndarray.gather": _gather,
     "ndarray.setitem": _setitem,
     "ndarray.astype": converted,
-    "ndarray.copy": lambda a, order="C": a.copy(order),
     "ndarray.reshape": lambda a, shape, order="C": a.reshape(shape, order=order),
     "ndarray.reshape_view": _reshape_view,
-    "ndarray.squeeze": lambda a, axis=None: a.squeeze(axis),
-    "ndarray.flatten": lambda a, order="C": a.flatten(order),
-    "ndarray.transpose": lambda a, axes=None: a.transpose(axes),
-    "ndarray.swapaxes": lambda a, i, j: a.swapaxes(i, j),
     "ndarray.view": lambda a, dtype=None: a.view() if dtype is None else a.view(dtype),
     "ndarray.real": lambda a: a.real,
     "ndarray.imag": lambda a: a.imag,
-    "ndarray.diagonal": lambda a, *args: a.diagonal(*args),
     "ndarray.fill": _fill,
     "ndarray.sort": lambda a, axis=-1, kind=None: a.sort(axis, kind="stable"),
-    "ndarray.partition": lambda a, kth, axis=-1: a.partition(kth, axis),
-    "ndarray.byteswap": lambda a: a.byteswap(),
-    "ndarray.mdspan": lambda a, index_type, unsafe: Marker(),
     "ndarray.as_strided": _as_strided,
     "ufunc.at": _at,
     "ufunc.reduceat": _reduceat,

@@ -54,6 +54,11 @@ def test_polynomials_are_evaluated_only_by_coefficients_of_one_axis(cp: Any) -> 
     assert of_f4.coeffs.dtype == np.float32
 
 
+def test_a_quantile_takes_its_method_by_the_older_name(cp: Any) -> None:
+    for name, at in (("percentile", 30), ("quantile", 0.3)):
+        assert float(getattr(cp, name)(cp.arange(5.0), at, interpolation="lower")) == 1
+
+
 # --- power series ---------------------------------------------------------------------------------
 
 
@@ -279,6 +284,8 @@ def test_grids_between_arrays_of_the_device(cp: Any) -> None:
         (lambda cp, a: cp.poly1d(a) ** 2.0, TypeError),
         (lambda cp, a: cp.pad(a, []), TypeError),
         (lambda cp, a: cp.pad(a, 1.5), TypeError),
+        (lambda cp, a: cp.pad(a, 1, lambda *_: None), TypeError),
+        (lambda cp, a: cp.piecewise(a, [a < 1], [lambda x: x]), NotImplementedError),
         (lambda cp, a: cp.repeat(a, cp.ones(2, "i4")), ValueError),
         (lambda cp, a: cp.delete(a, [True, False]), ValueError),
         (lambda cp, a: cp.put(a, cp.arange(1), 1, mode="none"), ValueError),

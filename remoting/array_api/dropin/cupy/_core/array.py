@@ -17,7 +17,7 @@ from cupy._core.dispatch import arguments, make, transfers
 from cupy._core.methods import TRANSPOSED, Methods
 from cupy._core.operators import Operators
 from cupy._core.ufunc import UFUNCS
-from cupy._door import state
+from cupy._door import absent, state
 from cupy._door.meta import intern, reshaped
 
 _frame = sys._getframe
@@ -191,6 +191,11 @@ class ndarray(Operators, Methods):
     def cstruct(self) -> Any:
         """Not available: the structure is made by the worker when a kernel is launched."""
         raise AttributeError("cstruct is made on the server, when a kernel is launched")
+
+    @property
+    def mdspan(self) -> Any:
+        """Not available: a kernel takes an array by its pointer."""
+        raise AttributeError(absent.advice("cupy.ndarray", "mdspan"))
 
     # --- to the host ----------------------------------------------------------------------------
 

@@ -83,7 +83,7 @@ def from_interface(obj: Any) -> ndarray:
     described = obj.__cuda_array_interface__
     if described.get("mask") is not None:
         raise ValueError("CuPy currently does not support masked arrays.")
-    kind, shape = _described_dtype(described), shape_of(described["shape"])
+    kind, shape = view_dtype_of(described["typestr"]), shape_of(described["shape"])
     address = described["data"][0]
     if 0 in shape:
         return make.empty(shape, kind)
@@ -103,26 +103,6 @@ def from_interface(obj: Any) -> ndarray:
             f"{steps}, which reach outside the array that it points to: correct the description"
         )
     return pointer.as_array(shape, kind, steps, "C")
-
-
-def _described_dtype(described: Any) -> np.dtype:
-    """Return the dtype of a description; its ``typestr`` lacks the fields of a structure."""
-    kind = np.dtype(described["typestr"])
-    fields = described.get("descr")
-    if kind.char != "V" or not isinstance(fields, list):
-        return view_dtype_of(kind)
-    parts: list[tuple[str, Any, int]] = []
-    offset = 0
-    for name, *form in fields:  # without a name it is room between fields
-        part = np.dtype((form[0], form[1]) if len(form) > 1 else form[0])
-        if name:
-            parts.append((name, part, offset))
-        offset += part.itemsize
-    if not parts:
-        return view_dtype_of(kind)
-    names, formats, offsets = (list(column) for column in zip(*parts))
-    made: Any = {"names": names, "formats": formats, "offsets": offsets, "itemsize": offset}
-    return view_dtype_of(np.dtype(made))
 
 
 def _from_host(obj: object, dtype: object, copy: object, order: str, ndmin: int) -> ndarray:

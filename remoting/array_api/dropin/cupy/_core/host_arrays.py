@@ -119,20 +119,6 @@ class _Archive:
     def __getitem__(self, key: str) -> ndarray:
         return convert.array(self.npz_file[key])
 
-    def __contains__(self, key: str) -> bool:
-        return key in self.npz_file
-
-    def __iter__(self) -> Any:
-        return iter(self.npz_file)
-
-    def __len__(self) -> int:
-        return len(self.npz_file)
-
-    @property
-    def files(self) -> list[str]:
-        """Names of the arrays."""
-        return self.npz_file.files
-
     def close(self) -> None:
         """Close the file."""
         self.npz_file.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,25 +27,22 @@ def expand_dims(a: object, axis: object) -> ndarray:
     return array[index]
 
 
-def _at_least(count: int) -> Any:
-    def function(*arys: object) -> Any:
-        made: list[Any] = []
-        for item in arys:
-            array = convert.asarray(item)
-            if array.ndim < count:
-                shape = {
-                    1: (1,),
-                    2: (1, array.size),
-                    3: {0: (1, 1, 1), 1: (1, array.size, 1)}.get(array.ndim, (*array.shape, 1)),
-                }[count]
-                array = array.reshape(shape)
-            made.append(array)
+def _at_least(count: int, function: Callable[[Any], np.ndarray]) -> Any:
+    def atleast(*arys: object) -> ndarray | list[ndarray]:
+        arrays = [convert.asarray(item) for item in arys]
+        made = [
+            each if each.ndim >= count else each.reshape(function(each._gp_meta.shadow).shape)
+            for each in arrays
+        ]
         return made[0] if len(made) == 1 else made
 
-    return function
+    atleast.__name__ = atleast.__qualname__ = function.__name__
+    return atleast
 
 
-atleast_1d, atleast_2d, atleast_3d = _at_least(1), _at_least(2), _at_least(3)
+atleast_1d = _at_least(1, np.atleast_1d)
+atleast_2d = _at_least(2, np.atleast_2d)
+atleast_3d = _at_least(3, np.atleast_3d)
 
 
 def _joined_dtype(arrays: list[Any], dtype: object) -> np.dtype:

@@ -26,7 +26,6 @@ from cupy._core.dispatch.learning import (
     Scalar,
     Value,
 )
-from cupy._core.manipulation import pad_by
 from cupy._core.queries import may_share_memory
 
 if TYPE_CHECKING:
@@ -194,10 +193,7 @@ def delete(arr: Array, indices: object, axis: object = None) -> Elements: ...
 def packbits(a: Array, axis: object = None, bitorder: str = "big") -> ndarray: ...
 def pad(
     array: Like, pad_width: object, mode: object = "constant", **kwargs: object
-) -> ndarray | None:
-    return pad_by(array, pad_width, mode, kwargs) if callable(mode) else None
-
-
+) -> ndarray: ...
 def repeat(a: Own, repeats: Decides, axis: object = None) -> ndarray: ...
 def resize(a: Like, new_shape: object) -> ndarray: ...
 def roll(a: Array, shift: Free, axis: object = None) -> ndarray: ...
@@ -371,6 +367,11 @@ def nan_to_num(
 
 
 def poly(seq_of_zeros: Like) -> Elements: ...
+def piecewise(x: Like, condlist: object, funclist: Any) -> None:
+    if any(map(callable, funclist)):
+        raise NotImplementedError("Callable functions are not supported currently")
+
+
 def polyadd(a1: Like, a2: Like) -> ndarray: ...
 def polyfit(
     x: Like,

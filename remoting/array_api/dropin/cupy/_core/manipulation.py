@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cupy._core import convert
-from cupy._core.creation import zeros
 from cupy._core.dispatch import arguments, make
 from cupy._core.dispatch.arguments import is_array, need
 from cupy._core.joining import JOINING
 from cupy._core.ufunc import broadcast
-from cupy._door.meta import Meta, of_view
-from cupy._door.older import zip_strict
+from cupy._door.meta import of_view
 
 if TYPE_CHECKING:
     from cupy._core.array import ndarray
@@ -46,33 +45,20 @@ def swapaxes(a: object, axis1: int, axis2: int) -> ndarray:
     return arguments.able(a, "swapaxes").swapaxes(axis1, axis2)
 
 
-def moveaxis(a: ndarray, source: object, destination: object) -> ndarray:
+def _moved(function: Callable[..., np.ndarray], a: object, *places: object) -> ndarray:
+    array = need(a)
+    # The axis of the length n is the one with the number n.
+    return array.transpose(function(np.empty(range(array.ndim)), *places).shape)
+
+
+def moveaxis(a: object, source: object, destination: object) -> ndarray:
     """Return axes moved to other places."""
-    meta: Meta = need(a)._gp_meta
-    sources = arguments.axes_of(source, meta.ndim)
-    targets = arguments.axes_of(destination, meta.ndim)
-    if len(sources) != len(targets):
-        raise ValueError(
-            "`source` and `destination` arguments must have the same number of elements"
-        )
-    order = [axis for axis in range(meta.ndim) if axis not in sources]
-    for target, axis in sorted(zip_strict(targets, sources)):
-        order.insert(target, axis)
-    return a.transpose(order) if order else a.view()
+    return _moved(np.moveaxis, a, source, destination)
 
 
-def rollaxis(a: ndarray, axis: int, start: int = 0) -> ndarray:
+def rollaxis(a: object, axis: int, start: int = 0) -> ndarray:
     """Return an axis rolled back to a place."""
-    ndim = need(a).ndim
-    at = arguments.axis_of(axis, ndim)
-    begin = start + ndim if start < 0 else start
-    if not 0 <= begin <= ndim:
-        raise np.exceptions.AxisError(start, ndim)
-    if at < begin:
-        begin -= 1
-    order = [item for item in range(ndim) if item != at]
-    order.insert(begin, at)
-    return a.transpose(order)
+    return _moved(np.rollaxis, a, axis, start)
 
 
 def squeeze(a: object, axis: object = None) -> Any:
@@ -177,19 +163,6 @@ def flipud(a: ndarray) -> ndarray:
     return a[::-1]
 
 
-def pad_by(source: ndarray, pad_width: Any, function: Any, kwargs: Any) -> ndarray:
-    """Return the array with borders that a function of the program fills."""
-    widths = np.broadcast_to(pad_width, (source.ndim, 2)).tolist()
-    shape = tuple(length + a + b for length, (a, b) in zip_strict(source.shape, widths))
-    padded = zeros(shape, source.dtype)
-    padded[tuple(slice(a, a + n) for n, (a, _) in zip_strict(source.shape, widths))] = source
-    for axis in range(padded.ndim):
-        view = moveaxis(padded, axis, -1)
-        for index in np.ndindex(view.shape[:-1]):
-            function(view[index], tuple(widths[axis]), axis, kwargs)
-    return padded
-
-
 _REQUIREMENTS = ["C", "CONTIGUOUS", "C_CONTIGUOUS", "F", "FORTRAN", "F_CONTIGUOUS", "O", "OWNDATA"]
 
 
@@ -218,7 +191,7 @@ def diagonal(a: object, offset: int = 0, axis1: int = 0, axis2: int = 1) -> ndar
 
 MANIPULATION = {
     **JOINING,
-    **{name: each for name, each in make.public(globals()).items() if name != "pad_by"},
+    **make.public(globals()),
     "permute_dims": transpose,
     "hsplit": _split_along("hsplit", 1, 1),
     "vsplit": _split_along("vsplit", 0, 2),
