@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from cupy._core.dispatch.arguments import (
     normalize_order,
     shape_of,
     view_dtype_of,
+    warn_of_complex,
 )
 from cupy._core.dispatch.arguments import operand as _operand
 from cupy._core.dispatch.transfers import upload
@@ -199,11 +199,7 @@ def astype(source: Any, dtype: Any, order: str | None, copy: object) -> ndarray:
     if letter == "A":
         letter = "F" if meta.contiguity == (False, True) else "C"
     if meta.dtype.kind == "c" and kind.kind not in "bc":
-        warnings.warn(
-            "Casting complex values to real discards the imaginary part",
-            np.exceptions.ComplexWarning,
-            stacklevel=3,
-        )
+        warn_of_complex()
         key = None  # each time with its warning
     if meta.size and kind != meta.dtype:
         dtypes.check_kernel(meta.dtype)

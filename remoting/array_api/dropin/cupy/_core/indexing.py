@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import struct
 import sys
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -385,11 +384,7 @@ def _setitem(a: Any, index: object, value: Any) -> tuple[object, object]:
 def without_imaginary(value: object, dtype: np.dtype) -> Any:
     """Return a scalar as a real one, with NumPy's warning, where the target is real."""
     if isinstance(value, (complex, np.complexfloating)) and dtype.kind not in "cb":
-        warnings.warn(
-            "Casting complex values to real discards the imaginary part",
-            np.exceptions.ComplexWarning,
-            stacklevel=4,
-        )
+        arguments.warn_of_complex(5)
         return value.real
     return value
 

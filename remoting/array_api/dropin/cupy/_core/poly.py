@@ -199,13 +199,5 @@ class poly1d:
     def __iter__(self) -> Any:
         return iter(self._coeffs)
 
-    def deriv(self, m: int = 1) -> Any:
-        """Raise: CuPy does not have it either."""
-        raise NotImplementedError
-
-    def integ(self, m: int = 1, k: object = 0) -> Any:
-        """Raise: CuPy does not have it either."""
-        raise NotImplementedError
-
 
 POLY = {each.__name__: each for each in (poly1d, polyadd, polymul, polysub, polyval)}

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from cupy._core.array import ndarray
 
 _frame = sys._getframe
-_MEMO_MAX = 1 << 14
 _PAIR = struct.Struct("<QQQ").pack
 _ONE = struct.Struct("<QQ").pack
 _FLOAT_RIGHT = struct.Struct("<QQd").pack
@@ -199,7 +198,7 @@ class ufunc:
             meta = a._gp_meta
             loop = self.resolve((meta.dtype,))
             outputs = tuple(fresh(output, meta.shape) for output in loop.outputs)
-            plan = self._remember(meta, Plan(self.operation, ("h",), (), "Q", outputs))
+            plan = make.remember(self._memo, meta, Plan(self.operation, ("h",), (), "Q", outputs))
         session = a._gp_session
         handle = next(session.handles)
         device = session.emit(plan, _ONE(handle, a._gp_handle), _frame(2))
@@ -236,13 +235,7 @@ class ufunc:
         nodes = ("h", "f" if scalar else "h")
         layout = "QdQ" if scalar else "QQQ"
         plan = Plan(self.operation, nodes, (("out", "h"),), layout, ())
-        return self._remember(("into", meta, other), plan)
-
-    def _remember(self, key: object, plan: Plan) -> Plan:
-        if len(self._memo) >= _MEMO_MAX:
-            self._memo.clear()
-        self._memo[key] = plan
-        return plan
+        return make.remember(self._memo, ("into", meta, other), plan)
 
     def _plan_pair(self, a: ndarray, b: ndarray) -> Plan:
         if b._gp_session is not a._gp_session:
@@ -252,7 +245,7 @@ class ufunc:
         loop = self.resolve((first.dtype, second.dtype))
         shape = broadcast(first.shape, second.shape)
         plan = Plan(self.operation, ("h", "h"), (), "QQ", (fresh(loop.outputs[0], shape),))
-        return self._remember((first, second), plan)
+        return make.remember(self._memo, (first, second), plan)
 
     def _plan_scalar(self, a: ndarray, kind: type, *, right: bool) -> Plan:
         meta: Meta = a._gp_meta
@@ -266,7 +259,7 @@ class ufunc:
         if wanted.kind in "iu" and self.operation not in _COMPARE:
             limits = np.iinfo(wanted)
             plan.limits = (int(limits.min), min(int(limits.max), (1 << 63) - 1))
-        return self._remember((meta, kind) if right else (kind, meta), plan)
+        return make.remember(self._memo, (meta, kind) if right else (kind, meta), plan)
 
     # --- the general call -----------------------------------------------------------------------
 
@@ -323,7 +316,14 @@ class ufunc:
             keywords["_where"] = arguments.operand(where)
         session = make.session_of(*inputs, *given)
         if given:
-            return self._into(session, inputs, outs, given, keywords, loop, shape)
+            # The worker has one form to handle: outputs that are not given are made here.
+            made = [
+                make.empty(shape, result, session) if item is None else item
+                for item, result in zip_strict(outs, loop.outputs)
+            ]
+            keywords["out"] = made[0] if self.nout == 1 else tuple(made)
+            session.call(self.operation, inputs, keywords)
+            return keywords["out"]
         metas = [fresh(result, shape) for result in loop.outputs]
         handle, device = session.call(self.operation, inputs, keywords, *metas)
         source = next((item for item in inputs if make.is_subclassed(item)), None)
@@ -333,27 +333,6 @@ class ufunc:
             for index, meta in enumerate(metas)
         ]
         return results[0] if self.nout == 1 else tuple(results)
-
-    def _into(
-        self,
-        session: Any,
-        inputs: Any,
-        outs: Any,
-        given: Any,
-        keywords: Any,
-        loop: Loop,
-        shape: Any,
-    ) -> Any:
-        if len(given) < self.nout:
-            # Some of several outputs are given: the others are made here, so that the worker
-            # has only one form to handle.
-            outs = [
-                item if item is not None else make.empty(shape, result, session)
-                for item, result in zip_strict(outs, loop.outputs)
-            ]
-        keywords["out"] = tuple(outs) if self.nout > 1 else outs[0]
-        session.call(self.operation, inputs, keywords)
-        return outs[0] if self.nout == 1 else tuple(outs)
 
     def _outs(self, positional: tuple[object, ...], out: object) -> list[object]:
         outs: tuple[object, ...] = positional

@@ -121,12 +121,12 @@ def check_added(name: str, dtype: np.dtype) -> None:
         raise TypeError(f"cupyx.scatter_add does not support {dtype} as data type")
 
 
-def warn_of_complex() -> None:
-    """Warn as NumPy does where imaginary parts are lost."""
+def warn_of_complex(level: int = 4) -> None:
+    """Warn as NumPy does where imaginary parts are lost; ``level`` finds the program's line."""
     warnings.warn(
         "Casting complex values to real discards the imaginary part",
         np.exceptions.ComplexWarning,
-        stacklevel=4,
+        stacklevel=level,
     )
 
 
