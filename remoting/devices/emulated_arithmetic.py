@@ -81,7 +81,7 @@ def _shift(name: str) -> Callable[..., object]:
     function = getattr(np, name)
     low = 0xFFFFFFFF
 
-    def call(x: Array, y: Array, **kwargs: Any) -> object:
+    def call(x: Array, y: Array, **kwargs: object) -> object:
         return function(x, y & low if y.dtype.itemsize == 8 else y, **kwargs)
 
     return call

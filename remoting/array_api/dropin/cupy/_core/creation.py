@@ -31,14 +31,14 @@ def ones(shape: object, dtype: object = float, order: str = "C") -> ndarray:
     return make.full(arguments.shape_of(shape), 1, dtype, _c_or_f(order))
 
 
-def full(shape: object, fill_value: Any, dtype: Any = None, order: str = "C") -> ndarray:
+def full(shape: object, fill_value: object, dtype: object = None, order: str = "C") -> ndarray:
     """Return a new array of one value."""
     if dtype is None:
         dtype = fill_value.dtype if arguments.is_array(fill_value) else np.array(fill_value).dtype
     return _filled(empty(shape, dtype, order), fill_value)
 
 
-def _filled(made: ndarray, value: Any) -> ndarray:
+def _filled(made: ndarray, value: object) -> ndarray:
     if isinstance(value, np.ndarray) and value.size == 1:
         value = value.reshape(())
     if arguments.is_array(value):
@@ -132,7 +132,7 @@ def full_like(
     return _filled(empty_like(a, dtype, order, subok, shape), fill_value)
 
 
-def arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) -> ndarray:
+def arange(start: object, stop: object = None, step: Any = 1, dtype: object = None) -> ndarray:
     """Return evenly spaced values within an interval."""
     first: Any
     first, last = (0, start) if stop is None else (start, stop)

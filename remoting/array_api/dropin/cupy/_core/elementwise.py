@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cupy._core.array import ndarray
 
 
-def clip(a: Any, a_min: Any, a_max: Any, out: Any = None) -> ndarray:
+def clip(a: object, a_min: object, a_max: object, out: Any = None) -> ndarray:
     """Limit the elements to a range."""
     if not is_array(a):
         return arguments.able(a, "clip").clip(a_min, a_max, out=out)
@@ -52,7 +52,7 @@ def clip(a: Any, a_min: Any, a_max: Any, out: Any = None) -> ndarray:
 _choices: dict[object, Plan] = {}
 
 
-def where(condition: Any, x: Any = None, y: Any = None) -> Any:
+def where(condition: object, x: object = None, y: object = None) -> Any:
     """Choose elements by a condition; with the condition alone, the indices where it holds."""
     if (x is None) != (y is None):
         raise ValueError("Must provide both 'x' and 'y' or neither.")

@@ -115,10 +115,10 @@ class flatiter:
     def __len__(self) -> int:
         return self.base.size
 
-    def __getitem__(self, index: Any) -> ndarray:
+    def __getitem__(self, index: object) -> ndarray:
         return self.base.ravel()[_flat_index(index)].copy()
 
-    def __setitem__(self, index: Any, value: Any) -> None:
+    def __setitem__(self, index: object, value: object) -> None:
         index = _flat_index(index)
         flat = self.base.ravel()
         if isinstance(index, slice):
@@ -145,7 +145,7 @@ class flatiter:
         return self.base.flatten()
 
 
-def mask_indices(n: int, mask_func: Callable[..., Any], k: int = 0) -> tuple[ndarray, ...]:
+def mask_indices(n: int, mask_func: Callable[..., object], k: int = 0) -> tuple[ndarray, ...]:
     """Return the indices that a masking function keeps."""
     return nonzero(mask_func(ones((n, n), dtype="int8"), k) != 0)
 

@@ -298,7 +298,7 @@ def advanced(meta: Meta, items: tuple[object, ...]) -> tuple[int, ...]:
 _written: dict[Any, tuple[Plan, bytes]] = {}
 
 
-def setitem(a: ndarray, index: Any, value: Any) -> None:
+def setitem(a: ndarray, index: object, value: Any) -> None:
     """Perform ``a[index] = value``; nothing waits."""
     kind = type(value)
     key = None

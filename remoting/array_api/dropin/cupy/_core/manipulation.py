@@ -88,7 +88,7 @@ def broadcast_arrays(*args: object) -> tuple[ndarray, ...]:
 # --- splitting ------------------------------------------------------------------------------------
 
 
-def _cuts(indices_or_sections: Any) -> int | tuple[int, ...]:
+def _cuts(indices_or_sections: object) -> int | tuple[int, ...]:
     on_device = is_array(indices_or_sections)
     return arguments.plain(indices_or_sections.get() if on_device else indices_or_sections)
 

@@ -203,7 +203,7 @@ class Methods(Array):
             return self
         return made
 
-    def fill(self, value: Any) -> None:
+    def fill(self, value: object) -> None:
         """Set every element to one scalar."""
         if arguments.is_array(value) and value.shape != ():
             raise ValueError("non-scalar cupy.ndarray cannot be used for fill")

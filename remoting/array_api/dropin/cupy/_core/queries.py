@@ -114,7 +114,7 @@ def byte_bounds(a: Any) -> tuple[int, int]:
     return low, high + meta.dtype.itemsize
 
 
-def may_share_memory(a: Any, b: Any, max_work: object = None) -> bool:
+def may_share_memory(a: object, b: object, max_work: object = None) -> bool:
     """Say whether the ranges of two arrays' memory overlap."""
     del max_work
     if (

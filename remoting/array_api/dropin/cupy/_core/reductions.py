@@ -134,7 +134,7 @@ def _plan(
 
 def _reduction(name: str, rule: Rule, *, typed: bool, empty_ok: bool = True) -> Any:
     def with_dtype(
-        a: ndarray, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False
+        a: ndarray, axis: object = None, dtype: Any = None, out: Any = None, keepdims: bool = False
     ) -> ndarray:
         # Of ints alone, because True and 1.0 are the same key as 1.
         plain = axis is None or type(axis) is int

@@ -30,20 +30,20 @@ Array = Any
 """An array of a device, and nothing else."""
 Like = Any
 """An array, or a number, a list or an array of the host, from which one is made."""
-Value = Any
+Value = object
 """A number, or something from which an array is made."""
-Likes = Any
+Likes = object
 """One array, or a sequence; arrays are made from its items."""
 Own = Any
 """An array, or an object with a method of the function's name."""
 Scalar = Any
 """As it is, but a number becomes an array."""
-Count = Any
+Count = object
 """A number that decides the shape of the result."""
-Decides = Any
+Decides = object
 """As it is; where it is an array, the elements decide whether there is an error: each call waits.
 """
-Free = Any
+Free = object
 """A number with a value that no check reads."""
 
 # Results. Of any other the looks are remembered.
@@ -186,8 +186,8 @@ class _Row:
         self.places = code.co_varnames[: code.co_argcount]
         self.kinds = row.__annotations__
         rest = code.co_varnames[code.co_argcount + code.co_kwonlyargcount :]
-        self.rest = self.kinds.get(rest[0], "Any") if code.co_flags & 4 else "Any"
-        self.result = self.kinds.get("return", "Any")
+        self.rest = self.kinds.get(rest[0], "") if code.co_flags & 4 else ""
+        self.result = self.kinds.get("return", "")
         forms = {**row.__globals__, "list[ndarray]": list, "tuple[ndarray, ...]": tuple}
         named = forms.get(self.result)
         several = isinstance(named, type) and issubclass(named, (list, tuple))
@@ -256,7 +256,7 @@ class _Row:
                 _keep(brief, plan, values, form)
         return made
 
-    def _read(self, answer: Any) -> tuple[Any, Any, Any]:
+    def _read(self, answer: object) -> tuple[Any, Any, Any]:
         """Return the result of an answer, and its looks and form, or None if it has others."""
         if answer is None:
             return None, (), None

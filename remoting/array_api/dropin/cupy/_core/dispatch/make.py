@@ -80,7 +80,7 @@ def view(source: Any, name: str, args: tuple[Any, ...], meta: Meta, kind: Any = 
     return result(session, handle, meta, source._gp_device, kind or type(source), base, source)
 
 
-def send(source: ndarray, plan: Plan, tail: bytes, frame: Any) -> ndarray:
+def send(source: ndarray, plan: Plan, tail: bytes, frame: object) -> ndarray:
     """Send a planned call on ``source`` and packed constants; return the new array."""
     session: Session = source._gp_session
     handle = next(session.handles)
@@ -88,7 +88,7 @@ def send(source: ndarray, plan: Plan, tail: bytes, frame: Any) -> ndarray:
     return plain(session, handle, plan.metas[0], device)
 
 
-def send_pair(a: ndarray, b: ndarray, plan: Plan, frame: Any) -> ndarray:
+def send_pair(a: ndarray, b: ndarray, plan: Plan, frame: object) -> ndarray:
     """Send a planned call on two arrays; return the new array."""
     session: Session = a._gp_session
     if b._gp_session is not session:
