@@ -32,10 +32,6 @@ _SPECIAL = ("choice", "permutation", "randint", "seed", "shuffle", "tomaxint")
 _TYPED = ("random", "standard_exponential", "standard_gamma", "standard_normal")
 
 
-_INDEX = {4: np.int32, 8: np.int64}
-"""Types of an mdspan's index by their bytes; ``numpy.longlong`` is none of CuPy's."""
-
-
 def _arange(cupy: Any) -> Operation:
     ranges: Any = importlib.import_module("cupy._creation.ranges")
 
@@ -225,9 +221,6 @@ def _arrays(cupy: Any) -> dict[str, Operation]:
         "ndarray.sort": lambda a, axis=-1, kind=None: a.sort(axis, kind),
         "ndarray.partition": lambda a, kth, axis=-1: a.partition(kth, axis),
         "ndarray.byteswap": lambda a: a.byteswap(),
-        "ndarray.mdspan": lambda a, index_type, unsafe: a.mdspan(
-            index_type=_INDEX.get(np.dtype(index_type).itemsize, index_type), allow_unsafe=unsafe
-        ),
         "ndarray.as_strided": cupy.lib.stride_tricks.as_strided,
         "ufunc.at": lambda name, a, index, value: ufuncs[name].at(a, index, value),
         "ufunc.reduceat": lambda a, indices, **kw: cupy.add.reduceat(a, indices, **kw),

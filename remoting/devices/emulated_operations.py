@@ -47,7 +47,7 @@ def _field(a: Any, name: str) -> Any:
     if any(step % size for step in made.strides) or _address(made) % size:
         raise ValueError(
             f"result array with dtype {made.dtype} is not sufficiently aligned for GPU operations: "
-            "cupy.make_aligned_dtype makes a structure that is"
+            "numpy.dtype(fields, align=True) makes a structure that is"
         )
     return made
 
@@ -428,7 +428,6 @@ _METHODS: dict[str, Operation] = {
     "ndarray.sort": lambda a, axis=-1, kind=None: a.sort(axis, kind="stable"),
     "ndarray.partition": lambda a, kth, axis=-1: a.partition(kth, axis),
     "ndarray.byteswap": lambda a: a.byteswap(),
-    "ndarray.mdspan": lambda a, index_type, unsafe: Marker(),
     "ndarray.as_strided": _as_strided,
     "ufunc.at": _at,
     "ufunc.reduceat": _reduceat,

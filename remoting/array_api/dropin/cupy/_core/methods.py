@@ -15,7 +15,7 @@ from cupy._core.reductions import REDUCTIONS
 from cupy._core.ufunc import UFUNCS
 from cupy._door import dtypes
 from cupy._door.arrays import Array
-from cupy._door.calls import Plan, Remote, remote_object
+from cupy._door.calls import Plan
 from cupy._door.meta import fresh, intern, keep_order, of_view, reshaped
 from cupy._door.older import zip_strict
 
@@ -42,14 +42,6 @@ def _in_memory(strides: list[int]) -> list[int]:
                 place = at
         found.insert(place, axis)
     return found[::-1]
-
-
-class Mdspan(Remote):
-    """An array as a kernel sees it that takes a ``cuda::std::mdspan``."""
-
-    __slots__ = ("_array",)
-    _array: Any
-    """The array, kept alive for its memory."""
 
 
 class Methods(Array):
@@ -222,30 +214,6 @@ class Methods(Array):
         scalar = without_imaginary(arguments.operand(value), self._gp_meta.dtype)
         arguments.check_number(scalar, self._gp_meta.dtype)
         self._gp_session.call("ndarray.fill", (self, scalar), {})
-
-    def mdspan(self, *, index_type: Any, allow_unsafe: bool = False) -> Any:
-        """Return the kernel argument for a ``cuda::std::mdspan`` of this array.
-
-        Args:
-            index_type: of the lengths and steps: `numpy.int32` or `numpy.int64`.
-            allow_unsafe: whether axes without elements, and steps of 0 or below, are no error.
-        """
-        meta = self._gp_meta
-        if index_type not in (np.int32, np.int64):
-            raise ValueError(f"index_type is cupy.int32 or cupy.int64, and not {index_type}")
-        if index_type is np.int32 and meta.size > np.iinfo(np.int32).max:
-            raise ValueError(f"{meta.size} elements are too many for an index_type of 32 bits")
-        if not allow_unsafe:
-            for at, length in enumerate(meta.shape):
-                if length == 0:  # sentences that CuPy's own tests look for
-                    raise RuntimeError(f"{at}-th dimension has size zero")
-            for at, step in enumerate(meta.strides):
-                if step <= 0:
-                    raise RuntimeError(f"{at}-th dimension has non-positive stride")
-        kind, unsafe = np.dtype(index_type), bool(allow_unsafe)
-        made = remote_object(Mdspan, self._gp_session, "ndarray.mdspan", (self, kind, unsafe))
-        made._array = self
-        return made
 
     def put(self, indices: Any, values: Any, mode: str = "wrap") -> None:
         """Set elements of the flattened array."""
