@@ -39,7 +39,6 @@ from gpupool.remoting.array_api.server.array_results import (
     describe_error,
     same_layout,
 )
-from gpupool.remoting.array_api.server.direct_calls import Direct
 from gpupool.remoting.array_api.server.element_types import need_sendable, told
 from gpupool.remoting.array_api.server.fused_groups import Groups
 from gpupool.remoting.array_api.server.moved_state import Recipe, note_recipe
@@ -84,6 +83,16 @@ class Client(Protocol):
     def free_later(self, handles: bytes) -> None:
         """Free packed handles once everything that was read before has been run."""
         ...
+
+
+class _Found:
+    """The objects behind handles; one that is not there is an error."""
+
+    def __init__(self, find: Callable[[int], Any]) -> None:
+        self._find = find
+
+    def __getitem__(self, handle: int) -> Any:
+        return self._find(handle)
 
 
 class Executor:
@@ -326,7 +335,7 @@ class Executor:
             direct = template.direct
             if direct and not self.failures and self._call_shortly(template, direct, values):
                 return
-            arguments, keywords = template.build(values[2 + outputs :], self.find)
+            arguments, keywords = template.build(values, _Found(self.find))
             if outputs == 1:
                 meta = self.metas.get(values[1])
                 if meta is not None and template.name not in _VIEWS:
@@ -346,7 +355,7 @@ class Executor:
         except Exception as error:  # noqa: BLE001 - every failure is reported to the client
             self.fail(template.name, range(first, first + outputs), error)
 
-    def _call_shortly(self, template: Template, direct: Direct, values: tuple[Any, ...]) -> bool:
+    def _call_shortly(self, template: Template, direct: Any, values: tuple[Any, ...]) -> bool:
         """Run a call as nearly all are: arrays and numbers in, and one small array out or none.
 
         False, and nothing has changed, if it is another one, or if its function failed. An error of
@@ -481,7 +490,7 @@ class Executor:
         outputs = template.outputs
         first = values[1 + outputs]
         try:
-            arguments, keywords = template.build(values[2 + outputs :], self.find)
+            arguments, keywords = template.build(values, _Found(self.find))
             value = self.retried(template.function, arguments, keywords)
         except DependsOnFailureError as error:
             raise error.__cause__ or error from None

@@ -376,8 +376,10 @@ def _numbers(template: Template) -> list[int]:
 def _writes(template: Template) -> bool:
     """Say whether a call of plain arguments writes into one array more, its last handle."""
     places = [each for each in template.plain or () if type(each) is int]
-    named = [name for name, _ in template.keywords]
-    return named == ["out"] and len(places) - len(_numbers(template)) == len(template.handles) - 1
+    return (
+        template.keywords == ("out",)
+        and len(places) - len(_numbers(template)) == len(template.handles) - 1
+    )
 
 
 def _result(call: _Call) -> int:
