@@ -129,7 +129,11 @@ class _Writer:
     def _leaves(self, items: list[Any]) -> str:
         """Return the text of many handles or many whole numbers, which is short; else none."""
         count = len(items)
-        if not _FEW < count <= MAX_NODES or items[0] not in ("h", "i") or items.count(items[0]) < count:
+        if (
+            not _FEW < count <= MAX_NODES
+            or items[0] not in ("h", "i")
+            or items.count(items[0]) < count
+        ):
             return ""
         first = self._place
         self._nodes += count
