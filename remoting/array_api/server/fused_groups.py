@@ -29,15 +29,16 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.array_api.server import array_wire
 from gpupool.remoting.array_api.server.array_results import DependsOnFailureError, Meta
+from gpupool.remoting.array_api.server.session_calls import Calls
 from gpupool.remoting.array_api.server.templates import Template
-from gpupool.remoting.devices.base import Backend, UnsupportedError
+from gpupool.remoting.devices.base import UnsupportedError
 from gpupool.remoting.devices.operation_names import UFUNCS
 
 CALLS_MAX = 256
@@ -53,40 +54,6 @@ _ELEMENTWISE = frozenset((*UFUNCS, "where", "ndarray.astype"))
 _U32 = struct.Struct("<I")
 
 Program = Callable[..., Any]
-
-
-class Calls(Protocol):
-    """The executor, as its groups use it."""
-
-    backend: Backend
-    objects: dict[int, Any]
-    templates: dict[int, Template]
-    metas: dict[int, Meta]
-    sequence: int
-
-    def find(self, handle: int) -> Any:
-        """Return the object behind a handle; see the executor."""
-        ...
-
-    def call(self, template: Template, values: tuple[Any, ...]) -> None:
-        """Run one call, and store its results or report its failure."""
-        ...
-
-    def retried(self, function: Any, arguments: Any, keywords: Any) -> Any:
-        """Call a function, once more if memory ran out."""
-        ...
-
-    def keep(self, name: str, handle: int, number: int, meta: Meta | None, value: Any) -> None:
-        """Store one result, if it looks as the client has inferred."""
-        ...
-
-    def fail(self, name: str, handles: Any, error: BaseException) -> None:
-        """Report a failure to the client."""
-        ...
-
-    def free(self, handle: int) -> None:
-        """Forget a handle."""
-        ...
 
 
 class _Call(NamedTuple):
