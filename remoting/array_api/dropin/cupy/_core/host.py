@@ -44,13 +44,6 @@ def clear_memo() -> None:
         memo.clear()
 
 
-def fuse(*args: Any, **kwargs: Any) -> Any:
-    """Return the function as it is: its calls are pipelined, which is where the time would go."""
-    if len(args) == 1 and callable(args[0]) and not kwargs:
-        return args[0]
-    return lambda function: function
-
-
 class RuntimeInfo:
     """Versions on this machine, and the devices of the session; ``str`` has a line for each."""
 

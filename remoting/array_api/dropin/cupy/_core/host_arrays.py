@@ -1,6 +1,6 @@
 """Arrays from and to the host: conversions, files and text of this machine."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -99,11 +99,13 @@ def _read(function: Any) -> Any:
     return read
 
 
-class _Archive:
+class _Archive(Mapping[str, Any]):
     """The arrays of an ``.npz`` file, uploaded when asked for."""
 
     def __init__(self, archive: Any) -> None:
         self.npz_file = archive
+        self.files: list[str] = archive.files
+        self.close: Callable[[], None] = archive.close
 
     def __enter__(self) -> "_Archive":
         return self
@@ -114,23 +116,11 @@ class _Archive:
     def __getitem__(self, key: str) -> Any:
         return convert.array(self.npz_file[key])
 
-    def __contains__(self, key: str) -> bool:
-        return key in self.npz_file
-
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[str]:
         return iter(self.npz_file)
 
     def __len__(self) -> int:
         return len(self.npz_file)
-
-    @property
-    def files(self) -> list[str]:
-        """Names of the arrays."""
-        return self.npz_file.files
-
-    def close(self) -> None:
-        """Close the file."""
-        self.npz_file.close()
 
 
 def load(file: Any, mmap_mode: Any = None, allow_pickle: Any = None) -> Any:
