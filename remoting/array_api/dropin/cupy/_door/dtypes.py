@@ -116,30 +116,17 @@ def _structure(value: Any, depth: int) -> np.dtype[Any]:
     if type(value) is not list or len(value) < 3 or value[0] != "V" or depth > NESTING_MAX:
         raise ValueError("no type of elements")
     _, size, aligned, *fields = value
-    if type(size) is not int or not 0 < size <= SIZE_MAX or type(aligned) is not bool:
-        raise ValueError("a structure of no size")
-    if not 0 < len(fields) <= FIELDS_MAX:
+    if type(aligned) is not bool or not 0 < len(fields) <= FIELDS_MAX:
         raise ValueError("a structure without fields, or with too many")
-    names: list[str] = []
-    formats: list[Any] = []
-    offsets: list[int] = []
-    for field in fields:
-        name, offset, kind, *shape = field
-        if type(name) is not str or len(name) > NAME_MAX or type(offset) is not int:
-            raise ValueError("a field without a name or a place")
-        if not all(type(length) is int and 0 <= length <= SIZE_MAX for length in shape):
-            raise ValueError("a field of no shape")
+    columns: list[Any] = []
+    for name, offset, kind, *shape in fields:
+        if type(name) is not str or len(name) > NAME_MAX:
+            raise ValueError("a field without a name")
         base = _read(kind, depth + 1)
-        total = base.itemsize
-        for length in shape:
-            total *= length
-        if not 0 <= offset <= size - total:
-            raise ValueError("a field outside of its structure")
-        names.append(name)
-        formats.append((base, tuple(shape)) if shape else base)
-        offsets.append(offset)
+        columns.append((name, (base, tuple(shape)) if shape else base, offset))
+    names, formats, offsets = map(list, zip(*columns))
     described: Any = {"names": names, "formats": formats, "offsets": offsets, "itemsize": size}
-    return np.dtype(described, align=aligned)
+    return np.dtype(described, align=aligned)  # which refuses what is no structure
 
 
 # --- alignment on a GPU ---------------------------------------------------------------------------
