@@ -45,6 +45,13 @@ def polyval(p: Any, x: Any) -> Any:
     return learned.polyval(p, x)
 
 
+def _operator(function: Any, *, swapped: bool = False) -> Any:
+    def apply(self: Any, other: Any) -> Any:
+        return poly1d(function(other, self) if swapped else function(self, other))
+
+    return apply
+
+
 class poly1d:
     """A polynomial in one variable; see `numpy.poly1d`."""
 
@@ -134,27 +141,15 @@ class poly1d:
     def __pos__(self) -> poly1d:
         return self
 
-    def __add__(self, other: Any) -> Any:
-        return poly1d(polyadd(self, other))
-
-    def __sub__(self, other: Any) -> Any:
-        return poly1d(polysub(self, other))
+    __add__, __radd__ = _operator(polyadd), _operator(polyadd, swapped=True)
+    __sub__, __rsub__ = _operator(polysub), _operator(polysub, swapped=True)
 
     def __mul__(self, other: Any) -> Any:
-        return (
-            poly1d(self._coeffs * other)
-            if arguments.is_scalar(other)
-            else poly1d(polymul(self, other))
-        )
+        if arguments.is_scalar(other):
+            return poly1d(self._coeffs * other)
+        return poly1d(polymul(self, other))
 
-    def __radd__(self, other: Any) -> Any:
-        return poly1d(polyadd(other, self))
-
-    def __rsub__(self, other: Any) -> Any:
-        return poly1d(polysub(other, self))
-
-    def __rmul__(self, other: Any) -> Any:
-        return self * other
+    __rmul__ = __mul__
 
     def __truediv__(self, other: Any) -> Any:
         if not arguments.is_scalar(other):
@@ -196,13 +191,11 @@ class poly1d:
     def __iter__(self) -> Any:
         return iter(self._coeffs)
 
-    def deriv(self, m: int = 1) -> Any:
+    def deriv(self, m: int = 1, k: Any = 0) -> Any:
         """Raise: CuPy does not have it either."""
         raise NotImplementedError
 
-    def integ(self, m: int = 1, k: Any = 0) -> Any:
-        """Raise: CuPy does not have it either."""
-        raise NotImplementedError
+    integ = deriv
 
 
 POLY: dict[str, Any] = {
