@@ -332,7 +332,8 @@ def test_a_connection_of_rubbish_ends_with_one_line(data: bytes, greeted: bool) 
     hello = array_wire.encode_body({"protocol": array_wire.PROTOCOL})
     start = array_wire.HEADER.pack(len(hello), 1, 0, 0, 0, 0, 0) + hello if greeted else b""
     budget = door_kit.MemoryBudget([door_kit.MIB])
-    serve(BytesStream(start + data), door_kit.emulated(1, door_kit.MIB), budget, lines.append)
+    stream: Any = BytesStream(start + data)
+    serve(stream, door_kit.emulated(1, door_kit.MIB), budget, lines.append)
     assert len(lines) <= 1
     assert budget.used == [0]
 
@@ -341,7 +342,7 @@ def test_a_frame_in_small_pieces_is_read_whole() -> None:
     hello = array_wire.encode_body({"protocol": array_wire.PROTOCOL})
     data = array_wire.HEADER.pack(len(hello), 1, 0, 0, 9, 0, 0) + hello
     devices = door_kit.emulated(1, door_kit.MIB)
-    stream = BytesStream(data)
+    stream: Any = BytesStream(data)
     backend = EmulatedBackend(devices, door_kit.MemoryBudget([door_kit.MIB]))
     Session(stream, backend, lambda line: None).greet()
     length, kind, _, _, request, _, bulk = array_wire.HEADER.unpack(

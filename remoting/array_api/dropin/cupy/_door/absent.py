@@ -44,7 +44,7 @@ _LEFT_TO_CUPY = {
         cupy.cublas.asum cupy.cublas.axpy cupy.cublas.dot cupy.cublas.dotc cupy.cublas.dotu
         cupy.cublas.scal
     """,
-    "Cholesky solvers": "cupyx.linalg.cho_solve cupyx.linalg.invh",
+    "Cholesky solvers": "cupyx.linalg",
 }
 _LEFT = {
     name if "." in name else f"cupyx.scipy.signal.{name}": subject
