@@ -167,9 +167,11 @@ def offered(wanted: Surface) -> Surface:
 
 def _is_module(name: str) -> bool:
     try:
-        return importlib.util.find_spec(name) is not None
+        found = importlib.util.find_spec(name)
     except ImportError:
         return False
+    # A folder that has nothing but compiled code of a module that is gone is none.
+    return found is not None and type(found.loader).__name__ != "NamespaceLoader"
 
 
 def missing(wanted: Surface, have: Surface) -> dict[str, list[str]]:

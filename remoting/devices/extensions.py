@@ -173,7 +173,7 @@ def _affine(function: Operation) -> Operation:
         if mode not in ("constant", "nearest"):
             raise ValueError(f"texture memory has the modes constant and nearest, not {mode}")
         output = np.float32 if output is None else output
-        if (output.dtype if isinstance(output, np.ndarray) else output) != np.float32:
+        if np.dtype(output.dtype if type(output) is np.ndarray else output) != np.float32:
             raise ValueError("the output must be an array or float32")
         # A texture is interpolated beyond its border.
         how = {"order": min(order, 1), "mode": "grid-constant" if mode == "constant" else mode}

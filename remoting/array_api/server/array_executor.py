@@ -21,7 +21,7 @@ from gpupool.remoting.array_api.server.array_results import (
     decode_meta,
 )
 from gpupool.remoting.array_api.server.fused_groups import Groups
-from gpupool.remoting.array_api.server.session_calls import Calls, Client, Found
+from gpupool.remoting.array_api.server.session_calls import Calls, Client
 from gpupool.remoting.array_api.server.shared_memory import Slots
 from gpupool.remoting.array_api.server.templates import Template, compile_template
 from gpupool.remoting.devices.base import Backend
@@ -179,7 +179,7 @@ class Executor(Calls):
         outputs = template.outputs
         first = values[1 + outputs]
         try:
-            arguments, keywords = template.build(values, Found(self.find))
+            arguments, keywords = template.build(values, self)
             value = self.retried(template.function, arguments, keywords)
         except DependsOnFailureError as error:
             raise error.__cause__ or error from None

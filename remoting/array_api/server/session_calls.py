@@ -69,16 +69,6 @@ class Client(Protocol):
         ...
 
 
-class Found:
-    """The objects behind handles; one that is not there is an error."""
-
-    def __init__(self, find: Callable[[int], Any]) -> None:
-        self._find = find
-
-    def __getitem__(self, handle: int) -> Any:
-        return self._find(handle)
-
-
 class Calls:
     """The objects, templates and metas behind the numbers of one session, and its calls.
 
@@ -121,6 +111,8 @@ class Calls:
         if type(value) is Failed:
             raise DependsOnFailureError from value.error
         return value
+
+    __getitem__ = find  # for `Template.build`
 
     def store(self, handle: int, value: Any) -> None:
         """Keep an object under a new handle."""
@@ -191,7 +183,7 @@ class Calls:
             direct = template.direct
             if direct and not self.failures and self._call_shortly(template, direct, values):
                 return
-            arguments, keywords = template.build(values, Found(self.find))
+            arguments, keywords = template.build(values, self)
             if outputs == 1:
                 meta = self.metas.get(values[1])
                 if meta is not None and template.name not in _VIEWS:
