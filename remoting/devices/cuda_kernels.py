@@ -94,7 +94,7 @@ _NO_SOURCE = frozenset((*_RAW.split(), "reduce_dims"))
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield the texts in an argument; TypeError for what no kernel is made of."""
+    """Yield the texts in an argument; raise TypeError for another value."""
     if isinstance(value, (tuple, list)):
         items: Any = value
         for item in items:

@@ -185,7 +185,7 @@ def test_dimensions_are_joined_where_all_arrays_allow_it() -> None:
 
 
 class FakeCuPy:
-    """The four classes of kernels, which only remember what they are given."""
+    """The four classes of kernels: each returns its name and its arguments."""
 
     def __getattr__(self, name: str) -> Any:
         return lambda **given: (name, given)
