@@ -89,6 +89,7 @@ lint: $(VENV)/installed-dev
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/pyright --pythonpath $(BIN)/python --pythonplatform Darwin $(CLIENT)
 	$(BIN)/pytest -q tests/test_layout.py
+	$(BIN)/python packaging/array_surface.py --check
 	$(BIN)/python packaging/site/error_sentences.py --check
 	$(BIN)/python packaging/site/prose.py
 

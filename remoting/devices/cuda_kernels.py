@@ -7,7 +7,7 @@
 import importlib
 import io
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -74,6 +74,37 @@ def _by_value(argument: Any) -> Any:
     return argument
 
 
+_RAW = "options translate_cucomplex enable_cooperative_groups"
+_PLACES = {
+    "ElementwiseKernel": "in_params out_params operation name",
+    "RawKernel": f"code name {_RAW}",
+    "RawModule": f"code {_RAW} name_expressions",
+    "ReductionKernel": """
+        in_params out_params map_expr reduce_expr post_map_expr identity name reduce_type
+        reduce_dims preamble options
+    """,
+}
+"""By class, the parameters that a client gives by place: no other one, which may name a file."""
+
+_ELEMENTWISE = frozenset(("after_loop", "loop_prep", "options", "preamble", "reduce_dims"))
+"""Those of an `ElementwiseKernel` that it may give by name."""
+
+_NO_SOURCE = frozenset((*_RAW.split(), "reduce_dims"))
+"""Parameters without a text of the program, which would be compiled."""
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield the texts in an argument; raise TypeError for another value."""
+    if isinstance(value, (tuple, list)):
+        items: Any = value
+        for item in items:
+            yield from _texts(item)
+    elif isinstance(value, str):
+        yield value
+    elif value is not None:
+        raise TypeError(f"a kernel is made of texts, and not of a {type(value).__name__}")
+
+
 class CudaKernels:
     """The operations that make and launch kernels.
 
@@ -87,10 +118,10 @@ class CudaKernels:
     def operations(self) -> dict[str, Callable[..., Any]]:
         """Return name to callable."""
         return {
-            "kernel.ElementwiseKernel": self.elementwise,
-            "kernel.ReductionKernel": self.reduction,
-            "kernel.RawKernel": self.raw,
-            "kernel.RawModule": self.module,
+            "kernel.ElementwiseKernel": self._made("ElementwiseKernel"),
+            "kernel.ReductionKernel": self._made("ReductionKernel"),
+            "kernel.RawKernel": self._made("RawKernel"),
+            "kernel.RawModule": self._made("RawModule"),
             "kernel.module": lambda binary: _LoadedModule(self._cupy, binary),
             "kernel.function": lambda owner, name: owner.get_function(name),
             "kernel.launch": lambda kernel, *args, **kwargs: kernel(*args, **kwargs),
@@ -103,85 +134,19 @@ class CudaKernels:
             "cuda.cufft_version": lambda: self._cupy.cuda.cufft.getVersion(),
         }
 
-    def elementwise(
-        self,
-        in_params: str,
-        out_params: str,
-        operation: str,
-        name: str,
-        *,
-        reduce_dims: bool = True,
-        preamble: str = "",
-        options: Any = (),
-        loop_prep: str = "",
-        after_loop: str = "",
-    ) -> Any:
-        """Compile a kernel that runs once per element."""
-        check_source(in_params, out_params, operation, name, preamble, loop_prep, after_loop)
-        return self._cupy.ElementwiseKernel(
-            in_params,
-            out_params,
-            operation,
-            name,
-            reduce_dims,
-            preamble,
-            options=check_options(options),
-            loop_prep=loop_prep,
-            after_loop=after_loop,
-        )
+    def _made(self, kind: str) -> Callable[..., Any]:
+        """Return a function that makes a kernel or a module of a client's arguments."""
+        names = _PLACES[kind].split()
 
-    def reduction(
-        self,
-        in_params: str,
-        out_params: str,
-        map_expr: str,
-        reduce_expr: str,
-        post: str,
-        identity: Any,
-        name: str,
-        reduce_type: Any,
-        reduce_dims: bool,
-        preamble: str,
-        options: Any,
-    ) -> Any:
-        """Compile a kernel that reduces along axes."""
-        texts = (in_params, out_params, map_expr, reduce_expr, post, name, preamble)
-        check_source(*texts, identity or "", reduce_type or "")
-        return self._cupy.ReductionKernel(
-            in_params,
-            out_params,
-            map_expr,
-            reduce_expr,
-            post,
-            identity,
-            name,
-            reduce_type,
-            reduce_dims,
-            preamble,
-            check_options(options),
-        )
+        def make(*args: Any, **kwargs: Any) -> Any:
+            named = dict(zip(names, args, strict=True)) | kwargs
+            if kwargs and (kind != "ElementwiseKernel" or not _ELEMENTWISE.issuperset(kwargs)):
+                raise TypeError(f"a {kind} of a client has no parameters {sorted(kwargs)}")
+            check_source(*_texts([named[key] for key in named.keys() - _NO_SOURCE]))
+            options = {"options": check_options(named["options"])} if "options" in named else {}
+            return getattr(self._cupy, kind)(**named | options)
 
-    def raw(self, code: str, name: str, options: Any, complex_: bool, cooperative: bool) -> Any:
-        """Compile CUDA C++ source with one kernel."""
-        check_source(code, name)
-        return self._cupy.RawKernel(
-            code,
-            name,
-            check_options(options),
-            translate_cucomplex=complex_,
-            enable_cooperative_groups=cooperative,
-        )
-
-    def module(self, code: str, options: Any, complex_: bool, cooperative: bool, names: Any) -> Any:
-        """Compile CUDA C++ source with several kernels."""
-        check_source(code, *(names or ()))
-        return self._cupy.RawModule(
-            code=code,
-            options=check_options(options),
-            translate_cucomplex=complex_,
-            enable_cooperative_groups=cooperative,
-            name_expressions=names,
-        )
+        return make
 
     def attributes(self, kernel: Any) -> dict[str, int]:
         """Return the attributes of a compiled kernel."""

@@ -54,7 +54,7 @@ def _field(a: Any, name: str) -> Array:
     if any(step % size for step in made.strides) or _address(made) % size:
         raise ValueError(
             f"result array with dtype {made.dtype} is not sufficiently aligned for GPU operations: "
-            "cupy.make_aligned_dtype makes a structure that is"
+            "numpy.dtype(fields, align=True) makes a structure that is"
         )
     return made
 
@@ -178,17 +178,9 @@ def _at(name: str, a: Array, index: object, value: object) -> None:
     getattr(np, name).at(a, _wrapped(a, items), fitted(value, a.dtype))
 
 
-def _reduceat(a: Array, indices: Array, **kwargs: Any) -> Array:
-    return np.add.reduceat(a, indices, **kwargs)
-
-
 def _copyto(target: Array, source: Array, casting: Any = "same_kind", where: Any = None) -> None:
     source = fitted(source, target.dtype) if casting == "unsafe" else source
     np.copyto(target, source, casting=casting, where=True if where is None else where)
-
-
-def _choose(a: Array, choices: Any, out: Any = None, mode: Any = "raise") -> Array:
-    return np.choose(a, choices, out=out, mode=mode)
 
 
 def _take(a: Array, indices: Array, axis: Any = None, out: Any = None) -> Array:
@@ -352,10 +344,6 @@ def _reshape_view(a: Array, shape: Any, order: Any = "C") -> Array:
     return made
 
 
-def _zeros(shape: Any, dtype: Any, order: Any = "C") -> Array:
-    return np.zeros(shape, dtype, order=order)
-
-
 class Marker:
     """Stands for a stream or an event: an emulated device finishes every call at once."""
 
@@ -430,7 +418,7 @@ _METHODS: dict[str, Operation] = {
     "ndarray.sort": lambda a, axis=-1, kind=None: a.sort(axis, kind="stable"),
     "ndarray.as_strided": _as_strided,
     "ufunc.at": _at,
-    "ufunc.reduceat": _reduceat,
+    "ufunc.reduceat": np.add.reduceat,
 }
 
 
@@ -491,7 +479,6 @@ def operations(backend: Any) -> Mapping[str, Operation]:
             **{name: _reduction(name) for name in ("cumprod", "cumsum", "prod", "sum")},
             "argsort": lambda a, axis=-1, kind=None: np.argsort(a, axis, kind="stable"),
             "diag": lambda v, k=0: np.diag(v, k).copy(),
-            "choose": _choose,
             "concatenate": _concatenate,
             "copyto": _copyto,
             "put": _put,
@@ -506,8 +493,8 @@ def operations(backend: Any) -> Mapping[str, Operation]:
             "linalg.eigvals": lambda a: _complex(np.linalg.eigvals(a), a),
             "linalg.lstsq": _lstsq,
             "linalg.solve": _solve,
-            "door.empty": _zeros,
-            "door.zeros": _zeros,
+            "door.empty": np.zeros,
+            "door.zeros": np.zeros,
             "door.arange": lambda first, count, step, dtype: converted(
                 first + np.arange(count) * step, dtype
             ),

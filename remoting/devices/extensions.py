@@ -148,12 +148,6 @@ uniform_filter uniform_filter1d white_tophat"""
 
 def _affine(function: Operation) -> Operation:
     def call(
-        *args: Any, texture_memory: bool = False, float64_coords: bool = False, **kwargs: object
-    ) -> object:
-        del float64_coords  # SciPy's always are
-        return (_in_texture if texture_memory else function)(*args, **kwargs)
-
-    def _in_texture(
         image: Any,
         matrix: Any,
         offset: object = 0.0,
@@ -163,25 +157,27 @@ def _affine(function: Operation) -> Operation:
         mode: str = "constant",
         cval: object = 0.0,
         prefilter: bool = True,
+        *,
+        texture_memory: bool = False,
+        float64_coords: bool = False,
     ) -> object:
-        del offset, prefilter  # CuPy leaves them out
+        del float64_coords  # SciPy's always are
+        if not texture_memory:
+            rest = output_shape, output, order, mode, cval, prefilter
+            return function(image, matrix, offset, *rest)
+        # CuPy leaves the offset and the filter out.
         if image.ndim not in (2, 3) or image.dtype != np.float32:
             raise ValueError("texture memory has arrays of float32 with 2 or 3 axes")
         if matrix.shape != (image.ndim + 1, image.ndim + 1):
             raise ValueError("the matrix must have shape (ndim + 1, ndim + 1)")
         if mode not in ("constant", "nearest"):
             raise ValueError(f"texture memory has the modes constant and nearest, not {mode}")
-        shape = image.shape if output_shape is None else tuple(output_shape)
-        if output is None:
-            output = np.float32
-        elif type(output) is np.ndarray:
-            if output.shape != shape:
-                raise ValueError("output shapes do not match")
-        elif isinstance(output, str) or np.dtype(output) != np.float32:
+        output = np.float32 if output is None else output
+        if np.dtype(output.dtype if type(output) is np.ndarray else output) != np.float32:
             raise ValueError("the output must be an array or float32")
         # A texture is interpolated beyond its border.
         how = {"order": min(order, 1), "mode": "grid-constant" if mode == "constant" else mode}
-        made = function(image, matrix, output_shape=shape, output=output, cval=cval, **how)
+        made = function(image, matrix, output_shape=output_shape, output=output, cval=cval, **how)
         return output if made is None else made
 
     return call

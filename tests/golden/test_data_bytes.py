@@ -70,9 +70,10 @@ def test_recorded_call_is_read_as_what_was_meant() -> None:
     assert (number, template.name, template.outputs) == (array_wire.FIRST_TEMPLATE, "none", 2)
     assert template.layout.format == "<I2IQQqdddQq2s"
     values = (7, -1, 2.5, 1.0, 2.0, 8, 3, b"\x05\x00")
-    arguments, keywords = template.build(values, lambda handle: f"array {handle}")
-    assert arguments[:5] == ["array 7", -1, 2.5, 1 + 2j, ...]
-    assert arguments[5:] == [("array 8", 1), [None, True], slice(3, None, 2)]
+    objects = {7: "array 7", 8: "array 8"}
+    arguments, keywords = template.build((number, 0, 0, 1, *values), objects)
+    assert arguments[:5] == ("array 7", -1, 2.5, 1 + 2j, ...)
+    assert arguments[5:] == (("array 8", 1), [None, True], slice(3, None, 2))
     assert keywords == {"axis": {"k": "text"}, "dtype": np.dtype("f4"), "value": np.int16(5)}
 
 

@@ -3,15 +3,15 @@
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.pool.model.policy import DataEncryption
 from gpupool.remoting.array_api.server import array_wire
-from gpupool.remoting.array_api.server.moved_state import Channel, Movable, UnmovableError
+from gpupool.remoting.array_api.server.moved_state import Channel, UnmovableError
 from gpupool.remoting.array_api.server.session_arrival import Arrival
+from gpupool.remoting.array_api.server.session_calls import Calls
 from gpupool.remoting.array_api.server.session_departure import Departure, plan_departure
-from gpupool.remoting.devices.base import Fill
 from gpupool.remoting.protocol import handshake
 from gpupool.remoting.worker.peer_links import (
     COUNT_MAX,
@@ -23,30 +23,6 @@ from gpupool.remoting.worker.peer_links import (
 )
 
 TEXT_LENGTH_MAX = 100
-
-
-class Arrays(Movable, Protocol):
-    """The executor, as an exchange uses it."""
-
-    def find(self, handle: int) -> Any:
-        """Return an array; see the executor."""
-        ...
-
-    def put(self, handle: int, number: int, nbytes: int, fill: Fill) -> bool:
-        """Make an array from bytes; False if there was no room, and nothing has been read."""
-        ...
-
-    def put_into(self, handle: int, number: int, nbytes: int, fill: Fill) -> bool:
-        """Fill an array with bytes; False if it never came to be, and nothing has been read."""
-        ...
-
-    def fail(self, name: str, handles: Any, error: BaseException) -> None:
-        """Report a failure to the client."""
-        ...
-
-    def fail_silently(self, handle: int, error: BaseException) -> None:
-        """Store a failure as a result: calls that use it fail."""
-        ...
 
 
 def introduction(value: Any) -> tuple[bytes, int, tuple[Peer | None, ...]]:
@@ -92,7 +68,7 @@ def _is_bytes(value: Any, size: int) -> bool:
 class Exchange:
     """Sends and receives arrays, each at its place in one client's stream of calls."""
 
-    def __init__(self, executor: Arrays, links: Links) -> None:
+    def __init__(self, executor: Calls, links: Links) -> None:
         self._executor = executor
         self._links = links
 

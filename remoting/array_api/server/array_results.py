@@ -62,6 +62,17 @@ def same_layout(value: Any, meta: Meta) -> bool:
     )
 
 
+_KNOWN_AS = {
+    "DeviceMemoryError": "OutOfMemoryError",
+    "PeerFailedError": "RuntimeError",
+    "PeerLostError": "CUDARuntimeError",
+    "UFuncTypeError": "TypeError",
+    "UnmovableError": "RuntimeError",
+    "UnsupportedError": "NotImplementedError",
+}
+"""By the name of an error here, the name that a program knows."""
+
+
 def describe_error(name: str, error: BaseException) -> tuple[str, str, Any]:
     """Return the class name, message and details of an error as plain values."""
     kind = type(error).__name__
@@ -70,20 +81,15 @@ def describe_error(name: str, error: BaseException) -> tuple[str, str, Any]:
     status = getattr(error, "status", None)
     if isinstance(status, int):
         details = status
-    if kind == "DeviceMemoryError" or isinstance(error, MemoryError):
-        kind = "OutOfMemoryError"
-    elif kind == "PeerLostError":
-        kind = "CUDARuntimeError"
-    elif kind == "PeerFailedError":
-        kind, message = "RuntimeError", f"the array could not be copied from its server: {message}"
-    elif kind == "UnmovableError":
-        kind = "RuntimeError"
-    elif kind == "UnsupportedError":
-        kind = "NotImplementedError"
-    elif kind == "UFuncTypeError" or kind.startswith("_UFunc"):
-        kind = "TypeError"
+    if kind == "PeerFailedError":
+        message = f"the array could not be copied from its server: {message}"
     elif kind == "KeyError":
         message = str(error.args[0]) if error.args else ""
+    if isinstance(error, MemoryError):
+        kind = "OutOfMemoryError"
+    elif kind.startswith("_UFunc"):
+        kind = "TypeError"
+    kind = _KNOWN_AS.get(kind, kind)
     return kind, message or f"{name} failed ({kind})", details
 
 

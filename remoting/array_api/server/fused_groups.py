@@ -29,15 +29,16 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.array_api.server import array_wire
 from gpupool.remoting.array_api.server.array_results import DependsOnFailureError, Meta
+from gpupool.remoting.array_api.server.session_calls import Calls
 from gpupool.remoting.array_api.server.templates import Template
-from gpupool.remoting.devices.base import Backend, UnsupportedError
+from gpupool.remoting.devices.base import UnsupportedError
 from gpupool.remoting.devices.operation_names import UFUNCS
 
 CALLS_MAX = 256
@@ -53,40 +54,6 @@ _ELEMENTWISE = frozenset((*UFUNCS, "where", "ndarray.astype"))
 _U32 = struct.Struct("<I")
 
 Program = Callable[..., Any]
-
-
-class Calls(Protocol):
-    """The executor, as its groups use it."""
-
-    backend: Backend
-    objects: dict[int, Any]
-    templates: dict[int, Template]
-    metas: dict[int, Meta]
-    sequence: int
-
-    def find(self, handle: int) -> Any:
-        """Return the object behind a handle; see the executor."""
-        ...
-
-    def call(self, template: Template, values: tuple[Any, ...]) -> None:
-        """Run one call, and store its results or report its failure."""
-        ...
-
-    def retried(self, function: Any, arguments: Any, keywords: Any) -> Any:
-        """Call a function, once more if memory ran out."""
-        ...
-
-    def keep(self, name: str, handle: int, number: int, meta: Meta | None, value: Any) -> None:
-        """Store one result, if it looks as the client has inferred."""
-        ...
-
-    def fail(self, name: str, handles: Any, error: BaseException) -> None:
-        """Report a failure to the client."""
-        ...
-
-    def free(self, handle: int) -> None:
-        """Forget a handle."""
-        ...
 
 
 class _Call(NamedTuple):
@@ -107,11 +74,11 @@ class _Group(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """One operation of a run; operands are numbers of values, or tuples of one constant."""
+    """One operation of a run."""
 
     function: Callable[..., Any]
-    operands: tuple[Any, ...]
-    out: int  # the number of the value that it writes into, or -1
+    operands: tuple[tuple[Any, bool], ...]  # each a value's name, or a constant
+    out: int  # the handle that it makes, or writes into
     dtype: np.dtype[Any] | None  # of its result, where it makes one
 
 
@@ -257,45 +224,34 @@ class Groups:
         calls = group.calls[run.first : run.last]
         others = [*group.calls[: run.first], *group.calls[run.last :]]
         results = {_result(call): at for at, call in enumerate(calls) if call.template.outputs}
-        arrays: dict[int, int] = {}
-        numbers: list[tuple[int, int]] = []
-        for at, (template, values, _) in enumerate(calls, run.first):
-            for place in template.handles:
-                if values[place] not in results:
-                    arrays.setdefault(values[place], len(arrays))
-            numbers += [(at, place) for place in _numbers(template)]
         wanted = set(results) - set(group.freed)
         wanted |= {values[place] for template, values, _ in others for place in template.handles}
         kept = [handle for handle in results if handle in wanted]
-        value_of = dict(arrays)
-        count = len(arrays)
+        used = [values[place] for template, values, _ in calls for place in template.handles]
+        arrays = list(dict.fromkeys(handle for handle in used if handle not in results))
+        numbers: list[tuple[int, int]] = []
         steps: list[_Step] = []
-        scalars = {each: count + at for at, each in enumerate(numbers)}
-        count += len(numbers)
-        for at, (template, values, meta) in enumerate(calls, run.first):
-            operands: list[Any] = []
+        for at, call in enumerate(calls, run.first):
+            template, values, meta = call
+            operands: list[tuple[Any, bool]] = []
             for each in template.plain or ():
-                number = scalars.get((at, each)) if type(each) is int else None
+                constant: Any = each
                 if type(each) is tuple:
-                    operands.append(each)
-                elif number is not None:
-                    operands.append(number)
+                    operands.append((constant[0], True))
+                elif each in template.handles:
+                    operands.append((values[each], False))
                 else:
-                    operands.append(_known(value_of, values[each]))
-            out = _known(value_of, values[template.handles[-1]]) if template.keywords else -1
-            if meta is not None:
-                value_of[_result(calls[at - run.first])] = count
-                count += 1
+                    numbers.append((at, each))
+                    operands.append((numbers[-1], False))
+            out = values[template.handles[-1]] if template.keywords else _result(call)
             function = _astype if template.name == "ndarray.astype" else template.function
-            dtype = None if meta is None else meta.dtype
-            steps.append(_Step(function, tuple(operands), out, dtype))
+            steps.append(_Step(function, tuple(operands), out, meta and meta.dtype))
         at_of = {handle: at for at, handle in enumerate(group.handles)}
         run.arrays = tuple([at_of[handle] for handle in arrays])
         run.numbers = tuple(numbers)
         run.kept = tuple([run.first + results[handle] for handle in kept])
-        run.writes = any(step.out >= 0 for step in steps)
-        returned = [value_of[handle] for handle in kept]
-        run.program = self._executor.backend.fuse(_function(steps, returned))
+        run.writes = any(step.dtype is None for step in steps)
+        run.program = self._executor.backend.fuse(_function([*arrays, *numbers], steps, kept))
 
     # --- a run ----------------------------------------------------------------------------------
 
@@ -361,23 +317,10 @@ def _free_early(runs: Sequence[_Run], group: _Group) -> None:
             latest[handle].frees += (number_of[handle],)
 
 
-def _known(value_of: dict[int, int], handle: int) -> int:
-    if handle not in value_of:
-        raise RemoteProtocolError("unknown handle", why=str(handle))
-    return value_of[handle]
-
-
-def _numbers(template: Template) -> list[int]:
-    """Return the places of the numbers among a call's plain arguments."""
-    handles = set(template.handles)
-    return [each for each in template.plain or () if type(each) is int and each not in handles]
-
-
 def _writes(template: Template) -> bool:
     """Say whether a call of plain arguments writes into one array more, its last handle."""
-    places = [each for each in template.plain or () if type(each) is int]
-    named = [name for name, _ in template.keywords]
-    return named == ["out"] and len(places) - len(_numbers(template)) == len(template.handles) - 1
+    arrays = [each for each in template.plain or () if each in template.handles]
+    return template.keywords == ("out",) and len(arrays) == len(template.handles) - 1
 
 
 def _result(call: _Call) -> int:
@@ -390,28 +333,22 @@ def _fits(value: Any, call: _Call) -> bool:
     return value.dtype == call.meta.dtype and value.shape == call.meta.shape
 
 
-def _function(steps: Sequence[_Step], returned: Sequence[int]) -> Program:
-    """Return the function of arrays and numbers that a run is."""
+def _function(names: Sequence[Any], steps: Sequence[_Step], returned: Sequence[int]) -> Program:
+    """Return the function of the named arrays and numbers that a run is."""
 
     def fused(*inputs: Any) -> Any:
-        values = list(inputs)
+        values = dict(zip(names, inputs, strict=True))
         for function, operands, out, dtype in steps:
-            given = [_operand(each, values) for each in operands]
-            if out >= 0:
+            given = [each if constant else values[each] for each, constant in operands]
+            if dtype is None:
                 function(*given, out=values[out])
                 continue
-            value = function(*given)
+            value = values[out] = function(*given)
             if value.dtype != dtype:
                 raise TypeError(f"{function} gives {value.dtype} in a kernel, not {dtype}")
-            values.append(value)
-        return tuple([values[number] for number in returned]) if returned else None
+        return tuple([values[handle] for handle in returned]) if returned else None
 
     return fused
-
-
-def _operand(operand: Any, values: list[Any]) -> Any:
-    constant: Any = operand
-    return constant[0] if type(operand) is tuple else values[operand]
 
 
 def _astype(value: Any, dtype: Any, order: Any = "K") -> Any:

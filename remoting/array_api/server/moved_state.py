@@ -109,7 +109,7 @@ def note_recipe(
     recipes: dict[int, Recipe],
     objects: Mapping[int, Any],
     made: tuple[str, int, int],
-    given: tuple[list[Any], dict[str, Any]],
+    given: tuple[tuple[Any, ...], dict[str, Any]],
     values: Sequence[Any],
 ) -> None:
     """Remember how an object was made.
@@ -134,7 +134,7 @@ def note_recipe(
         makers = {each.maker for at, each in recipes.items() if at in objects}
         for old in [at for at in recipes if at not in objects and at not in makers]:
             del recipes[old]
-    recipes[handle] = Recipe(name, device, tuple(arguments), dict(keywords), maker)
+    recipes[handle] = Recipe(name, device, arguments, keywords, maker)
 
 
 # --- values ---------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from importlib import metadata
-from typing import Any, Protocol
+from typing import Any
 
 from gpupool.pool.errors import ProtocolError, RemoteProtocolError
 from gpupool.remoting.array_api.server import array_wire
@@ -22,7 +22,7 @@ from gpupool.remoting.array_api.server.array_results import Download, describe_e
 from gpupool.remoting.array_api.server.element_types import has_bfloat16
 from gpupool.remoting.array_api.server.shared_memory import make_region
 from gpupool.remoting.devices.base import Backend, Budget, DeviceSpec
-from gpupool.remoting.transport.tally import Tally
+from gpupool.remoting.transport.session_stream import Buffer, SessionStream
 from gpupool.remoting.worker import launch_gate
 from gpupool.remoting.worker.peer_links import Links
 
@@ -34,30 +34,6 @@ _WHOLE = array_wire.encode_body({"value": ["w"]})
 _DONE = array_wire.encode_body({"value": None})
 
 
-class Stream(Protocol):
-    """A connected, authenticated byte stream; blocking."""
-
-    calls: int
-    """How many calls were executed, for telemetry; counted here, read by others."""
-    tally: Tally
-
-    def recv_into(self, buffer: memoryview, /) -> int:
-        """Read at least one byte; 0 at the end of the stream."""
-        ...
-
-    def send_buffers(self, buffers: list[bytes | memoryview], /) -> None:
-        """Send everything."""
-        ...
-
-    def send_descriptor(self, data: bytes, descriptor: int, /) -> bool:
-        """Send ``data`` and a descriptor; False, and nothing sent, where that is impossible."""
-        ...
-
-    def close(self) -> None:
-        """Close the stream."""
-        ...
-
-
 class ClosedError(Exception):
     """The client has closed the connection."""
 
@@ -65,7 +41,7 @@ class ClosedError(Exception):
 class Reader:
     """Reads frames from a stream with few system calls, and bulk bytes without a copy."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: SessionStream) -> None:
         self._stream = stream
         self._buffer = memoryview(bytearray(array_wire.HEADER.size + array_wire.MAX_BODY + _READ))
         self._start = self._end = 0
@@ -116,7 +92,7 @@ class Session:
 
     def __init__(
         self,
-        stream: Stream,
+        stream: SessionStream,
         backend: Backend,
         log: Callable[[str], None],
         links: Links | None = None,
@@ -333,7 +309,7 @@ class Session:
         pieces = self.backend.download(download.array, download.order)
         nbytes = download.array.nbytes
         head = array_wire.encode_frame(array_wire.Kind.REPLY, _WHOLE, request=request, bulk=nbytes)
-        buffers: list[bytes | memoryview] = [head]
+        buffers: list[Buffer] = [head]
         # The first piece is made before the header leaves, so that a failing copy can still be
         # answered with its error.
         for piece in pieces:
@@ -385,7 +361,7 @@ def _end_turns_of(devices: Sequence[DeviceSpec]) -> None:
 
 
 def serve(
-    stream: Stream,
+    stream: SessionStream,
     devices: Sequence[DeviceSpec],
     budget: Budget,
     log: Callable[[str], None],

@@ -4,12 +4,12 @@ import fcntl
 import mmap
 import os
 import sys
-from typing import Any, Protocol
+from typing import Any
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.array_api.server import array_wire
 from gpupool.remoting.array_api.server.array_results import DependsOnFailureError
-from gpupool.remoting.devices.base import Backend
+from gpupool.remoting.array_api.server.session_calls import Calls
 
 # From linux/fcntl.h; Python names them since 3.12 only on some builds.
 _ADD_SEALS, _SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW = 1033, 1, 2, 4
@@ -55,24 +55,10 @@ def check_piece(nbytes: int | None, slots: int, offset: Any, slot: Any, size: An
         raise RemoteProtocolError("malformed copy", why=f"{size} bytes at {offset}")
 
 
-class Objects(Protocol):
-    """The executor, as the slots use it."""
-
-    backend: Backend
-
-    def find(self, handle: int) -> Any:
-        """Return the object behind a handle; see the executor."""
-        ...
-
-    def fail(self, name: str, handles: Any, error: BaseException) -> None:
-        """Report a failure to the client."""
-        ...
-
-
 class Slots:
     """Copies between arrays and the slots of the memory in common."""
 
-    def __init__(self, executor: Objects) -> None:
+    def __init__(self, executor: Calls) -> None:
         self._executor = executor
         self._count = 0
 

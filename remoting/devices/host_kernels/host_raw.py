@@ -5,7 +5,7 @@
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -95,13 +95,13 @@ class HostModule:
         known = name in made.names and (name in self._names or made.library.address(name))
         if not known:
             raise CUDADriverError(NOT_FOUND)
-        entry = kernel_source.entry_name(made.names.index(name))
-        return made.library.address(entry), self.number(kernel_source.count_name, name)
+        entry = kernel_source.ENTRY.format(made.names.index(name))
+        return made.library.address(entry), self.number(kernel_source.COUNT, name)
 
-    def number(self, variable: Callable[[int], str], name: str) -> int:
+    def number(self, variable: str, name: str) -> int:
         """Return the number that a library has for a kernel, in the variable of its place."""
         made = self.compile()
-        return made.library.number(variable(made.names.index(name)))
+        return made.library.number(variable.format(made.names.index(name)))
 
     def get_global(self, name: str) -> Array:
         """Return the memory of a variable."""
@@ -132,7 +132,7 @@ class HostKernel:
         """
         entry, count = self.module.entry(self.name)
         blocks, threads = _dims(grid, GRID_MAX), _dims(block, BLOCK_MAX)
-        bound = self.module.number(kernel_source.bound_name, self.name)
+        bound = self.module.number(kernel_source.BOUND, self.name)
         too_many = threads[0] * threads[1] * threads[2] > bound
         if too_many or type(shared_mem) is not int or not 0 <= shared_mem <= SHARED_MAX:
             raise CUDADriverError(INVALID)
@@ -145,7 +145,7 @@ class HostKernel:
         pointers = [ctypes.addressof(each) for each in kept]
         mode, watch = self.module.strict, None
         if mode is not None:
-            static = self.module.number(strict_source.shared_name, self.name)
+            static = self.module.number(strict_source.SHARED_NAME, self.name)
             strict_launch.need_shared(self.name, static, shared_mem)
             watch = strict_launch.StrictLaunch(mode, self.name, shared=shared_mem)
         self.module.compile().library.launch(entry, blocks, threads, pointers, watch)

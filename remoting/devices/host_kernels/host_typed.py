@@ -344,12 +344,6 @@ def _squeezed(array: Array, shape: tuple[int, ...]) -> Array:
 
 def _axes(axis: Any, ndim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the axes to reduce, and the others."""
-    if axis is None:
-        return tuple(range(ndim)), ()
-    items = axis if isinstance(axis, (tuple, list)) else (axis,)
-    if not all(type(item) is int for item in items):
-        raise TypeError("axes are integers")
-    over = tuple(sorted(np.lib.array_utils.normalize_axis_index(item, ndim) for item in items))
-    if len(set(over)) != len(over):
-        raise ValueError("duplicate value in 'axis'")
+    given = range(ndim) if axis is None else axis
+    over = tuple(sorted(np.lib.array_utils.normalize_axis_tuple(given, ndim, "axis")))
     return over, tuple(at for at in range(ndim) if at not in over)

@@ -61,19 +61,8 @@ def unit(source: str, headers: Sequence[str] = ()) -> str:
     return "\n".join((*lines, f'#line 1 "{FILE}"', _INCLUDE.sub(_included, source), ""))
 
 
-def entry_name(place: int) -> str:
-    """Return the name of the entry of a kernel."""
-    return f"gpupool_entry_{place}"
-
-
-def count_name(place: int) -> str:
-    """Return the name of the variable that has the number of a kernel's parameters."""
-    return f"gpupool_count_{place}"
-
-
-def bound_name(place: int) -> str:
-    """Return the name of the variable that has the most threads of a kernel's block."""
-    return f"gpupool_bound_{place}"
+ENTRY, COUNT, BOUND = "gpupool_entry_{}", "gpupool_count_{}", "gpupool_bound_{}"
+"""By a kernel's place: its entry, the number of its parameters, the most threads of its block."""
 
 
 def plain(expanded: str, names: list[str], *, every: bool = True, shared: str = "static") -> str:
@@ -111,9 +100,9 @@ def entries(names: Sequence[str], bounds: Mapping[str, int]) -> str:
     lines = ['\n# 1 "the list of kernels" 3', 'extern "C" {']
     for place, name in enumerate(names):
         lines += [
-            f"extern const int {count_name(place)} = gpupool::parameters(&{name});",
-            f"extern const int {bound_name(place)} = {bounds.get(name, THREADS_MAX)};",
-            f"void {entry_name(place)}(void **arguments) {{",
+            f"extern const int {COUNT.format(place)} = gpupool::parameters(&{name});",
+            f"extern const int {BOUND.format(place)} = {bounds.get(name, THREADS_MAX)};",
+            f"void {ENTRY.format(place)}(void **arguments) {{",
             f"  gpupool::call(&{name}, arguments);",
             "}",
         ]

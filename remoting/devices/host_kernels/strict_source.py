@@ -90,9 +90,8 @@ def amended(assembly: str, names: Sequence[str]) -> str:
     return "\n".join((*made, *sizes, ""))
 
 
-def shared_name(place: int) -> str:
-    """Return the name of the variable that has the bytes of a kernel's static shared memory."""
-    return f"gpupool_shared_{place}"
+SHARED_NAME = "gpupool_shared_{}"
+"""By a kernel's place: the bytes of its static shared memory."""
 
 
 def _shared_sizes(assembly: str, names: Sequence[str]) -> list[str]:
@@ -117,5 +116,6 @@ def _shared_sizes(assembly: str, names: Sequence[str]) -> list[str]:
     for place, name in enumerate(names):
         symbol = re.compile(rf"_ZZ{len(name)}{re.escape(name)}(?:\W|[A-Z]|$)")
         size = max((size for found, size in sizes.items() if symbol.match(found)), default=0)
-        made += [f"\t.globl\t{shared_name(place)}", f"{shared_name(place)}:", f"\t.long\t{size}"]
+        label = SHARED_NAME.format(place)
+        made += [f"\t.globl\t{label}", f"{label}:", f"\t.long\t{size}"]
     return made

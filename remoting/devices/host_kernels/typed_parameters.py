@@ -163,12 +163,6 @@ class Memory:
             made = made.real
         self._keep(ctypes.create_string_buffer(made.astype(dtype).tobytes(), 16))
 
-    def address(self, value: Array | None) -> None:
-        """Add a pointer to an array's memory, or one to nothing."""
-        where = 0 if value is None else int(value.__array_interface__["data"][0])
-        self._kept.append(value)
-        self._keep(ctypes.c_void_p(where))
-
     def array(self, value: Array) -> None:
         """Add an array."""
         address = int(value.__array_interface__["data"][0])

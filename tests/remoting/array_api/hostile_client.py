@@ -217,7 +217,8 @@ class Wire:
 
 def attack(seed: int) -> str:
     """Serve one session; return how it ended, and how many calls were executed."""
-    budget, log, stream = MemoryBudget([PARTITION]), list[str](), Wire(seed)
+    budget, log = MemoryBudget([PARTITION]), list[str]()
+    stream: Any = Wire(seed)
     serve(stream, emulated(1, PARTITION), budget, log.append)
     if budget.used != [0]:
         sys.exit(f"the session of seed {seed} left {budget.used} bytes reserved")

@@ -20,7 +20,6 @@ from tests.properties import examples
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.array_api.server import array_wire
 from gpupool.remoting.array_api.server.array_executor import Executor
-from gpupool.remoting.array_api.server.direct_calls import NODES_MAX, direct_call
 from gpupool.remoting.array_api.server.serve import Session
 from gpupool.remoting.array_api.server.templates import compile_template
 from gpupool.remoting.devices.base import DeviceMemoryError
@@ -187,7 +186,10 @@ LEAVES = st.none() | st.booleans() | st.integers(-5, 5) | st.sampled_from(["h", 
 WELL_FORMED = st.recursive(
     LEAVES | st.sampled_from([["d", "<f8"], ["n", "<f4"], ["q", "text"], ["b", b"bytes"]]),
     lambda inner: (
-        st.lists(inner, max_size=3).map(lambda items: ["t", *items])
+        st.tuples(st.sampled_from("tl"), st.sampled_from("hi"), st.integers(7, 12)).map(
+            lambda many: [many[0], *many[1] * many[2]]
+        )
+        | st.lists(inner, max_size=3).map(lambda items: ["t", *items])
         | st.lists(inner, max_size=3).map(lambda items: ["l", *items])
         | st.lists(inner, min_size=3, max_size=3).map(lambda items: ["s", *items])
     ),
@@ -207,33 +209,37 @@ def test_a_direct_call_has_the_arguments_of_the_long_way(
     def called(*args: Any, **kwargs: Any) -> str:
         return repr((args, kwargs))
 
-    pairs = [list(pair) for pair in keywords]
+    pairs = [list(pair) for pair in dict(keywords).items()]
     _, template = compile_template([16, 0, 1, arguments, pairs], ["sum"], [called])
-    if template.direct is None:
-        assert keywords or str(arguments).count(",") >= NODES_MAX // 4
-        return
     values = template.layout.unpack_from(data.ljust(template.layout.size, b"\x01"))
     objects = {value: f"object {value}" for value in values if isinstance(value, int)}
-    args, kwargs = template.build(values[3:], objects.__getitem__)
-    assert template.direct(values, objects) == called(*args, **kwargs)
+    args, kwargs = template.build(values, objects)
+    assert (len(args), list(kwargs)) == (len(arguments), list(dict(keywords)))
+    assert (template.direct is None) == ("'h'" in repr(pairs))
+    if template.direct is not None:
+        assert template.direct(values, objects) == called(*args, **kwargs)
 
 
-def test_the_text_of_a_direct_call_has_no_word_of_a_client() -> None:
-    """A name that is no plain keyword, and a keyword with an array, take the long way."""
+def test_the_text_of_a_call_has_no_word_of_a_client() -> None:
+    def built(arguments: Any, keywords: Any, *values: Any) -> Any:
+        _, template = compile_template([16, 0, 1, arguments, keywords], ["a"], [max])
+        return template.build((16, 0, 1, *values), {7: "object"})
+
     for name in ("x=1, y", "__import__", "lambda", "ﬁ", "a" * 33, "Axis", ""):
-        assert direct_call(max, 1, ["h"], [[name, "i"]]) is None, name
-    assert direct_call(max, 1, ["h"], [["out", "h"]]) is None
-    assert direct_call(max, 1, ["h"], [["axis", ["t", 1, ["l", "h"]]]]) is None
-    assert direct_call(max, 1, ["h"], [["axis", 1], ["axis", 2]]) is None
-    made = direct_call(lambda *args: args, 1, [["q", "__import__('os')"], ["b", b"x"]], [])
-    assert made is not None
-    assert made((), {}) == ("__import__('os')", b"x")
+        assert built(["h"], [[name, "i"]], 7, 5) == (("object",), {name: 5})
+    assert built([["q", "__import__('os')"], ["b", b"x"]], [])[0] == ("__import__('os')", b"x")
+    assert built([], [["m", ["m", ["k0", "i"], ["v", "h"]]]], 3, 7)[1]["m"] == {
+        "k0": 3,
+        "v": "object",
+    }
+    with pytest.raises(RemoteProtocolError, match="twice"):
+        built(["h"], [["axis", 1], ["axis", 2]])
 
 
 def test_nan_arrives_as_the_one_that_cupy_looks_for() -> None:
     """``cupyx.scipy.ndimage`` asks ``cval is numpy.nan``, and writes it into a kernel otherwise."""
     _, template = compile_template([16, 0, 1, ["f"], []], ["a"], [max])
-    (argument,), _ = template.build((float("nan"),), lambda handle: handle)
+    (argument,), _ = template.build((16, 0, 1, float("nan")), {})
     assert argument is np.nan
 
 
@@ -326,7 +332,8 @@ def test_a_connection_of_rubbish_ends_with_one_line(data: bytes, greeted: bool) 
     hello = array_wire.encode_body({"protocol": array_wire.PROTOCOL})
     start = array_wire.HEADER.pack(len(hello), 1, 0, 0, 0, 0, 0) + hello if greeted else b""
     budget = door_kit.MemoryBudget([door_kit.MIB])
-    serve(BytesStream(start + data), door_kit.emulated(1, door_kit.MIB), budget, lines.append)
+    stream: Any = BytesStream(start + data)
+    serve(stream, door_kit.emulated(1, door_kit.MIB), budget, lines.append)
     assert len(lines) <= 1
     assert budget.used == [0]
 
@@ -335,7 +342,7 @@ def test_a_frame_in_small_pieces_is_read_whole() -> None:
     hello = array_wire.encode_body({"protocol": array_wire.PROTOCOL})
     data = array_wire.HEADER.pack(len(hello), 1, 0, 0, 9, 0, 0) + hello
     devices = door_kit.emulated(1, door_kit.MIB)
-    stream = BytesStream(data)
+    stream: Any = BytesStream(data)
     backend = EmulatedBackend(devices, door_kit.MemoryBudget([door_kit.MIB]))
     Session(stream, backend, lambda line: None).greet()
     length, kind, _, _, request, _, bulk = array_wire.HEADER.unpack(

@@ -1,11 +1,10 @@
-"""Functions of `cupyx.scipy.ndimage` that take a function or a kernel, beside SciPy's."""
+"""Functions of `cupyx.scipy.ndimage` by CuPy's conventions."""
 
 # The values that this module forwards have no static type: they are whatever a program passes.
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import importlib
-import shutil
 from typing import Any
 
 import numpy as np
@@ -15,154 +14,12 @@ scipy: Any = pytest.importorskip("scipy")
 
 HOST = np.random.RandomState(5).rand(5, 6)
 LABELS = np.random.RandomState(6).randint(0, 5, (5, 6))
-MODES = ["reflect", "constant", "nearest", "mirror", "wrap"]
-needs_compiler = pytest.mark.skipif(
-    shutil.which("g++") is None and shutil.which("clang++") is None, reason="needs a compiler"
-)
-_MEAN = """extern "C" __global__ void mean(const double *x, int n, double *y) {
-  double sum = 0;
-  for (int i = 0; i < n; ++i) { sum += x[i] * (i + 1); }
-  y[0] = sum / n;
-}"""
-_SHIFT = """extern "C" __global__
-void shift(double *in, ptrdiff_t n, double *out, ptrdiff_t m) {
-  for (int i = 0; i < m; ++i) { out[i] = in[i] - in[n - 1]; }
-}"""
 
 
 @pytest.fixture
 def ours(cp: Any) -> Any:
     del cp
     return importlib.import_module("cupyx.scipy.ndimage")
-
-
-def mean(window: Any) -> Any:
-    return (window * (np.arange(len(window)) + 1)).sum() / len(window)
-
-
-def raw(cp: Any) -> Any:
-    return cp.RawKernel(_MEAN, "mean")
-
-
-# --- generic filters ------------------------------------------------------------------------------
-
-
-@needs_compiler
-@pytest.mark.parametrize("mode", MODES)
-def test_a_raw_kernel_is_applied_to_each_window(cp: Any, ours: Any, mode: str) -> None:
-    footprint = np.asarray([[0, 1, 1, 0], [1, 1, 0, 1], [1, 0, 0, 1]], bool)
-    for keywords in (
-        {"size": 3, "cval": 2.5},
-        {"size": (9, 2), "origin": (-2, 0), "cval": -1},
-        {"footprint": footprint, "origin": (1, -1)},
-    ):
-        wanted = scipy.ndimage.generic_filter(HOST, mean, mode=mode, **keywords)
-        made = ours.generic_filter(cp.asarray(HOST), raw(cp), mode=mode, **keywords)
-        np.testing.assert_allclose(made.get(), wanted)
-
-
-@needs_compiler
-@pytest.mark.parametrize("dtype", ["?", "i1", "u2", "i8", "f4", "f8"])
-def test_a_reduction_is_applied_to_each_window(cp: Any, ours: Any, dtype: str) -> None:
-    kernel = cp.ReductionKernel("T x", "U y", "x >= 1", "a + b", "y = a", "0", "large", "int")
-    host = (HOST * 9).astype(dtype)
-    wanted = scipy.ndimage.generic_filter(host, lambda x: (x >= 1).sum(), (3, 4), output=np.float64)
-    made = ours.generic_filter(cp.asarray(host), kernel, (3, 4), output=np.float64)
-    assert made.dtype == np.float64
-    np.testing.assert_array_equal(made.get(), wanted)
-
-
-@needs_compiler
-def test_a_generic_filter_may_write_its_input_and_filters_only_some_axes(
-    cp: Any, ours: Any
-) -> None:
-    kernel = cp.ReductionKernel("T x", "T y", "x", "a + b", "y = a", "0", "total")
-    a = cp.asarray(HOST)
-    assert ours.generic_filter(a, kernel, 3, output=a) is a
-    np.testing.assert_allclose(a.get(), scipy.ndimage.generic_filter(HOST, np.sum, 3))
-    a = cp.asarray(HOST)
-    made = ours.generic_filter(a, kernel, (3,), axes=-1, mode="mirror", origin=1)
-    wanted = scipy.ndimage.generic_filter(HOST, np.sum, (1, 3), mode="mirror", origin=(0, 1))
-    np.testing.assert_allclose(made.get(), wanted)
-    into = cp.zeros((5, 6), np.uint8)
-    assert ours.generic_filter(a * -3, kernel, 3, output=into) is into
-    np.testing.assert_array_equal(
-        into.get(), scipy.ndimage.generic_filter(HOST * -3, np.sum, 3, output="B")
-    )
-    assert ours.generic_filter(cp.zeros((0, 3)), kernel, 3).shape == (0, 3)
-
-
-@needs_compiler
-@pytest.mark.parametrize("mode", MODES)
-def test_a_raw_kernel_is_applied_to_each_line(cp: Any, ours: Any, mode: str) -> None:
-    def shift(source: Any, target: Any) -> None:
-        target[:] = source[: target.size] - source[-1]
-
-    kernel = cp.RawKernel(_SHIFT, "shift")
-    for axis, size, origin in ((-1, 3, 0), (0, 8, 2), (1, 13, -3)):
-        keywords: Any = {"axis": axis, "mode": mode, "cval": 1.5, "origin": origin}
-        wanted = scipy.ndimage.generic_filter1d(HOST, shift, size, **keywords)
-        made = ours.generic_filter1d(cp.asarray(HOST), kernel, size, **keywords)
-        np.testing.assert_allclose(made.get(), wanted)
-    into = cp.zeros((5, 6), "i4", order="F")
-    a = cp.asarray(HOST * 9)
-    assert ours.generic_filter1d(a, kernel, 3, output=into) is into
-    wanted = scipy.ndimage.generic_filter1d(HOST * 9, shift, 3, output="i4")
-    np.testing.assert_array_equal(into.get(), wanted)
-
-
-def test_a_generic_filter_refuses_what_cupy_refuses(cp: Any, ours: Any) -> None:
-    a, kernel = cp.asarray(HOST), raw(cp)
-    own = cp.ReductionKernel("T x", "T y", "_raw_x[0] - x", "a + b", "y = a", "0", "own")
-    element = cp.ElementwiseKernel("T x", "T y", "y = x", "same")
-    two = cp.ReductionKernel("T x, T z", "T y", "x * z", "a + b", "y = a", "0", "two")
-    for error, match, call in (
-        (TypeError, "bad function type", lambda: ours.generic_filter(a, np.mean, 3)),
-        (TypeError, "only ReductionKernel", lambda: ours.generic_filter(a, element, 3)),
-        (TypeError, "1 input and output", lambda: ours.generic_filter(a, two, 3)),
-        (TypeError, "Complex", lambda: ours.generic_filter(a * 1j, kernel, 3)),
-        (NotImplementedError, "RawKernel", lambda: ours.generic_filter(a, own, 3)),
-        (RuntimeError, "no footprint", lambda: ours.generic_filter(a, kernel)),
-        (RuntimeError, "length equal", lambda: ours.generic_filter(a, kernel, (3, 3, 3))),
-        (RuntimeError, "shape", lambda: ours.generic_filter(a, kernel, footprint=np.ones(3))),
-        (ValueError, "all-zero", lambda: ours.generic_filter(a, kernel, footprint=[[0]])),
-        (ValueError, "origin", lambda: ours.generic_filter(a, kernel, 3, origin=2)),
-        (RuntimeError, "boundary", lambda: ours.generic_filter(a, kernel, 3, mode="odd")),
-        (RuntimeError, "shape", lambda: ours.generic_filter(a, kernel, 3, output=cp.ones(2))),
-        (TypeError, "extra_arg", lambda: ours.generic_filter(a, kernel, 3, extra_arguments=(1,))),
-        (TypeError, "bad function type", lambda: ours.generic_filter1d(a, np.sum, 3)),
-        (TypeError, "Complex", lambda: ours.generic_filter1d(a * 1j, kernel, 3)),
-        (RuntimeError, "filter size", lambda: ours.generic_filter1d(a, kernel, 0)),
-    ):
-        with pytest.raises(error, match=match):
-            call()
-    with pytest.raises(cp.exceptions.AxisError):
-        ours.generic_filter1d(a, kernel, 3, axis=2)
-
-
-# --- functions of the program ---------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("index", [None, 2, [1, 3], [4, 9, 1]])
-def test_a_function_is_called_for_each_label(cp: Any, ours: Any, index: Any) -> None:
-    def total(x: Any, positions: Any) -> Any:
-        return (x * positions).sum()
-
-    rest = (total, np.float64, -1.0, True)
-    made = ours.labeled_comprehension(cp.asarray(HOST), cp.asarray(LABELS), index, *rest)
-    wanted = scipy.ndimage.labeled_comprehension(HOST, LABELS, index, *rest)
-    np.testing.assert_allclose(cp.asnumpy(made), wanted)
-    with pytest.raises(ValueError, match="same shape"):
-        ours.labeled_comprehension(cp.asarray(HOST), cp.ones(2, int), 1, *rest)
-
-
-def test_values_on_one_axis_have_one_index(cp: Any, ours: Any) -> None:
-    a = cp.asarray([1, 0, 1])
-    assert [place.tolist() for place in ours.value_indices(a)[1]] == [[0, 2]]
-    assert [place.tolist() for place in cp.unravel_index(a, 3)] == [[1, 0, 1]]
-
-
-# --- conventions of CuPy --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["erosion", "dilation", "opening", "closing"])
@@ -204,21 +61,3 @@ def test_an_image_in_texture_memory(cp: Any, ours: Any) -> None:
     ):
         with pytest.raises(ValueError):  # noqa: PT011 - the kind is CuPy's, the words are ours
             wrong()
-
-
-@pytest.mark.parametrize("ignore_value", [None, 0, 3])
-@pytest.mark.parametrize("adaptive", [False, True])
-def test_the_places_of_each_value(cp: Any, ours: Any, ignore_value: Any, adaptive: bool) -> None:
-    made = ours.value_indices(
-        cp.asarray(LABELS), ignore_value=ignore_value, adaptive_index_dtype=adaptive
-    )
-    wanted = scipy.ndimage.value_indices(LABELS, ignore_value=ignore_value)
-    assert list(made) == sorted(wanted)
-    for value, places in wanted.items():
-        assert [place.tolist() for place in made[value]] == [place.tolist() for place in places]
-        assert made[value][0].dtype == (np.int8 if adaptive else np.int64)
-    assert ours.value_indices(cp.zeros((0,), int)) == {}
-    with pytest.raises(ValueError, match="integer array"):
-        ours.value_indices(cp.ones(3))
-    with pytest.raises(ValueError, match="negative"):
-        ours.value_indices(cp.asarray([-1, 2]))

@@ -23,6 +23,11 @@ SOURCE = r"""
 SCALED(scale_float, float)
 SCALED(scale_double, double)
 
+static_assert(alignof(char2) == 2 && alignof(short4) == 8 && alignof(float3) == 4, "CUDA's");
+static_assert(alignof(float2) == 8 && alignof(uint4) == 16 && alignof(double2) == 16, "CUDA's");
+struct Placed { char first; float4 second; double2 third; };
+static_assert(sizeof(Placed) == 48 && sizeof(double4) == 32, "as on a card");
+
 __constant__ float weights[4];
 __device__ int launches;
 

@@ -259,16 +259,3 @@ def test_truth_values_times_a_number_in_place_are_of_a_type_of_cusparse(
     made /= 4
     assert made is same
     assert made.toarray().get()[1, 1] == 0.25
-
-
-def test_a_system_that_a_cholesky_factor_solves(cp: Any) -> None:
-    from cupyx import linalg  # pyright: ignore[reportMissingImports]
-
-    a = np.diag(np.arange(2.0, 8)) + np.diag(np.ones(5), 1) + np.diag(np.ones(5), -1)
-    b = np.arange(6.0)
-    made = linalg.sparse.lschol(cp.asarray(a), cp.asarray(b))
-    assert np.allclose(made.get(), np.linalg.solve(a, b))
-    with pytest.raises(ValueError, match="1-d"):
-        linalg.sparse.lschol(cp.asarray(a), cp.zeros((6, 1)))
-    with pytest.raises(np.linalg.LinAlgError, match="square"):
-        linalg.sparse.lschol(cp.zeros((2, 3)), cp.zeros(2))

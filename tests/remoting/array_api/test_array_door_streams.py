@@ -56,21 +56,6 @@ print(cp.cuda.Stream.null != cp.cuda.Stream.ptds, cp.cuda.Stream.ptds.ptr)
 with cp.cuda.Stream.ptds:
     print(float(cp.arange(4).sum()))
 """,
-    "the stream protocol": """
-class Foreign:
-    def __init__(self, answer):
-        self.answer = answer
-    def __cuda_stream__(self):
-        return self.answer
-same = cp.cuda.Stream.from_external(Foreign(one.__cuda_stream__()))
-with same:
-    print("the stream protocol", same == one, float(cp.arange(5).sum()))
-for answer in (5, (0,), (0, "x"), (1, 2), (0, 12345678)):
-    try:
-        cp.cuda.Stream.from_external(Foreign(answer))
-    except Exception as error:
-        print(type(error).__name__)
-""",
 }
 
 
@@ -83,8 +68,6 @@ for answer in (5, (0,), (0, "x"), (1, 2), (0, 12345678)):
         "streams of with True",
         "the one of use is forgotten True",
         "True 2\n6.0",
-        "the stream protocol True 10.0",
-        "TypeError\nTypeError\nTypeError\nTypeError\nNotImplementedError",
     ],
 )
 def test_what_is_current(line: str, output: str) -> None:

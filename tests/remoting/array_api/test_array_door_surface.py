@@ -7,6 +7,8 @@
 import ctypes
 import importlib
 import inspect
+import json
+import sys
 from typing import Any
 
 import door_calls
@@ -14,15 +16,19 @@ import door_kit
 import numpy as np
 import pytest
 
-from gpupool.remoting.array_api import record_surface, surface
 from gpupool.remoting.devices.emulated import EmulatedBackend
 from gpupool.remoting.devices.emulated_operations import operations
+
+sys.path.insert(0, str(door_kit.DROPIN.parents[2] / "packaging"))
+array_surface: Any = importlib.import_module("array_surface")
+sys.path.pop(0)
+MISSING = json.loads((door_kit.DROPIN.parent / "missing_names.json").read_text())
 
 # Names that are exercised by tests of their own, or that have nothing to compute.
 _ELSEWHERE = """
     DataSource asfarray asnumpy byte_bounds clear_memo flatiter fromDlpack from_dlpack fromfile
     fuse genfromtxt get_array_module get_default_memory_pool get_default_pinned_memory_pool in1d
-    is_available load loadtxt make_aligned_dtype memoize msort row_stack save savetxt savez
+    is_available load loadtxt memoize msort row_stack save savetxt savez
     savez_compressed show_config
 """
 ELSEWHERE = frozenset(_ELSEWHERE.split())
@@ -97,8 +103,10 @@ def test_random_states_repeat(cp: Any) -> None:
 
 def test_every_offered_function_is_called_by_some_test(cp: Any) -> None:
     offered: set[str] = set()
+    recorded = array_surface.recorded()
     for prefix, module in (("", cp), ("linalg.", cp.linalg), ("fft.", cp.fft)):
-        for name in surface.recorded(module.__name__):
+        inside = [name for name in recorded if name.rpartition(".")[0] == module.__name__]
+        for name in [name.rpartition(".")[2] for name in inside]:
             found: Any = getattr(module, name, None)
             is_ours = inspect.isfunction(found) and found.__module__.startswith("cupy")
             if (is_ours or isinstance(found, cp.ufunc)) and found.__name__ == name:
@@ -107,10 +115,7 @@ def test_every_offered_function_is_called_by_some_test(cp: Any) -> None:
 
 
 def test_every_operation_of_a_worker_is_asked_for_by_the_dropin() -> None:
-    from pathlib import Path
-
-    folder = surface.DROPIN
-    text = "".join(path.read_text() for path in sorted(Path(folder).rglob("*.py")))
+    text = "".join(path.read_text() for path in sorted(door_kit.DROPIN.rglob("*.py")))
     devices = door_kit.emulated(1, door_kit.MIB)
     table = operations(EmulatedBackend(devices, door_kit.MemoryBudget([door_kit.MIB])))
     families = ("linalg.", "fft.", "random.", "generator.", "kernel.")
@@ -120,24 +125,16 @@ def test_every_operation_of_a_worker_is_asked_for_by_the_dropin() -> None:
 
 
 def test_missing_names_are_listed_and_not_there(cp: Any) -> None:
-    missing = surface.missing()
-    assert "cupy.disp" in missing
-    assert "cupy.add" not in missing
+    names, gaps = MISSING["missing"], MISSING["gaps"]
+    assert (names, gaps) == (sorted(set(names)), sorted(set(gaps)))
+    assert "cupy.disp" in names
+    assert "cupyx.jit (module)" in gaps
+    assert not {"cupy.add", "cupy.linalg (module)"} & {*names, *gaps}
     assert not hasattr(cp, "disp")
     assert not hasattr(cp, "insert")  # NumPy has it, CuPy has not
-    top = [name for name in missing if name.count(".") == 1 and name.startswith("cupy.")]
-    assert len(top) < 40
-    assert missing == sorted(set(missing))
-
-
-def test_parameters_and_modules_that_are_missing_are_listed(cp: Any) -> None:
-    gaps = surface.gaps()
-    assert gaps == sorted(set(gaps))
-    assert "cupyx.jit (module)" in gaps
-    assert "cupy.linalg (module)" not in gaps
-    lacking = [each for each in gaps if not each.endswith("(module)")]
+    assert len([name for name in names if name.count(".") == 1 and name.startswith("cupy.")]) < 40
     # Memory that only CuPy makes, and what cupyx.scipy.sparse keeps of SciPy's printing.
-    assert lacking == [
+    assert [each for each in gaps if not each.endswith("(module)")] == [
         "cupy.cuda.Memory (parameter size)",
         "cupy.cuda.MemoryAsyncPool (parameter pool_handles)",
         "cupy.cuda.MemoryPointer (parameter mem)",
@@ -145,24 +142,18 @@ def test_parameters_and_modules_that_are_missing_are_listed(cp: Any) -> None:
         "cupy.cuda.PinnedMemoryPool (parameter allocator)",
         "cupyx.scipy.sparse.spmatrix (parameter maxprint)",
     ]
-    assert cp.kaiser(5, beta=2.0).shape == (5,)
-    with pytest.raises(TypeError):
-        cp.bartlett(5, 2.0)
 
 
-def test_a_lacking_keyword_or_type_is_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
-    offered = {
-        "cupy.sum": ["a", "axis", "dtype", "keepdims"],
-        "cupy.add": [":", "dd->d"],
-        "cupy.cos": ["**"],
+def test_a_lacking_keyword_or_type_is_a_gap() -> None:
+    wanted = {
+        "cupy.sum": ["a", "axis", "out"],
+        "cupy.add": [":", "dd->d", "ff->f"],
+        "cupy.cos": ["x", "out"],
+        "= cupy.cuda": [],
     }
-    monkeypatch.setattr(surface, "_offer", lambda: ({"cupy.cuda"}, offered))
-    gaps = surface.gaps()
-    assert "cupy.sum (parameter out)" in gaps
-    assert "cupy.sum (parameter axis)" not in gaps
-    assert "cupy.add (type ff->f)" in gaps
-    assert "cupy.cuda (module)" not in gaps
-    assert not any(each.startswith("cupy.cos ") for each in gaps)
+    offered = {"cupy.sum": ["a", "axis"], "cupy.add": [":", "dd->d"], "cupy.cos": ["**"]}
+    gaps = ["cupy.add (type ff->f)", "cupy.cuda (module)", "cupy.sum (parameter out)"]
+    assert array_surface.missing(wanted, offered) == {"missing": [], "gaps": gaps}
 
 
 def test_signatures_are_read_from_functions_and_from_their_text() -> None:
@@ -175,12 +166,12 @@ def test_signatures_are_read_from_functions_and_from_their_text() -> None:
         def __signature__(self) -> None:
             raise ValueError("no signature")
 
-    found = record_surface.parameters_of(Compiled(), "sum")
+    found = array_surface.parameters_of(Compiled(), "sum")
     assert found == ["axis", "order", "*", "**"]
-    assert record_surface.parameters_of(lambda a, *rest, key=1, **more: a, "f") == [
+    assert array_surface.parameters_of(lambda a, *rest, key=1, **more: a, "f") == [
         *("a", "*", "key", "**")
     ]
-    assert record_surface.parameters_of(3, "three") is None
+    assert array_surface.parameters_of(3, "three") is None
 
 
 def test_helpers_without_a_device(cp: Any, tmp_path: Any) -> None:
@@ -387,7 +378,8 @@ def test_what_is_like_scipy_comes_by_its_use(cp: Any) -> None:
 
 def test_what_only_our_arrays_have_has_names_that_no_other_librarys_protocol_has(cp: Any) -> None:
     # Libraries ask any object for names such as `_meta`, to see whether it is theirs.
-    theirs = {*surface.recorded("cupy.ndarray"), *dir(object)}
+    theirs = {*dir(object)}
+    theirs |= {name.rpartition(".")[2] for name in array_surface.recorded() if "ndarray." in name}
     ours = {name for name in dir(cp.ndarray) if name not in theirs}
     assert "_gp_meta" in ours
     assert not [name for name in ours if not name.startswith(("__", "_gp_"))]

@@ -22,6 +22,7 @@ from tests.properties import examples
 
 from gpupool.remoting.devices import sources
 from gpupool.remoting.devices.base import DeviceMemoryError, UnsupportedError
+from gpupool.remoting.devices.cuda_kernels import CudaKernels
 from gpupool.remoting.devices.emulated import EmulatedBackend
 from gpupool.remoting.devices.host_kernels import host_compiler, kernel_source, typed_parameters
 from gpupool.remoting.devices.host_kernels.kernel_errors import CompileException, CUDADriverError
@@ -181,3 +182,42 @@ def test_dimensions_are_joined_where_all_arrays_allow_it() -> None:
     assert typed_parameters.collapse((2, 3, 2), [a[:, :, ::3]])[0] == (6, 2)
     assert typed_parameters.collapse((2, 2, 4), [a[:, ::2]])[0] == (2, 2, 4)
     assert typed_parameters.collapse((1, 1), [np.zeros((1, 1))])[0] == ()
+
+
+class FakeCuPy:
+    """The four classes of kernels: each returns its name and its arguments."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda **given: (name, given)
+
+
+def test_a_real_gpu_makes_kernels_of_checked_arguments_alone() -> None:
+    table = CudaKernels(FakeCuPy()).operations()
+    element, reduction = table["kernel.ElementwiseKernel"], table["kernel.ReductionKernel"]
+    raw, module = table["kernel.RawKernel"], table["kernel.RawModule"]
+    parts = ("T x", "T y", "y = x", "k")
+    name, given = element(*parts, reduce_dims=False, options=["-DA=1"], loop_prep="int a;")
+    assert (name, given["operation"], given["options"]) == (
+        "ElementwiseKernel",
+        "y = x",
+        ("-DA=1",),
+    )
+    assert reduction(*REDUCTION)[1]["identity"] == "0"
+    assert raw("", "k", [], True, False)[1]["translate_cucomplex"] is True
+    assert module("", (), False, False, ["f<int>"])[1]["name_expressions"] == ["f<int>"]
+    secret = '#include "/etc/passwd"'
+    for wrong in (
+        lambda: element(*parts, loop_prep=secret),
+        lambda: element(*parts, options=["-I/etc"]),
+        lambda: element(*parts[:3], b"k"),
+        lambda: element(*parts, backend="nvcc"),
+        lambda: element(*parts, True),
+        lambda: reduction(*REDUCTION[:2], secret, *REDUCTION[3:]),
+        lambda: raw("", "k", [], False, False, backend="nvcc"),
+        lambda: raw("", "k", [], False, False, "nvcc"),
+        lambda: raw(secret, "k", [], False, False),
+        lambda: module("", [], False, False, [secret]),
+        lambda: module("", [], False, False, None, path="/etc/passwd"),
+    ):
+        with pytest.raises((TypeError, ValueError, UnsupportedError)):
+            wrong()

@@ -52,7 +52,6 @@ from cupy._core.reductions import REDUCTIONS as _REDUCTIONS
 from cupy._core.ufunc import UFUNCS as _UFUNCS
 from cupy._core.ufunc import ufunc as ufunc
 from cupy._door import absent as _absent
-from cupy._door import dtypes as _dtypes
 
 __version__ = "14.2.0"
 _LATER = ("testing", "typing", "_util")
@@ -106,7 +105,6 @@ def _fill(names: dict[str, _Any]) -> None:
     for name, _, source in (pair.partition(":") for pair in _ALIASES.split()):
         names[name] = names[source]
     names["array"] = _convert.array
-    names["make_aligned_dtype"] = _dtypes.make_aligned_dtype
     for table in (*functions, _REDUCTIONS, _HOST):
         for name, function in table.items():
             # Programs and NumPy's dispatcher look at the name of a function.

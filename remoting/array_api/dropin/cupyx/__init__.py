@@ -114,7 +114,7 @@ def errstate(**kwargs: Any) -> Generator[None]:
         _set(before)
 
 
-_LATER = ("linalg", "scipy", "signal")
+_LATER = ("scipy", "signal")
 __getattr__ = _absent.lookup(__name__, *_LATER)
 
 

@@ -108,9 +108,9 @@ using IfMixed = typename When<Real<A>::value && Real<B>::value, typename Both<A,
 
 #define GP_VECTORS(T, name)                                                             \
   struct name##1 { T x; };                                                              \
-  struct name##2 { T x, y; };                                                           \
+  struct alignas(sizeof(T) < 8 ? 2 * sizeof(T) : 16) name##2 { T x, y; };               \
   struct name##3 { T x, y, z; };                                                        \
-  struct name##4 { T x, y, z, w; };                                                     \
+  struct alignas(sizeof(T) < 4 ? 4 * sizeof(T) : 16) name##4 { T x, y, z, w; };         \
   inline name##1 make_##name##1(T x) { return name##1{x}; }                             \
   inline name##2 make_##name##2(T x, T y) { return name##2{x, y}; }                     \
   inline name##3 make_##name##3(T x, T y, T z) { return name##3{x, y, z}; }             \
@@ -120,8 +120,8 @@ GP_VECTORS(ushort, ushort) GP_VECTORS(int, int) GP_VECTORS(long, long) GP_VECTOR
 GP_VECTORS(longlong, longlong) GP_VECTORS(ulonglong, ulonglong)
 GP_VECTORS(float, float) GP_VECTORS(double, double)
 struct uint1 { unsigned x; };
-struct uint2 { unsigned x, y; };
-struct uint4 { unsigned x, y, z, w; };
+struct alignas(8) uint2 { unsigned x, y; };
+struct alignas(16) uint4 { unsigned x, y, z, w; };
 inline uint1 make_uint1(unsigned x) { return uint1{x}; }
 inline uint2 make_uint2(unsigned x, unsigned y) { return uint2{x, y}; }
 inline uint3 make_uint3(unsigned x, unsigned y, unsigned z) { return uint3{x, y, z}; }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -104,11 +104,13 @@ def _read(function: Any) -> Any:
     return read
 
 
-class _Archive:
+class _Archive(Mapping[str, Any]):
     """The arrays of an ``.npz`` file, uploaded when asked for."""
 
     def __init__(self, archive: Any) -> None:
         self.npz_file = archive
+        self.files: list[str] = archive.files
+        self.close: Callable[[], None] = archive.close
 
     def __enter__(self) -> _Archive:
         return self
@@ -119,9 +121,11 @@ class _Archive:
     def __getitem__(self, key: str) -> ndarray:
         return convert.array(self.npz_file[key])
 
-    def close(self) -> None:
-        """Close the file."""
-        self.npz_file.close()
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.npz_file)
+
+    def __len__(self) -> int:
+        return len(self.npz_file)
 
 
 def load(file: Any, mmap_mode: Any = None, allow_pickle: object = None) -> Any:

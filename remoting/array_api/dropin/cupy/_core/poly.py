@@ -48,6 +48,13 @@ def polyval(p: Any, x: Any) -> Any:
     return learned.polyval(p, x)
 
 
+def _operator(function: Any, *, swapped: bool = False) -> Any:
+    def apply(self: Any, other: Any) -> Any:
+        return poly1d(function(other, self) if swapped else function(self, other))
+
+    return apply
+
+
 class poly1d:
     """A polynomial in one variable; see `numpy.poly1d`."""
 
@@ -137,27 +144,15 @@ class poly1d:
     def __pos__(self) -> poly1d:
         return self
 
-    def __add__(self, other: object) -> Any:
-        return poly1d(polyadd(self, other))
-
-    def __sub__(self, other: object) -> Any:
-        return poly1d(polysub(self, other))
+    __add__, __radd__ = _operator(polyadd), _operator(polyadd, swapped=True)
+    __sub__, __rsub__ = _operator(polysub), _operator(polysub, swapped=True)
 
     def __mul__(self, other: object) -> Any:
-        return (
-            poly1d(self._coeffs * other)
-            if arguments.is_scalar(other)
-            else poly1d(polymul(self, other))
-        )
+        if arguments.is_scalar(other):
+            return poly1d(self._coeffs * other)
+        return poly1d(polymul(self, other))
 
-    def __radd__(self, other: object) -> Any:
-        return poly1d(polyadd(other, self))
-
-    def __rsub__(self, other: object) -> Any:
-        return poly1d(polysub(other, self))
-
-    def __rmul__(self, other: object) -> Any:
-        return self * other
+    __rmul__ = __mul__
 
     def __truediv__(self, other: object) -> Any:
         if not arguments.is_scalar(other):

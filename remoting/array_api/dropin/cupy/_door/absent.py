@@ -33,11 +33,19 @@ _LEFT_TO_CUPY = {
         dfreqresp dimpulse dlsim dlti dstep freqresp impulse lsim lti place_poles step
     """,
     "chirp transforms as objects": "CZT ZoomFFT",
-    "functions of Python over images": """
+    "functions and kernels over images": """
+        cupyx.scipy.ndimage.generic_filter cupyx.scipy.ndimage.generic_filter1d
         cupyx.scipy.ndimage.generic_gradient_magnitude cupyx.scipy.ndimage.generic_laplace
+        cupyx.scipy.ndimage.labeled_comprehension
     """,
+    "places of values": "cupyx.scipy.ndimage.value_indices",
+    "alignment of structures": "cupy.make_aligned_dtype",
     "arrays as `cuda::std::mdspan`": "cupy.ndarray.mdspan",
-    "Cholesky solvers": "cupyx.linalg.cho_solve cupyx.linalg.invh",
+    "BLAS of vectors": """
+        cupy.cublas.asum cupy.cublas.axpy cupy.cublas.dot cupy.cublas.dotc cupy.cublas.dotu
+        cupy.cublas.scal
+    """,
+    "Cholesky solvers": "cupyx.linalg",
 }
 _LEFT = {
     name if "." in name else f"cupyx.scipy.signal.{name}": subject

@@ -116,30 +116,17 @@ def _structure(value: Any, depth: int) -> np.dtype[Any]:
     if type(value) is not list or len(value) < 3 or value[0] != "V" or depth > NESTING_MAX:
         raise ValueError("no type of elements")
     _, size, aligned, *fields = value
-    if type(size) is not int or not 0 < size <= SIZE_MAX or type(aligned) is not bool:
-        raise ValueError("a structure of no size")
-    if not 0 < len(fields) <= FIELDS_MAX:
+    if type(aligned) is not bool or not 0 < len(fields) <= FIELDS_MAX:
         raise ValueError("a structure without fields, or with too many")
-    names: list[str] = []
-    formats: list[Any] = []
-    offsets: list[int] = []
-    for field in fields:
-        name, offset, kind, *shape = field
-        if type(name) is not str or len(name) > NAME_MAX or type(offset) is not int:
-            raise ValueError("a field without a name or a place")
-        if not all(type(length) is int and 0 <= length <= SIZE_MAX for length in shape):
-            raise ValueError("a field of no shape")
+    columns: list[Any] = []
+    for name, offset, kind, *shape in fields:
+        if type(name) is not str or len(name) > NAME_MAX:
+            raise ValueError("a field without a name")
         base = _read(kind, depth + 1)
-        total = base.itemsize
-        for length in shape:
-            total *= length
-        if not 0 <= offset <= size - total:
-            raise ValueError("a field outside of its structure")
-        names.append(name)
-        formats.append((base, tuple(shape)) if shape else base)
-        offsets.append(offset)
+        columns.append((name, (base, tuple(shape)) if shape else base, offset))
+    names, formats, offsets = map(list, zip(*columns))
     described: Any = {"names": names, "formats": formats, "offsets": offsets, "itemsize": size}
-    return np.dtype(described, align=aligned)
+    return np.dtype(described, align=aligned)  # which refuses what is no structure
 
 
 # --- alignment on a GPU ---------------------------------------------------------------------------
@@ -149,9 +136,8 @@ def alignment(dtype: np.dtype[Any]) -> int:
     """Return the multiple of bytes at which a GPU reads an element."""
     base = dtype.base
     if base.fields is not None:
-        asked = (base.metadata or {}).get("__cuda_alignment__", base.alignment)
         kinds = [base.fields[name][0] for name in base.names or ()]  # type: ignore[index]
-        return max([asked, *map(alignment, kinds)])
+        return max([base.alignment, *map(alignment, kinds)])
     return base.itemsize if base.char in wire.DTYPES or is_bfloat16(base) else 1
 
 
@@ -167,71 +153,13 @@ def check_kernel(dtype: np.dtype[Any]) -> None:
         if offset % alignment(kind):
             raise ValueError(
                 f"Field {name} with offset {offset} is not aligned to {alignment(kind)} bytes in "
-                f"{dtype}: no kernel can read it, and cupy.make_aligned_dtype makes a type that is"
+                f"{dtype}: no kernel can read it; numpy.dtype(fields, align=True) aligns them"
             )
     if dtype.itemsize % alignment(dtype):
         raise ValueError(
             f"Itemsize {dtype.itemsize} is not a multiple of {alignment(dtype)} bytes in {dtype}: "
-            "no kernel can read it, and cupy.make_aligned_dtype makes a type that is"
+            "no kernel can read it; numpy.dtype(fields, align=True) aligns them"
         )
-
-
-def make_aligned_dtype(dtype: Any, *, alignment: int = -1, recurse: bool = True) -> Any:
-    """Return a structure with the same fields, each where a GPU can read it.
-
-    Args:
-        dtype: a structure, with its fields in order.
-        alignment: the least multiple of bytes for the whole, a power of two; -1 for none.
-        recurse: also of the structures inside of it.
-    """
-    if np.dtype(dtype, align=True).fields is None:
-        raise ValueError("make_aligned_dtype() only supports structured dtypes.")
-    return _aligned(dtype, alignment, recurse)[0]
-
-
-def _aligned(dtype: Any, asked: int, recurse: bool) -> tuple[np.dtype[Any], int]:
-    if asked != -1 and (asked <= 0 or asked & (asked - 1)):
-        raise ValueError("an alignment is a power of two")
-    given = np.dtype(dtype, align=True)
-    offsets: list[int] = []
-    formats: list[np.dtype[Any]] = []
-    need, place, least = 1, 0, 0
-    for name in given.names or ():
-        kind, offset = given.fields[name][:2]  # type: ignore[index]
-        if offset < least:
-            raise ValueError("make_aligned_dtype() takes fields in order, which do not overlap")
-        least = offset + kind.itemsize
-        step = (kind.metadata or {}).get("__cuda_alignment__")
-        if step is None and kind.fields is not None:
-            step = kind.alignment
-            if recurse:
-                kind, step = _aligned(kind, -1, recurse)
-        step = _step(kind) if step is None else step
-        place += -place % step
-        need = max(need, step)
-        offsets.append(place)
-        formats.append(kind)
-        place += kind.itemsize
-    if asked not in (-1, need) and asked < need:
-        raise ValueError(f"the fields need an alignment of {need}, and {asked} was asked for")
-    need = max(need, asked)
-    size = place + -place % need
-    if given.itemsize > size:
-        raise ValueError("the structure has room that its fields do not use")
-    marks: Any = {} if asked == -1 else {"metadata": {"__cuda_alignment__": asked}}
-    described: Any = {
-        "names": list(given.names or ()),
-        "formats": formats,
-        "offsets": offsets,
-        "itemsize": size,
-    }
-    return np.dtype(described, align=True, **marks), need
-
-
-def _step(kind: np.dtype[Any]) -> int:
-    if kind.subdtype is not None and kind.base.fields is not None:
-        raise ValueError("CuPy does not yet support subarray dtypes.")
-    return alignment(kind)
 
 
 # --- comparison of structures ---------------------------------------------------------------------
@@ -251,10 +179,9 @@ def are_compared(operands: tuple[Any, ...]) -> bool:
     if first.fields is None or second.fields is None:
         raise TypeError("Cannot compare structured and non-structured dtypes")
     try:
-        common = np.promote_types(first, second)
+        np.promote_types(first, second)
     except TypeError:
         raise TypeError(
             f"Cannot compare {first} with {second}: they have no common dtype"
         ) from None
-    check_kernel(_aligned(common, -1, True)[0])
     return True

@@ -34,9 +34,7 @@ class MemoryPool:
         """Give the memory that no array uses back to the lease."""
         pool.current().ask("cuda.pool.free_all_blocks")
 
-    def free_all_free(self) -> None:
-        """Do the same as `free_all_blocks`."""
-        self.free_all_blocks()
+    free_all_free = free_all_blocks
 
     def n_free_blocks(self) -> int:
         """Return how many blocks are kept for reuse."""
@@ -227,51 +225,38 @@ class MemoryPointer:
     def _bytes(self, size: int) -> Any:
         return self.as_array((size,), np.dtype(np.uint8), None, "C")
 
-    def copy_from_device(self, src: "MemoryPointer", size: int) -> None:
+    def copy_from_device(self, src: "MemoryPointer", size: int, stream: Any = None) -> None:
         """Copy bytes from another pointer."""
         self._bytes(size)[...] = src._bytes(size)
 
-    def copy_from_host(self, mem: Any, size: int) -> None:
+    def copy_from_host(self, mem: Any, size: int, stream: Any = None) -> None:
         """Copy bytes from an address in this process, or from an object with a buffer."""
         host = np.frombuffer(_host_memory(mem, size), np.uint8, size)
         self._bytes(size)[...] = _transfers.upload(host, self._array._gp_session)
 
-    def copy_from(self, mem: Any, size: int) -> None:
+    def copy_from(self, mem: Any, size: int, stream: Any = None) -> None:
         """Copy bytes from a pointer or a buffer."""
         if isinstance(mem, MemoryPointer):
             self.copy_from_device(mem, size)
         else:
             self.copy_from_host(mem, size)
 
-    def copy_to_host(self, mem: Any, size: int) -> None:
+    def copy_to_host(self, mem: Any, size: int, stream: Any = None) -> None:
         """Copy bytes to an address in this process, or into a writable buffer."""
         np.frombuffer(_host_memory(mem, size), np.uint8, size)[...] = _transfers.download(
             self._bytes(size)
         )
 
-    def memset(self, value: int, size: int) -> None:
+    def memset(self, value: int, size: int, stream: Any = None) -> None:
         """Set bytes."""
         self._bytes(size).fill(value)
 
-    def copy_from_device_async(self, src: "MemoryPointer", size: int, stream: Any = None) -> None:
-        """Copy bytes from another pointer."""
-        self.copy_from_device(src, size)
-
-    def copy_from_host_async(self, mem: Any, size: int, stream: Any = None) -> None:
-        """Copy bytes from a buffer."""
-        self.copy_from_host(mem, size)
-
-    def copy_from_async(self, mem: Any, size: int, stream: Any = None) -> None:
-        """Copy bytes from a pointer or a buffer."""
-        self.copy_from(mem, size)
-
-    def copy_to_host_async(self, mem: Any, size: int, stream: Any = None) -> None:
-        """Copy bytes into a buffer."""
-        self.copy_to_host(mem, size)
-
-    def memset_async(self, value: int, size: int, stream: Any = None) -> None:
-        """Set bytes."""
-        self.memset(value, size)
+    # Each copy is queued, on the current stream.
+    copy_from_device_async = copy_from_device
+    copy_from_host_async = copy_from_host
+    copy_from_async = copy_from
+    copy_to_host_async = copy_to_host
+    memset_async = memset
 
 
 def _host_memory(mem: Any, size: int) -> Any:
@@ -295,14 +280,7 @@ def alloc(size: int) -> MemoryPointer:
     return MemoryPointer(make.empty((int(size),), np.uint8))
 
 
-def malloc_managed(size: int) -> MemoryPointer:
-    """Return ordinary device memory: managed memory has no meaning across machines."""
-    return alloc(size)
-
-
-def malloc_async(size: int) -> MemoryPointer:
-    """Return device memory from the partition's pool."""
-    return alloc(size)
+malloc_managed = malloc_async = alloc  # memory that two machines share there is none
 
 
 def set_allocator(allocator: Any = None) -> None:
@@ -334,9 +312,7 @@ def alloc_pinned_memory(size: int) -> PinnedMemoryPointer:
     return PinnedMemoryPointer(size, np.uint8)
 
 
-def set_pinned_memory_allocator(allocator: Any = None) -> None:
-    """Accept any allocator; host memory is this process's own."""
-
+set_pinned_memory_allocator = set_allocator
 
 default_pool = MemoryPool()
 default_pinned_pool = PinnedMemoryPool()

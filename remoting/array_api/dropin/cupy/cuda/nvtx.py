@@ -3,21 +3,8 @@
 available = False
 
 
-def MarkC(message: str, color: int = 0) -> None:
+def Mark(message: str = "", id_color: int = -1) -> None:
     """Do nothing."""
 
 
-def Mark(message: str, id_color: int = -1) -> None:
-    """Do nothing."""
-
-
-def RangePushC(message: str, color: int = 0) -> None:
-    """Do nothing."""
-
-
-def RangePush(message: str, id_color: int = -1) -> None:
-    """Do nothing."""
-
-
-def RangePop() -> None:
-    """Do nothing."""
+MarkC = RangePush = RangePushC = RangePop = Mark

@@ -74,7 +74,6 @@ class _BaseStream:
 
     _remote: Any = None
     _per_thread = False
-    _foreign_stream_ref: Any = None  # CuPy's name for what `from_external` keeps
 
     def __init__(self, device_id: int = -1) -> None:
         self.device_id = device_id
@@ -88,10 +87,6 @@ class _BaseStream:
     def ptr(self) -> int:
         """A number that names the stream in this program; those of default streams are CUDA's."""
         return self.handle or (PER_THREAD if self._per_thread else 0)
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        """Return the version of CUDA's stream protocol, and the number of the stream."""
-        return 0, self.ptr
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _BaseStream) and self.ptr == other.ptr
@@ -217,34 +212,8 @@ class Stream(_BaseStream):
 
     @classmethod
     def from_external(cls, obj: Any) -> Any:
-        """Return a stream for an object with CUDA's stream protocol, which it keeps.
-
-        Raises:
-            TypeError: the object has not that protocol.
-            NotImplementedError: it is the stream of another library, which is on this machine.
-        """
-        method = getattr(type(obj), "__cuda_stream__", None)
-        if method is None:
-            kind = type(obj).__name__
-            raise TypeError(f"Object of type {kind} does not implement __cuda_stream__()")
-        answer = method(obj)
-        if not isinstance(answer, tuple) or len(answer) != 2:
-            raise TypeError("__cuda_stream__() must return a 2-tuple of (version, stream_ptr)")
-        version, number = answer
-        if not isinstance(version, int) or not isinstance(number, int):
-            kinds = f"({type(version).__name__}, {type(number).__name__})"
-            raise TypeError(f"__cuda_stream__() must return (int, int), got {kinds}")
-        if version != 0:
-            raise TypeError(f"__cuda_stream__() returned unsupported version {version}")
-        named = _streams.get(number) if number not in (0, PER_THREAD) else Stream.null
-        if named is None:
-            raise NotImplementedError(EXTERNAL)
-        made = cls.__new__(cls)
-        _BaseStream.__init__(made, -1)
-        made._remote, made._per_thread = named._remote, number == PER_THREAD
-        made._non_blocking, made._priority = named._non_blocking, named._priority
-        made._foreign_stream_ref = obj
-        return made
+        """Raise NotImplementedError: another library's stream is on another machine."""
+        raise NotImplementedError(EXTERNAL)
 
 
 class ExternalStream(_BaseStream):

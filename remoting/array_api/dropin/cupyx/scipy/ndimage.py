@@ -2,15 +2,11 @@
 
 from typing import Any
 
+import cupy as _cupy
 import numpy as _np
 from cupy._core.dispatch.arguments import is_array as _is_array
 
 from cupyx import _extensions
-from cupyx._image_filters import generic_filter as generic_filter
-from cupyx._image_filters import generic_filter1d as generic_filter1d
-from cupyx._image_labels import center_of_mass as _center_of_mass
-from cupyx._image_labels import labeled_comprehension as labeled_comprehension
-from cupyx._image_labels import value_indices as value_indices
 
 _extensions.fill(
     globals(),
@@ -31,7 +27,24 @@ _extensions.fill(
     """,
 )
 
-center_of_mass = _center_of_mass  # of any number of labels, where one answer has few results
+
+def center_of_mass(input: Any, labels: Any = None, index: Any = None) -> Any:  # noqa: A002
+    """Return the centre of an image, or of the part of each label, weighted by its elements.
+
+    It is a tuple of 0-d arrays; where several labels are asked for, a list with an array for each:
+    of any number of labels, where one answer has few results.
+
+    Raises:
+        IndexError: the image has no dimensions.
+    """
+    if not input.ndim:
+        raise IndexError("list index out of range")  # as SciPy's and CuPy's
+    total = globals()["sum"]
+    weight, centre = total(input, labels, index), []
+    for axis, length in enumerate(input.shape):
+        steps = _cupy.arange(length, dtype=float).reshape((-1,) + (1,) * (input.ndim - axis - 1))
+        centre.append(total(input * steps, labels, index) / weight)
+    return list(_cupy.stack(centre, axis=-1)) if weight.ndim else tuple(centre)
 
 
 def _of_labels(input: Any, labels: Any = None, index: Any = None) -> None:  # noqa: A002

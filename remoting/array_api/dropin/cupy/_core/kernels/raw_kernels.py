@@ -32,9 +32,9 @@ def checked(source: str) -> str:
 
 
 class Compiled:
-    """Makes the worker's kernel at first use in each session."""
+    """Makes the worker's kernel at first use in each session; of a module, its function."""
 
-    def __init__(self, operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(self, operation: str, *args: Any, **kwargs: Any) -> None:
         self._operation = operation
         self._args = args
         self._kwargs = kwargs
@@ -44,9 +44,9 @@ class Compiled:
         """Return the worker's object, made at first use."""
         found = self._made.get(id(session))
         if found is None or found._gp_session is not session:
-            found = self._made[id(session)] = remote_object(
-                _Kernel, session, self._operation, self._args, **self._kwargs
-            )
+            args = [x.in_session(session) if type(x) is Compiled else x for x in self._args]
+            found = remote_object(_Kernel, session, self._operation, tuple(args), **self._kwargs)
+            self._made[id(session)] = found
         return found
 
 
@@ -71,11 +71,8 @@ class RawKernel:
         self.backend = backend
         self.enable_cooperative_groups = enable_cooperative_groups
         self.file_path: str | None = None
-        self._compiled = Compiled(
-            "kernel.RawKernel",
-            (code, name, list(self.options), translate_cucomplex, enable_cooperative_groups),
-            {},
-        )
+        how = list(self.options), translate_cucomplex, enable_cooperative_groups
+        self._compiled = Compiled("kernel.RawKernel", code, name, *how)
 
     def _remote(self) -> Any:
         return self._compiled.in_session(pool.current())
@@ -165,16 +162,10 @@ class RawModule:
                 raise CUDADriverError(missing) from None
             if len(binary) > SOURCE_MAX:
                 raise ValueError(f"module of {len(binary):,} bytes; at most {SOURCE_MAX:,}")
-            self._compiled = Compiled("kernel.module", (binary,), {})
+            self._compiled = Compiled("kernel.module", binary)
         else:
-            args = (
-                code,
-                list(self.options),
-                translate_cucomplex,
-                enable_cooperative_groups,
-                self.name_expressions,
-            )
-            self._compiled = Compiled("kernel.RawModule", args, {})
+            how = list(self.options), translate_cucomplex, enable_cooperative_groups
+            self._compiled = Compiled("kernel.RawModule", code, *how, self.name_expressions)
 
     def compile(self, log_stream: Any = None) -> None:
         """Compile now; raise `CompileException` if the source does not compile."""
@@ -182,16 +173,12 @@ class RawModule:
 
     def get_function(self, name: str) -> RawKernel:
         """Return one function of the module."""
-        made = RawKernel.__new__(RawKernel)
-        made.code = self.code or ""
-        made.name = name
-        made.options = self.options
-        made.backend = self.backend
-        made.file_path = self.file_path
-        made.enable_cooperative_groups = self.enable_cooperative_groups
-        compiled = _OfModule(self._compiled, name)
+        compiled = Compiled("kernel.function", self._compiled, name)
         compiled.in_session(pool.current())  # now, so that its errors are of this call
-        made._compiled = compiled  # type: ignore[assignment]
+        made = RawKernel.__new__(RawKernel)
+        same = ("options", "backend", "file_path", "enable_cooperative_groups")
+        vars(made).update({each: getattr(self, each) for each in same})
+        vars(made).update(code=self.code or "", name=name, _compiled=compiled)
         return made
 
     def get_global(self, name: str) -> Any:
@@ -199,22 +186,6 @@ class RawModule:
         kernel = self._compiled.in_session(pool.current())
         array = kernel._gp_session.ask("kernel.global", (kernel, name))
         return MemoryPointer(array)
-
-
-class _OfModule(Compiled):
-    def __init__(self, module: Compiled, name: str) -> None:
-        super().__init__("kernel.function", (), {})
-        self._module = module
-        self._name = name
-
-    def in_session(self, session: Any) -> Any:
-        """Return the worker's object, made at first use."""
-        found = self._made.get(id(session))
-        if found is None or found._gp_session is not session:
-            args = (self._module.in_session(session), self._name)
-            found = remote_object(_Kernel, session, "kernel.function", args)
-            self._made[id(session)] = found
-        return found
 
 
 def _only_nvrtc(backend: str, jitify: bool) -> None:

@@ -47,6 +47,7 @@ class _Typed:
     in_params: tuple[ParameterInfo, ...]
     out_params: tuple[ParameterInfo, ...]
     name: str
+    _compiled: Compiled
 
     @property
     def params(self) -> tuple[ParameterInfo, ...]:
@@ -93,37 +94,28 @@ class _Typed:
                 raise TypeError(f"type {parameter.ctype!r} is not decided by any array")
         return types
 
-    def _out_dtype(
-        self, parameter: ParameterInfo, types: dict[str, np.dtype[Any]]
-    ) -> np.dtype[Any]:
-        return parameter.dtype if parameter.dtype is not None else types[parameter.ctype]
-
     def _shapes(self, parameters: Any, values: list[Any]) -> list[tuple[int, ...]]:
         pairs = zip(parameters, values)
         return [v.shape for p, v in pairs if not p.raw and arguments.is_array(v)]
 
-    def _check_outputs(self, outputs: list[Any], shape: tuple[int, ...]) -> None:
-        for parameter, value in zip_strict(self.out_params, outputs):
+    def _launched(
+        self, inputs: list[Any], outputs: list[Any], keywords: dict[str, Any], shape: Any
+    ) -> tuple[Any, ...]:
+        """Launch the kernel; return the outputs that were given, or else new ones of a shape."""
+        types = self._bound(inputs, outputs)
+        for parameter, value in zip_strict(self.out_params, outputs) if outputs else ():
             if not arguments.is_array(value):
                 raise TypeError("Output arguments type must be cupy.ndarray")
             if not parameter.raw and value.shape != shape:
                 raise ValueError("Out shape is mismatched")
-
-    def _launched(
-        self,
-        compiled: Compiled,
-        values: list[Any],
-        outputs: list[Any],
-        keywords: dict[str, Any],
-        metas: tuple[Any, ...],
-    ) -> tuple[Any, ...]:
-        """Launch the kernel; return the outputs that were given, or else new ones."""
-        session = make.session_of(*values, *outputs)
-        kernel = compiled.in_session(session)
+        session = make.session_of(*inputs, *outputs)
+        launch = self._compiled.in_session(session), *inputs, *outputs
         if outputs or not self.out_params:
-            session.call("kernel.launch", (kernel, *values, *outputs), keywords)
+            session.call("kernel.launch", launch, keywords)
             return tuple(outputs)
-        first, device = session.call("kernel.launch", (kernel, *values), keywords, *metas)
+        kinds = [types[p.ctype] if p.dtype is None else p.dtype for p in self.out_params]
+        metas = [fresh(kind, shape) for kind in kinds]
+        first, device = session.call("kernel.launch", launch, keywords, *metas)
         return tuple(
             [make.result(session, first + at, meta, device) for at, meta in enumerate(metas)]
         )
@@ -171,11 +163,9 @@ class ElementwiseKernel(_Typed):
         given = {
             key: list(value) if isinstance(value, tuple) else value for key, value in kwargs.items()
         }
-        self._compiled = Compiled(
-            "kernel.ElementwiseKernel",
-            (in_params, out_params, operation, name),
-            {"reduce_dims": bool(reduce_dims), "preamble": preamble, **given},
-        )
+        given |= {"reduce_dims": bool(reduce_dims), "preamble": preamble}
+        parts = in_params, out_params, operation, name
+        self._compiled = Compiled("kernel.ElementwiseKernel", *parts, **given)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the kernel; outputs that are not given are made.
@@ -203,18 +193,12 @@ class ElementwiseKernel(_Typed):
         if size == -1 and not shapes:
             raise ValueError("Loop size is undecided.")
         shape = broadcast(*shapes) if size == -1 else arguments.shape_of(size)
-        types = self._bound(inputs, outputs)
-        metas: tuple[Any, ...] = ()
-        if outputs:
-            self._check_outputs(outputs, shape)
-        else:
-            if size == -1 and any(parameter.raw for parameter in self.out_params):
-                raise ValueError("Output array size is Undecided")
-            metas = tuple([fresh(self._out_dtype(p, types), shape) for p in self.out_params])
+        if not outputs and size == -1 and any(parameter.raw for parameter in self.out_params):
+            raise ValueError("Output array size is Undecided")
         keywords: dict[str, Any] = {"block_size": block_size}
         if size != -1:
             keywords["size"] = size
-        made = self._launched(self._compiled, inputs, outputs, keywords, metas)
+        made = self._launched(inputs, outputs, keywords, shape)
         if self.no_return:
             return None
         return made[0] if len(made) == 1 and not self.return_tuple else made
@@ -251,7 +235,7 @@ class ReductionKernel(_Typed):
         texts = (in_params, out_params, map_expr, reduce_expr, post_map_expr)
         start = None if identity is None else str(identity)
         rest = (start, name, reduce_type, bool(reduce_dims), preamble, list(options))
-        self._compiled = Compiled("kernel.ReductionKernel", (*texts, *rest), {})
+        self._compiled = Compiled("kernel.ReductionKernel", *texts, *rest)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the kernel along axes.
@@ -275,7 +259,6 @@ class ReductionKernel(_Typed):
         if not shapes:
             raise ValueError("Loop size is undecided.")
         shape = broadcast(*shapes)
-        types = self._bound(inputs, outputs)
         axis, keepdims = kwargs.get("axis"), bool(kwargs.get("keepdims", False))
         over = arguments.axes_of(axis, len(shape))
         if 0 in shape and not self.identity:
@@ -286,17 +269,12 @@ class ReductionKernel(_Typed):
             left = tuple([1 if at in over else n for at, n in enumerate(shape)])
         else:
             left = tuple([n for at, n in enumerate(shape) if at not in over])
-        metas: tuple[Any, ...] = ()
-        if outputs:
-            self._check_outputs(outputs, left)
-        else:
-            metas = tuple([fresh(self._out_dtype(p, types), left) for p in self.out_params])
         keywords: dict[str, Any] = {}
         if axis is not None:
             keywords["axis"] = over
         if keepdims:
             keywords["keepdims"] = True
-        made = self._launched(self._compiled, inputs, outputs, keywords, metas)
+        made = self._launched(inputs, outputs, keywords, left)
         return made[0] if len(made) == 1 else made
 
 

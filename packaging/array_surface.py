@@ -1,7 +1,9 @@
-"""Records the public surface of an installed CuPy, for ``gpupool door --missing``.
+"""Names of CuPy that the drop-in lacks: writes the file that ``gpupool door --missing`` prints.
 
-Run it where the real CuPy is installed (no GPU is needed): ``python record_surface.py >
-surface_parameters.txt``. It has names, parameters and types only; nothing of CuPy's code is stored.
+Without an option the script imports the drop-in and writes ``missing_names.json`` by the record of
+CuPy's surface; with ``--check`` it says whether that file is current. With ``--record`` it prints
+the record, ``surface_parameters.txt``: run it so where the real CuPy is installed, no GPU is
+needed. Both have names, parameters and types only; nothing of CuPy's code is stored.
 
 Lines
     ``cupy.sum a axis dtype``, with ``*`` and ``**`` for any others, as for ``cupy.pi **``, which
@@ -9,16 +11,21 @@ Lines
     module.
 """
 
+import argparse
 import ast
 import importlib
+import importlib.util
 import inspect
+import json
 import pkgutil
 import re
 import sys
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+ROOM = Path(__file__).resolve().parents[1] / "remoting/array_api"
 _SCIPY = (
     *("fft", "fftpack", "interpolate", "linalg", "ndimage", "optimize", "signal", "signal.windows"),
     *("sparse", "sparse.csgraph", "sparse.linalg", "spatial", "spatial.distance", "special"),
@@ -130,17 +137,74 @@ def modules() -> Iterator[str]:
                 yield each.name
 
 
-def main() -> None:
-    """Print ``surface_parameters.txt``."""
+Surface = dict[str, list[str]]
+"""By dotted name its parameters or types; modules by ``= `` and their name."""
+
+
+def record() -> str:
+    """Return the surface of the CuPy that is installed, as the text of a file."""
     version = importlib.import_module("cupy").__version__
-    out = sys.stdout
-    out.write(
-        f"# Public names and parameters of CuPy {version}, by record_surface.py, not by hand.\n"
-    )
-    for name in sorted(set(modules())):
-        out.write(f"= {name}\n")
-    for line in surface_of((*MODULES, *CLASSES)):
-        out.write(line + "\n")
+    first = f"# Public names and parameters of CuPy {version}, by array_surface.py, not by hand."
+    names = [f"= {name}" for name in sorted(set(modules()))]
+    return "\n".join([first, *names, *surface_of((*MODULES, *CLASSES)), ""])
+
+
+def recorded() -> Surface:
+    """Return the surface of CuPy that was recorded."""
+    lines = (ROOM / "surface_parameters.txt").read_text(encoding="utf-8").splitlines()
+    split = [line.removeprefix("= ").split() for line in lines if line[0] != "#"]
+    marks = ["= " if line[0] == "=" else "" for line in lines if line[0] != "#"]
+    return {mark + words[0]: words[1:] for mark, words in zip(marks, split, strict=True)}
+
+
+def offered(wanted: Surface) -> Surface:
+    """Return as much of a surface as the `cupy` has that this process imports."""
+    paths = dict.fromkeys(name.rpartition(".")[0] for name in wanted if name[0] != "=")
+    found = [line.split() for line in surface_of(tuple(paths))]
+    made = {words[0]: words[1:] for words in found}
+    return made | {name: [] for name in wanted if name[0] == "=" and _is_module(name[2:])}
+
+
+def _is_module(name: str) -> bool:
+    try:
+        found = importlib.util.find_spec(name)
+    except ImportError:
+        return False
+    # A folder that has nothing but compiled code of a module that is gone is none.
+    return found is not None and type(found.loader).__name__ != "NamespaceLoader"
+
+
+def missing(wanted: Surface, have: Surface) -> dict[str, list[str]]:
+    """Return CuPy's names that the drop-in lacks, and its gaps: modules, parameters and types.
+
+    A function that takes any keyword sends it to the server's library, so it lacks none.
+    """
+    lacking = wanted.keys() - have.keys()
+    gaps = [f"{name[2:]} (module)" for name in lacking if name[0] == "="]
+    for name in wanted.keys() & have.keys():
+        if "**" not in have[name]:
+            kind = "type" if wanted[name][:1] == [":"] else "parameter"
+            rest = [each for each in wanted[name] if each not in have[name]]
+            gaps += [f"{name} ({kind} {each})" for each in rest if each[0] not in "*:_"]
+    return {"missing": sorted(name for name in lacking if name[0] != "="), "gaps": sorted(gaps)}
+
+
+def main() -> None:
+    """Write, check or print a file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for option in ("--record", "--check"):
+        parser.add_argument(option, action="store_true")
+    arguments = parser.parse_args()
+    if arguments.record:
+        sys.stdout.write(record())
+        return
+    sys.path.insert(0, str(ROOM / "dropin"))
+    wanted, path = recorded(), ROOM / "missing_names.json"
+    text = json.dumps(missing(wanted, offered(wanted)), indent=1) + "\n"
+    if not arguments.check:
+        path.write_text(text, encoding="utf-8")
+    elif path.read_text(encoding="utf-8") != text:
+        sys.exit(f"{path} is not current: run `python packaging/array_surface.py`")
 
 
 if __name__ == "__main__":
