@@ -58,7 +58,7 @@ class EmulatedBackend:
         # NumPy keeps this per thread; GPUs neither warn nor raise.
         np.seterr(all="ignore")
 
-    def operations(self) -> Mapping[str, Callable[..., object]]:
+    def operations(self) -> Mapping[str, Callable[..., Any]]:
         """Return the closed table of operations that a client may call."""
         return operations(self)
 
@@ -81,7 +81,7 @@ class EmulatedBackend:
         """Say whether ``value`` is a NumPy array or scalar."""
         return isinstance(value, (np.ndarray, np.generic))
 
-    def adopt(self, value: object) -> object:
+    def adopt(self, value: object) -> Array:
         """Account for the memory of a new result; views cost nothing."""
         if type(value) is not np.ndarray:
             value = np.asarray(value)

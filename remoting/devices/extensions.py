@@ -104,7 +104,7 @@ def _of_size(function: Operation) -> Operation:
 def _structured(function: Operation) -> Operation:
     """Let the structure be its shape: SciPy takes the shape for the elements."""
 
-    def call(image: Any, structure: Any = None, *args: Any, **kwargs: Any) -> object:
+    def call(image: Any, structure: Any = None, *args: Any, **kwargs: Any) -> Any:
         axes = kwargs.get("axes")
         ndim = image.ndim if axes is None else np.size(axes)
         if isinstance(structure, int):

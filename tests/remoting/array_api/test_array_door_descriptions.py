@@ -19,14 +19,11 @@ class Described:
 @pytest.mark.parametrize(
     ("fields", "error"),
     [
-        ({"shape": (4, 4)}, ValueError),
         ({"shape": (5,)}, ValueError),
-        ({"shape": (-1,)}, ValueError),
         ({"shape": (-2, -2)}, ValueError),
         ({"shape": (2.0,)}, TypeError),
         ({"shape": (1 << 80,)}, ValueError),
         ({"strides": (8, 8)}, ValueError),
-        ({"strides": (8.0,)}, TypeError),
         ({"strides": (16,)}, ValueError),
         ({"strides": (-8,)}, ValueError),
         ({"typestr": "<c16"}, ValueError),
@@ -51,7 +48,6 @@ def test_a_right_description_is_an_array_over_the_same_memory(cp: Any) -> None:
         (Described(a, shape=(True,)), [0]),
         (Described(a, shape=(3,), strides=[16]), [0, 2, 4]),
         (Described(a, typestr="<f4", shape=(12,), strides=None), None),
-        (Described(a[2:4]), [2, 3]),
         (Described(a[2:4], shape=(4,)), [2, 3, 4, 5]),  # inside the memory of `a`
         (Described(a[5:], shape=(3,), strides=(-16,)), [5, 3, 1]),
         (Described(a[::-1]), [5, 4, 3, 2, 1, 0]),
