@@ -13,7 +13,7 @@ import numpy as np
 
 from gpupool.remoting.devices.cuda_kernels import CudaKernels
 from gpupool.remoting.devices.cuda_objects.counted_textures import CudaTextures
-from gpupool.remoting.devices.cuda_transforms import transforms
+from gpupool.remoting.devices.cuda_transforms import plan_operations
 from gpupool.remoting.devices.extensions import real_extensions
 from gpupool.remoting.devices.object_families import real_objects
 from gpupool.remoting.devices.operation_names import (
@@ -257,6 +257,6 @@ def operations(backend: Any) -> Mapping[str, Operation]:
     table |= {f"fft.{name}": getattr(cupy.fft, name) for name in FFT}
     for name in POLYNOMIAL:
         table[f"polynomial.{name}"] = operator.attrgetter(name)(cupy.polynomial)
-    table |= real_extensions() | transforms(backend) | real_objects(backend)
+    table |= real_extensions() | plan_operations(backend) | real_objects(backend)
     table |= CudaTextures(backend).operations()
     return table | _random(cupy) | CudaKernels(cupy).operations() | _cuda(backend) | _arrays(cupy)
