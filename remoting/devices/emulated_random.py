@@ -54,6 +54,8 @@ def _randint(source: Any, shape: tuple[int, ...], dtype: Any, low: Any, high: An
 
 
 def _choice(source: Any, a: Any, shape: tuple[int, ...], replace: bool, p: Any) -> Any:
+    if p is not None and not replace:
+        raise NotImplementedError("choice() cannot draw by p without replacement, nor can CuPy's")
     return np.asarray(source.choice(a, shape, replace, p))
 
 

@@ -5,17 +5,16 @@ from typing import Any
 from cupy._core.dispatch.transfers import download as _download
 from cupy._door import absent as _absent
 from cupy.random import _generator as _generator
+from cupy.random._generator import XORWOW as XORWOW
+from cupy.random._generator import BitGenerator as BitGenerator
+from cupy.random._generator import Generator as Generator
+from cupy.random._generator import MRG32k3a as MRG32k3a
+from cupy.random._generator import Philox4x3210 as Philox4x3210
+from cupy.random._generator import RandomState as RandomState
 from cupy.random._generator import get_random_state as get_random_state
 from cupy.random._generator import reset_states as reset_states
 from cupy.random._generator import seed as seed
 from cupy.random._generator import set_random_state as set_random_state
-from cupy.random._states import DISTRIBUTIONS as _DISTRIBUTIONS
-from cupy.random._states import XORWOW as XORWOW
-from cupy.random._states import BitGenerator as BitGenerator
-from cupy.random._states import Generator as Generator
-from cupy.random._states import MRG32k3a as MRG32k3a
-from cupy.random._states import Philox4x3210 as Philox4x3210
-from cupy.random._states import RandomState as RandomState
 
 
 def _of_state(name: str) -> Any:
@@ -28,7 +27,7 @@ def _of_state(name: str) -> Any:
 
 
 _OTHERS = "choice dirichlet multivariate_normal permutation rand randint randn shuffle"
-for _name in (*_DISTRIBUTIONS, *_OTHERS.split()):
+for _name in (*_generator.DISTRIBUTIONS, *_OTHERS.split()):
     globals()[_name] = _of_state(_name)
 random = ranf = sample = globals()["random_sample"]
 
