@@ -145,42 +145,28 @@ maximum_filter1d minimum_filter minimum_filter1d morphological_gradient morpholo
 uniform_filter uniform_filter1d white_tophat"""
 
 
+_AFFINE = ("offset", "output_shape", "output", "order", "mode", "cval", "prefilter")
+
+
 def _affine(function: Operation) -> Operation:
     def call(
-        *args: Any, texture_memory: bool = False, float64_coords: bool = False, **kwargs: Any
-    ) -> Any:
-        del float64_coords  # SciPy's always are
-        return (_in_texture if texture_memory else function)(*args, **kwargs)
-
-    def _in_texture(
-        image: Any,
+        input: Any,  # noqa: A002 - SciPy's name
         matrix: Any,
-        offset: Any = 0.0,
-        output_shape: Any = None,
-        output: Any = None,
-        order: int = 3,
-        mode: str = "constant",
-        cval: Any = 0.0,
-        prefilter: bool = True,
+        *args: Any,
+        texture_memory: bool = False,
+        **kwargs: Any,
     ) -> Any:
-        del offset, prefilter  # CuPy leaves them out
-        if image.ndim not in (2, 3) or image.dtype != np.float32:
+        given = dict(zip(_AFFINE, args, strict=False), **kwargs)
+        given.pop("float64_coords", None)  # SciPy's always are
+        if not texture_memory:
+            return function(input, matrix, **given)
+        if input.ndim not in (2, 3) or input.dtype != np.float32:
             raise ValueError("texture memory has arrays of float32 with 2 or 3 axes")
-        if matrix.shape != (image.ndim + 1, image.ndim + 1):
-            raise ValueError("the matrix must have shape (ndim + 1, ndim + 1)")
-        if mode not in ("constant", "nearest"):
-            raise ValueError(f"texture memory has the modes constant and nearest, not {mode}")
-        shape = image.shape if output_shape is None else tuple(output_shape)
-        if output is None:
-            output = np.float32
-        elif type(output) is np.ndarray:
-            if output.shape != shape:
-                raise ValueError("output shapes do not match")
-        elif isinstance(output, str) or np.dtype(output) != np.float32:
-            raise ValueError("the output must be an array or float32")
-        # A texture is interpolated beyond its border.
-        how = {"order": min(order, 1), "mode": "grid-constant" if mode == "constant" else mode}
-        made = function(image, matrix, output_shape=shape, output=output, cval=cval, **how)
+        # A texture is interpolated linearly at most, also beyond its border.
+        order, mode = min(given.get("order", 3), 1), given.get("mode", "constant")
+        given |= {"order": order, "mode": "grid-constant" if mode == "constant" else mode}
+        output = given.pop("output", None)
+        made = function(input, matrix, output=np.float32 if output is None else output, **given)
         return output if made is None else made
 
     return call

@@ -270,5 +270,5 @@ def test_a_system_that_a_cholesky_factor_solves(cp: Any) -> None:
     assert np.allclose(made.get(), np.linalg.solve(a, b))
     with pytest.raises(ValueError, match="1-d"):
         linalg.sparse.lschol(cp.asarray(a), cp.zeros((6, 1)))
-    with pytest.raises(np.linalg.LinAlgError, match="square"):
+    with pytest.raises(ValueError, match="square"):
         linalg.sparse.lschol(cp.zeros((2, 3)), cp.zeros(2))

@@ -23,14 +23,11 @@ def lschol(A: Any, b: Any) -> Any:
     from cupyx.scipy import sparse
     from cupyx.scipy.sparse import linalg
 
-    matrix = A if sparse.issparse(A) and A.format == "csr" else sparse.csr_matrix(A)
-    if matrix.shape[0] != matrix.shape[1]:
-        raise np.linalg.LinAlgError(f"a square matrix is needed, and the shape is {matrix.shape}")
-    if b.ndim != 1 or len(b) != matrix.shape[0]:
+    if b.ndim != 1:
         raise ValueError("b must be 1-d array whose size is same as A")
-    if matrix.dtype.char not in "fd":
-        matrix = matrix.astype(np.promote_types(matrix.dtype, "f"))
-    return linalg.spsolve(matrix, b).astype(np.float64)
+    matrix = sparse.csr_matrix(A)
+    kind = np.promote_types(matrix.dtype, "f")
+    return linalg.spsolve(matrix.astype(kind, copy=False), b).astype(np.float64)
 
 
 __getattr__ = _absent.lookup(__name__)
