@@ -20,12 +20,11 @@ def lschol(A: Any, b: Any) -> Any:
     Raises:
         ValueError: the shapes do not fit.
     """
-    from cupyx.scipy import sparse
-    from cupyx.scipy.sparse import linalg
+    from cupyx.scipy.sparse import _matrices, linalg
 
     if b.ndim != 1:
         raise ValueError("b must be 1-d array whose size is same as A")
-    matrix = sparse.csr_matrix(A)
+    matrix = _matrices.CLASSES["csr_matrix"](A)
     kind = np.promote_types(matrix.dtype, "f")
     return linalg.spsolve(matrix.astype(kind, copy=False), b).astype(np.float64)
 

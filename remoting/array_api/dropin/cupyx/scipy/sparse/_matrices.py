@@ -230,30 +230,20 @@ class SparseBase(_objects.RemoteObject):
 
     todok = tolil = tobsr
 
-    def astype(self, dtype: Any, copy: bool = True) -> Any:
-        """Return it with elements of another type."""
-        kind = np.dtype(dtype)
-        return self if kind == self._dtype and not copy else self._ask("astype", kind)
-
     def copy(self) -> Any:
         """Return a copy."""
         return self._same("copy")
 
     def conj(self, copy: bool = True) -> Any:
         """Return the complex conjugates."""
-        if self._dtype.kind != "c":
-            return self.copy() if copy else self
-        return self._same("conj")
+        return self._same("conj", copy=copy)
 
     conjugate = conj
 
     def transpose(self, axes: Any = None, copy: bool = False) -> Any:
         """Return the transpose."""
         if axes is not None:
-            raise ValueError(
-                "Sparse matrices do not support an 'axes' parameter because swapping dimensions is "
-                "the only logical permutation."
-            )
+            raise ValueError("the axes of a sparse matrix can be swapped alone: leave 'axes' out")
         if self.ndim == 1:
             return self.copy() if copy else self
         if self.format == "dia":
@@ -270,12 +260,6 @@ class SparseBase(_objects.RemoteObject):
         if self.ndim < 2:
             raise ValueError(f"Array must be at least 2-dimensional, but it is {self.ndim}-D")
         return self.transpose()
-
-    def reshape(self, *shape: Any, order: str = "C") -> Any:
-        """Return the elements in another shape."""
-        given = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
-        lengths = tuple([length.__index__() for length in given])
-        return self if lengths == self._shape else self._ask("reshape", lengths, order=order)
 
     # --- arithmetic -----------------------------------------------------------------------------
 
@@ -345,10 +329,6 @@ class SparseBase(_objects.RemoteObject):
             values = convert.array(values, dtype=self._dtype)
         self._change("setdiag", values, k=k)
 
-    def trace(self, offset: int = 0) -> Any:
-        """Return the sum of a diagonal."""
-        return self.diagonal(k=offset).sum()  # type: ignore[attr-defined]
-
 
 class _Indexed(SparseBase):
     """Compressed rows or columns, which have indices."""
@@ -378,17 +358,7 @@ def _key(key: Any) -> Any:
     raise IndexError("Index dimension must be 1 or 2")
 
 
-class _csr_base(_Indexed):
-    format = "csr"
-
-
-class _csc_base(_Indexed):
-    format = "csc"
-
-
-class _coo_base(SparseBase):
-    format = "coo"
-
+class _Coordinates(SparseBase):
     @property
     def _parts(self) -> tuple[str, ...]:  # type: ignore[override]
         return ("data", "col") if self.ndim == 1 else ("data", "row", "col")
@@ -398,9 +368,14 @@ class _coo_base(SparseBase):
         """The coordinates of the elements, an array for each axis."""
         return tuple([getattr(self, name) for name in self._parts[1:]])
 
+    def __getitem__(self, key: Any) -> Any:
+        if not self.is_array:
+            raise TypeError("'coo_matrix' object is not subscriptable")
+        found = self.tocsr()[key]  # type: ignore[attr-defined]
+        return found.asformat("coo") if isinstance(found, SparseBase) else found
 
-class _dia_base(SparseBase):
-    format = "dia"
+
+class _Diagonals(SparseBase):
     _parts = ("data", "offsets")
 
 
@@ -447,49 +422,21 @@ class spmatrix:
         """Return the conjugate transpose."""
         return self.transpose().conj()
 
-    def getformat(self: Any) -> str:
-        """Return the name of the format."""
-        return self.format
 
-    def getmaxprint(self: Any) -> int:
-        """Return how many elements are printed."""
-        return self.maxprint
+_BASES = {"csr": _Indexed, "csc": _Indexed, "coo": _Coordinates, "dia": _Diagonals}
 
 
-class csr_matrix(spmatrix, _csr_base):
-    """A sparse matrix of compressed rows; see `scipy.sparse.csr_matrix`."""
+def _class(form: str, is_array: bool) -> Any:
+    name = f"{form}_{'array' if is_array else 'matrix'}"
+    bases = (_BASES[form], sparray) if is_array else (spmatrix, _BASES[form])
+    text = f"A sparse {name[4:]}, {_NAMES[form]}; see `scipy.sparse.{name}`."
+    return type(name, bases, {"format": form, "__module__": "cupyx.scipy.sparse", "__doc__": text})
 
 
-class csr_array(_csr_base, sparray):
-    """A sparse array of compressed rows; see `scipy.sparse.csr_array`."""
-
-
-class csc_matrix(spmatrix, _csc_base):
-    """A sparse matrix of compressed columns; see `scipy.sparse.csc_matrix`."""
-
-
-class csc_array(_csc_base, sparray):
-    """A sparse array of compressed columns; see `scipy.sparse.csc_array`."""
-
-
-class coo_matrix(spmatrix, _coo_base):
-    """A sparse matrix of coordinates and elements; see `scipy.sparse.coo_matrix`."""
-
-
-class coo_array(_coo_base, sparray):
-    """A sparse array of coordinates and elements; see `scipy.sparse.coo_array`."""
-
-    def __getitem__(self, key: Any) -> Any:
-        found = self.tocsr()[key]  # type: ignore[attr-defined]
-        return found.asformat("coo") if isinstance(found, SparseBase) else found
-
-
-class dia_matrix(spmatrix, _dia_base):
-    """A sparse matrix of diagonals; see `scipy.sparse.dia_matrix`."""
-
-
-class dia_array(_dia_base, sparray):
-    """A sparse array of diagonals; see `scipy.sparse.dia_array`."""
+CLASSES = {
+    kind.__name__: kind for form in _NAMES for kind in (_class(form, True), _class(form, False))
+}
+"""All classes of matrices and arrays by name."""
 
 
 def _converted(form: str) -> Any:
@@ -516,59 +463,20 @@ def isspmatrix(x: Any) -> bool:
     return isinstance(x, spmatrix)
 
 
-def _is(kind: Any) -> Any:
+def _is(form: str) -> Any:
     def function(x: Any) -> bool:
-        return isinstance(x, kind)
+        return isinstance(x, CLASSES[f"{form}_matrix"])
 
-    function.__doc__ = f"Say whether a value is a `{kind.__name__}`."
+    function.__doc__ = f"Say whether a value is a `{form}_matrix`."
     return function
 
 
-isspmatrix_csr, isspmatrix_csc = _is(csr_matrix), _is(csc_matrix)
-isspmatrix_coo, isspmatrix_dia = _is(coo_matrix), _is(dia_matrix)
-
-
-def get_index_dtype(arrays: Any = (), maxval: Any = None, check_contents: bool = False) -> Any:
-    """Return the type of indices that arrays and a largest value need."""
-    limit = np.iinfo(np.int32)
-    if maxval is not None and maxval > limit.max:
-        return np.int64
-    for each in arrays if isinstance(arrays, (tuple, list)) else (arrays,):
-        if np.can_cast(each.dtype, np.int32) or (check_contents and not each.size):
-            continue
-        if not check_contents or each.dtype.kind not in "iu":
-            return np.int64
-        if int(each.min()) < limit.min or int(each.max()) > limit.max:
-            return np.int64
-    return np.int32
+isspmatrix_csr, isspmatrix_csc, isspmatrix_coo, isspmatrix_dia = map(_is, _NAMES)
 
 
 def matrix_transpose(A: Any) -> Any:
     """Return the transpose of the last two axes."""
     return A.mT
-
-
-def random(
-    m: int,
-    n: int,
-    density: float = 0.01,
-    format: str = "coo",  # noqa: A002
-    dtype: Any = None,
-    random_state: Any = None,
-    data_rvs: Any = None,
-) -> Any:
-    """Return a sparse matrix of random numbers."""
-    if data_rvs is None:
-        kind = None if dtype is None else np.dtype(dtype)
-        if kind is not None and kind.char not in "fd":
-            raise NotImplementedError(f"random numbers of {kind} are not supported")
-        if hasattr(random_state, "bit_generator"):
-            raise NotImplementedError("a Generator is not supported here: pass a seed")
-        args = (m, n, density, format, kind, random_state)
-        return _objects.ask("sparse.function", "random", *args)
-    made = random(m, n, density, "coo", dtype, random_state)
-    made.data = data_rvs(made.nnz).astype(made.dtype, copy=False)
-    return made.asformat(format)
 
 
 def with_matrices(function: Any) -> Any:
