@@ -6,6 +6,7 @@ Their names are in the table of the worker too; a test compares the two.
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -50,6 +51,8 @@ def operand(value: Any) -> Any:
         return value.coeffs
     if any(hasattr(value, each) for each in _convert.ARRAY_PROTOCOLS):
         return _convert.array(value, copy=None)
+    if type(value).__module__.startswith("scipy.sparse"):
+        return importlib.import_module("cupyx.scipy.sparse._matrices").of_scipy(value)
     if hasattr(value, "__array__"):
         return _host(np.asarray(value))
     if isinstance(value, Iterable):

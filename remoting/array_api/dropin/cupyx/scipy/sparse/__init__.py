@@ -45,9 +45,6 @@ _SuperLU = SuperLU
 globals().update(_matrices.CLASSES)
 _objects.fill(globals(), "sparse")
 del SuperLU  # it is in `linalg`
-for _name in _objects.DECLARED.FUNCTIONS["sparse"]:
-    if "." not in _name:
-        globals()[_name] = _matrices.with_matrices(globals()[_name])
 
 linalg = _import_module(f"{__name__}.linalg")  # which needs what is above
 

@@ -474,29 +474,12 @@ def _is(form: str) -> Any:
 isspmatrix_csr, isspmatrix_csc, isspmatrix_coo, isspmatrix_dia = map(_is, _NAMES)
 
 
+def of_scipy(value: Any) -> Any:
+    """Return a sparse matrix of this machine's SciPy as one on the device."""
+    form = value.format if value.format in ("csr", "csc", "coo") else "csr"
+    return class_of(form, type(value).__name__.endswith("_array"))(value)
+
+
 def matrix_transpose(A: Any) -> Any:
     """Return the transpose of the last two axes."""
     return A.mT
-
-
-def with_matrices(function: Any) -> Any:
-    """Return a function of the server that takes matrices of this machine's SciPy, too."""
-
-    def sent(value: Any) -> Any:
-        if is_of_scipy(value):
-            form = value.format if value.format in _NAMES and value.format != "dia" else "csr"
-            return class_of(form, type(value).__name__.endswith("_array"))(value)
-        if isinstance(value, (list, tuple)) or (
-            isinstance(value, np.ndarray) and value.dtype.hasobject
-        ):
-            made = [sent(item) for item in list(value)]
-            return tuple(made) if isinstance(value, tuple) else made
-        return np.dtype(value) if isinstance(value, type) else value
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        named = {key: sent(value) for key, value in kwargs.items()}
-        return function(*[sent(arg) for arg in args], **named)
-
-    call.__name__, call.__doc__ = function.__name__, function.__doc__
-    call.__qualname__, call.__module__ = function.__name__, function.__module__
-    return call
