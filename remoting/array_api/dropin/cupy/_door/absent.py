@@ -36,6 +36,7 @@ _LEFT_TO_CUPY = {
     "functions of Python over images": """
         cupyx.scipy.ndimage.generic_gradient_magnitude cupyx.scipy.ndimage.generic_laplace
     """,
+    "BLAS": "cupy.cublas.asum cupy.cublas.axpy cupy.cublas.dot cupy.cublas.gemm cupy.cublas.gemv",
     "Cholesky solvers": "cupyx.linalg.cho_solve cupyx.linalg.invh",
 }
 _LEFT = {
