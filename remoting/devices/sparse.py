@@ -87,7 +87,7 @@ _ITERATIVE = ("bicgstab", "cg", "cgs", "eigsh", "gmres", "svds")
 
 
 def _check_system(matrix: Any, kwargs: dict[str, Any]) -> None:
-    """Raise for a matrix or a keyword that CuPy refuses; leave out what means nothing."""
+    """Raise for a matrix or a keyword that CuPy refuses; drop an ``atol`` of None."""
     if matrix.ndim != 2:
         raise ValueError(f"expected a matrix, and not an array of {matrix.ndim} dimensions")
     if matrix.dtype.char not in "fdFD":

@@ -8,8 +8,6 @@ array as its result does not wait.
 from __future__ import annotations
 
 import importlib
-import importlib.util
-from pathlib import Path
 from typing import Any
 
 from cupy._core.dispatch import make as _make
@@ -17,18 +15,9 @@ from cupy._door import state as _state
 from cupy._door import wire as _wire
 from cupy._door.calls import Remote
 
-from cupyx._extensions import operand
+from cupyx._extensions import declared, operand
 
-
-def _declared() -> Any:
-    path = Path(__file__).resolve().parents[3] / "devices" / "families.py"
-    spec: Any = importlib.util.spec_from_file_location("cupyx._families", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-DECLARED = _declared()
+DECLARED = declared("families")
 """The declarations of all families."""
 
 _classes: dict[tuple[str, str], Any] = {}
@@ -42,13 +31,19 @@ def class_of(family: str, name: str) -> Any:
     return _classes[family, name]
 
 
+def operands(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call as they travel."""
+    return tuple(map(operand, args)), {key: operand(value) for key, value in kwargs.items()}
+
+
 def ask(operation: str, /, *args: Any, out: Any = None, **kwargs: Any) -> Any:
     """Run an operation of a family, and wait for its result.
 
     An array ``out`` of the program takes the result, and is returned, as in CuPy.
     """
     session = _make.session_of(*args, *kwargs.values())
-    made = read(session, session.ask(operation, args, kwargs))
+    given, named = operands(args, kwargs)
+    made = read(session, session.ask(operation, given, named))
     if out is None:
         return made
     if out.shape != made.shape:
@@ -84,9 +79,7 @@ class RemoteObject(Remote):
     _gp_device: int
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        given = [operand(value) for value in args]
-        named = {key: operand(value) for key, value in kwargs.items()}
-        self._take(ask(f"{self._gp_family}.new", self._gp_kind, *given, **named))
+        self._take(ask(f"{self._gp_family}.new", self._gp_kind, *args, **kwargs))
 
     def _look(self) -> None:
         """Take the looks that the worker describes."""
@@ -105,15 +98,11 @@ class RemoteObject(Remote):
 
     def _send(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         """Call a method that returns one array; only the first of its kind is waited for."""
-        given = (self, name, *[operand(value) for value in args])
-        named = {key: operand(value) for key, value in kwargs.items()}
-        return _make.lazy(f"{self._gp_family}.call", given, named)
+        return _make.lazy(f"{self._gp_family}.call", *operands((self, name, *args), kwargs))
 
     def _ask(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         """Call a method, and wait for its result."""
-        given = [operand(value) for value in args]
-        named = {key: operand(value) for key, value in kwargs.items()}
-        return ask(f"{self._gp_family}.call", self, name, *given, **named)
+        return ask(f"{self._gp_family}.call", self, name, *args, **kwargs)
 
     def _known(self, name: str, args: tuple[Any, ...], kind: Any, looks: Any, **kwargs: Any) -> Any:
         """Call a method that returns an object of known looks; nothing waits."""
@@ -133,7 +122,7 @@ class RemoteObject(Remote):
         self._look(*looks)
 
     def _set(self, name: str, value: Any) -> None:
-        self._changed(*ask(f"{self._gp_family}.set", self, name, operand(value)))
+        self._changed(*ask(f"{self._gp_family}.set", self, name, value))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(f"{type(self).__name__} is on a server, and is not pickled or copied")
@@ -156,9 +145,7 @@ def _method(name: str, marks: str) -> Any:
 
 def _made_by(family: str, kind: str, name: str) -> Any:
     def method(*args: Any, **kwargs: Any) -> Any:
-        given = [operand(value) for value in args]
-        named = {key: operand(value) for key, value in kwargs.items()}
-        return ask(f"{family}.made", kind, name, *given, **named)
+        return ask(f"{family}.made", kind, name, *args, **kwargs)
 
     return staticmethod(method)
 
@@ -227,9 +214,7 @@ def function(family: str, name: str) -> Any:
     """Return a function of a family's module, which waits for its result."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        given = [operand(value) for value in args]
-        named = {key: operand(value) for key, value in kwargs.items()}
-        return ask(f"{family}.function", name, *given, **named)
+        return ask(f"{family}.function", name, *args, **kwargs)
 
     call.__name__ = call.__qualname__ = name.rpartition(".")[2]
     call.__module__ = f"cupyx.scipy.{family}.{name}".rpartition(".")[0]

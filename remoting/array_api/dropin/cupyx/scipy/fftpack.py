@@ -35,7 +35,7 @@ def _transform(name: str, function: Any, *, lengths: str, axes: str, default: An
     return transform
 
 
-_extensions.fill(globals(), "irfft rfft")
+_extensions.fill(globals())
 for _name in ("fft", "ifft", "rfft", "irfft"):
     _computed = globals().get(_name) or getattr(_cupy.fft, _name)
     globals()[_name] = _transform(_name, _computed, lengths="n", axes="axis", default=-1)

@@ -62,7 +62,7 @@ def _operator(name: str, swapped: bool = False) -> Any:
             kind = importlib.import_module("cupyx.scipy.sparse").SparseEfficiencyWarning
             text = "using ==, <=, and >= is inefficient, try using !=, <, or > instead."
             warnings.warn(f"Comparing sparse matrices {text}", kind, 2)
-        return _objects.ask("sparse.operator", name, *[operand(each) for each in given])
+        return _objects.ask("sparse.operator", name, *given)
 
     return compute
 
@@ -339,7 +339,7 @@ class _Indexed(SparseBase):
         return _objects.ask("sparse.operator", "getitem", self, _key(key))
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        _objects.ask("sparse.operator", "setitem", self, _key(key), operand(value))
+        _objects.ask("sparse.operator", "setitem", self, _key(key), value)
 
 
 def _key(key: Any) -> Any:

@@ -6,13 +6,7 @@ import cupy as _cupy
 
 from cupyx import _extensions
 
-_extensions.fill(
-    globals(),
-    """
-    canberra cdist chebyshev cityblock correlation cosine distance_matrix euclidean hamming
-    hellinger jensenshannon kl_divergence minkowski pdist russellrao sqeuclidean
-    """,
-)
+_extensions.fill(globals())
 _pdist = globals()["pdist"]
 _cdist = globals()["cdist"]
 
