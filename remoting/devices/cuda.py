@@ -146,11 +146,11 @@ class CudaBackend:
         self.cupy.cuda.Device(self.devices[device].ordinal).use()
         (self.cupy.cuda.Stream.null if stream is None else stream).use()
 
-    def is_array(self, value: Any) -> bool:
+    def is_array(self, value: object) -> bool:
         """Say whether ``value`` is an array; host scalars that CuPy returned count."""
         return isinstance(value, (self.cupy.ndarray, np.ndarray, np.generic))
 
-    def adopt(self, value: Any) -> Any:
+    def adopt(self, value: object) -> Any:
         """Return a result as a device array; CuPy's pool has accounted for it already."""
         return value if isinstance(value, self.cupy.ndarray) else self.cupy.asarray(value)
 
@@ -198,7 +198,7 @@ class CudaBackend:
             left -= size
             turn += 1
 
-    def download(self, array: Any, order: str) -> Iterator[memoryview]:
+    def download(self, array: object, order: str) -> Iterator[memoryview]:
         """Yield the elements; the copy of the next piece runs while one is sent."""
         dense = self.cupy.asarray(array, order="F" if order == "F" else "C")
         pointer, total = dense.data.ptr, dense.nbytes
@@ -289,7 +289,7 @@ class CudaBackend:
             return [], value.bit_generator._state
         return [], None
 
-    def set_state(self, value: Any, state: list[Any]) -> None:
+    def set_state(self, value: object, state: list[Any]) -> None:
         """Refuse plain values: objects of CuPy have none."""
         if state:
             raise ValueError("an object that has no state")

@@ -39,7 +39,7 @@ _INDEX = {4: np.int32, 8: np.int64}
 def _arange(cupy: Any) -> Operation:
     ranges: Any = importlib.import_module("cupy._creation.ranges")
 
-    def arange(first: Any, count: int, step: Any, dtype: Any) -> Any:
+    def arange(first: object, count: int, step: object, dtype: Any) -> Any:
         # The client has counted the elements; CuPy's own count could differ by rounding.
         made = cupy.empty((count,), dtype)
         if count:
@@ -70,7 +70,7 @@ def _memory(cupy: Any) -> Operation:
 
 
 def _drawn(name: str) -> Operation:
-    def draw(source: Any, shape: tuple[int, ...], dtype: Any, *values: Any) -> Any:
+    def draw(source: object, shape: tuple[int, ...], dtype: object, *values: Any) -> Any:
         if name in ("dirichlet", "multivariate_normal"):
             shape = shape[: len(shape) - values[0].ndim]
         return getattr(source, name)(*values, size=shape, dtype=dtype)
@@ -79,7 +79,7 @@ def _drawn(name: str) -> Operation:
 
 
 def _generated(name: str) -> Operation:
-    def draw(source: Any, shape: tuple[int, ...], dtype: Any, *values: Any) -> Any:
+    def draw(source: object, shape: tuple[int, ...], dtype: object, *values: Any) -> Any:
         if name == "dirichlet":
             shape = shape[: len(shape) - values[0].ndim]
         if name in _TYPED:
@@ -121,7 +121,7 @@ def _random(cupy: Any) -> dict[str, Operation]:
 # --- cupy.cuda ------------------------------------------------------------------------------------
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """Return a device property as a plain value."""
     if isinstance(value, bytes):
         return value.rstrip(b"\0").decode("utf-8", "replace")
@@ -149,7 +149,7 @@ def _cuda(backend: Any) -> dict[str, Operation]:
     def attribute(number: int) -> int:
         return int(runtime.deviceGetAttribute(number, backend.devices[backend.current].ordinal))
 
-    def stream(non_blocking: bool, priority: Any) -> Any:
+    def stream(non_blocking: bool, priority: object) -> Any:
         given = {} if priority is None else {"priority": priority}
         return cupy.cuda.Stream(non_blocking=non_blocking, **given)
 
@@ -242,7 +242,7 @@ def _arrays(cupy: Any) -> dict[str, Operation]:
     }
 
 
-def linalg_errors(raised: Any) -> None:
+def linalg_errors(raised: object) -> None:
     """Let CuPy raise, in this thread, errors seen in the elements; by default it ignores them."""
     importlib.import_module("cupyx").seterr(linalg="raise" if raised else "ignore")
 

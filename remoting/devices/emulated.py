@@ -71,17 +71,17 @@ class EmulatedBackend:
         self.strict = StrictMode(self.adopt)
         return self.strict.watched
 
-    def use(self, device: int, stream: Any) -> None:
+    def use(self, device: int, stream: object) -> None:
         """Make a device current; all its streams are the one thread that computes."""
         self.current = device
         if self.strict is not None:
             self.strict.streams.current = stream or DEFAULT
 
-    def is_array(self, value: Any) -> bool:
+    def is_array(self, value: object) -> bool:
         """Say whether ``value`` is a NumPy array or scalar."""
         return isinstance(value, (np.ndarray, np.generic))
 
-    def adopt(self, value: Any) -> Any:
+    def adopt(self, value: object) -> Any:
         """Account for the memory of a new result; views cost nothing."""
         if type(value) is not np.ndarray:
             value = np.asarray(value)
@@ -177,13 +177,13 @@ class EmulatedBackend:
         start = int(owner.__array_interface__["data"][0])
         return start, _flat(owner), int(value.__array_interface__["data"][0]) - start
 
-    def state_of(self, value: Any) -> tuple[list[Any], Any]:
+    def state_of(self, value: object) -> tuple[list[Any], Any]:
         """Return the state of a generator, and how long ago an event was."""
         if isinstance(value, Marker):
             return [time.perf_counter() - value.time], None
         return generator_state(value), None
 
-    def set_state(self, value: Any, state: list[Any]) -> None:
+    def set_state(self, value: object, state: list[Any]) -> None:
         """Set the state of a generator, and when an event was."""
         if not isinstance(value, Marker):
             set_generator_state(value, state)

@@ -91,7 +91,7 @@ def _extreme(name: str) -> Callable[..., Any]:
     """Return an extreme of pairs, of which 0 is more than -0."""
     function: Any = getattr(np, name)
 
-    def call(x: Any, y: Any, **kwargs: Any) -> Any:
+    def call(x: Any, y: Any, **kwargs: object) -> Any:
         if not _is_float(x):
             return function(x, y, **kwargs)
         places = (x == 0) & (y == 0)
@@ -149,7 +149,7 @@ def _angle(z: Any, deg: Any = False) -> Any:
     return np.where(z >= 0, 0, 180 if deg else np.pi).astype(made.dtype)
 
 
-def _clip(a: Array, a_min: Any = None, a_max: Any = None, **kwargs: Any) -> Any:
+def _clip(a: Array, a_min: object = None, a_max: object = None, **kwargs: Any) -> Any:
     """Clip; a limit that is NaN is none."""
     low, high = _without_nan(a_min, -np.inf), _without_nan(a_max, np.inf)
     return np.clip(a, low, high, **kwargs)

@@ -52,7 +52,7 @@ def _field(a: Any, name: str) -> Any:
     return made
 
 
-def _fill(a: Array, value: Any) -> None:
+def _fill(a: Array, value: object) -> None:
     a[...] = fitted(value, a.dtype)  # of a structure each field, also from one of other types
 
 
@@ -86,7 +86,7 @@ def _wrapped(a: Array, index: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(made)
 
 
-def _is_mask(item: Any) -> bool:
+def _is_mask(item: object) -> bool:
     return isinstance(item, np.ndarray) and item.dtype == np.bool_
 
 
@@ -114,11 +114,11 @@ _BOOL = np.dtype(np.bool_)
 _COMPARE = frozenset(("equal", "not_equal", "greater", "greater_equal", "less", "less_equal"))
 
 
-def _is_truth(value: Any) -> bool:
+def _is_truth(value: object) -> bool:
     return isinstance(value, np.ndarray) and value.dtype == np.bool_
 
 
-def _wide(value: Any) -> Any:
+def _wide(value: object) -> Any:
     """Return an integer beyond NumPy's default type in a type that holds it."""
     if type(value) is not int:
         return value
@@ -131,7 +131,7 @@ def _ufunc(name: str) -> Operation:
         return _pseudo_ufunc(name, function)
     typed = ARITHMETIC.get(name)
 
-    def call(*args: Any, _where: Any = None, casting: Any = None, **kwargs: Any) -> Any:
+    def call(*args: Any, _where: object = None, casting: object = None, **kwargs: Any) -> Any:
         if _where is not None:
             kwargs["where"] = _where
         if name in _BY_FIELDS and getattr(args[0], "dtype", _BOOL).char == "V":
@@ -153,7 +153,7 @@ def _ufunc(name: str) -> Operation:
 
 def _pseudo_ufunc(name: str, function: Operation) -> Operation:
     # i0, sinc and fix are ufuncs in CuPy, and Python functions in NumPy.
-    def call(x: Any, out: Any = None, dtype: Any = None, **_: Any) -> Any:
+    def call(x: Any, out: object = None, dtype: Any = None, **_: object) -> Any:
         value = np.asarray(x) if dtype is None else np.asarray(x, dtype)
         kind = value.dtype if name == "fix" else _float_of(value.dtype)
         if name == "i0" and value.dtype.kind == "f":  # that of infinity is infinite
@@ -164,7 +164,7 @@ def _pseudo_ufunc(name: str, function: Operation) -> Operation:
     return call
 
 
-def _at(name: str, a: Array, index: Any, value: Any) -> None:
+def _at(name: str, a: Array, index: object, value: object) -> None:
     if name not in UFUNCS:
         raise ValueError(f"no ufunc {name}")
     items = index if isinstance(index, tuple) else (index,)
@@ -195,7 +195,7 @@ def _put(a: Array, indices: Any, values: Any, mode: Any = "wrap") -> None:
 def _argument(name: str) -> Operation:
     function: Any = getattr(np, name)
 
-    def call(a: Array, *args: Any, dtype: Any = None, **kwargs: Any) -> Any:
+    def call(a: Array, *args: object, dtype: object = None, **kwargs: object) -> Any:
         made = np.asarray(function(a, *args, **kwargs))
         return made if dtype is None else converted(made, dtype)
 
@@ -205,7 +205,7 @@ def _argument(name: str) -> Operation:
 def _reduction(name: str) -> Operation:
     function: Any = getattr(np, name)
 
-    def call(a: Array, *args: Any, dtype: Any = None, **kwargs: Any) -> Any:
+    def call(a: Array, *args: object, dtype: Any = None, **kwargs: object) -> Any:
         if dtype is None:
             return function(a, *args, **kwargs)
         kind = np.dtype(dtype)  # the client has warned of imaginary parts that are lost
@@ -219,7 +219,9 @@ def _raveled(places: Any, dims: Any, mode: Any = "wrap", order: Any = "C") -> An
 
 
 def _along(function: Operation) -> Operation:
-    def call(a: Array, indices: Array, *rest: Any, axis: Any = None, values: Any = None) -> Any:
+    def call(
+        a: Array, indices: Array, *rest: object, axis: object = None, values: object = None
+    ) -> Any:
         given = list(rest) if values is None else [values, *rest]
         if len(given) > (function is np.put_along_axis):
             axis = given.pop()
@@ -334,7 +336,7 @@ def _memory(a: Array, offset: int, shape: Any, dtype: Any, strides: Any) -> Arra
     return np.ndarray(shape, dtype, flat, start, strides)
 
 
-def _as_strided(a: Array, shape: Any, strides: Any) -> Array:
+def _as_strided(a: Array, shape: object, strides: object) -> Array:
     return _memory(a, 0, shape, a.dtype, strides)
 
 
@@ -352,15 +354,15 @@ def _zeros(shape: Any, dtype: Any, order: Any = "C") -> Array:
 class Marker:
     """Stands for a stream or an event: an emulated device finishes every call at once."""
 
-    def __init__(self, *_: Any) -> None:
+    def __init__(self, *_: object) -> None:
         self.time = time.perf_counter()
 
 
-def _record(event: Marker, _stream: Any) -> None:
+def _record(event: Marker, _stream: object) -> None:
     event.time = time.perf_counter()
 
 
-def _no_textures(*_arguments: Any) -> None:
+def _no_textures(*_arguments: object) -> None:
     raise UnsupportedError("an emulated GPU has no textures and surfaces: a real one has them")
 
 

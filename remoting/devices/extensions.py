@@ -62,7 +62,7 @@ def _as_cupy(name: str, function: Operation) -> Operation:
 
 
 def _of_two_types(function: Operation) -> Operation:
-    def call(x: Any, type: Any = 2, *args: Any, **kwargs: Any) -> Any:  # noqa: A002 - SciPy's name
+    def call(x: object, type: object = 2, *args: object, **kwargs: object) -> Any:  # noqa: A002 - SciPy's name
         if type in (1, 4):
             raise UnsupportedError(f"{function.__name__}: CuPy has the types 2 and 3 only")
         return function(x, type, *args, **kwargs)
@@ -89,7 +89,7 @@ FILTER_MAX = 1 << 40
 
 
 def _of_size(function: Operation) -> Operation:
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         size = kwargs.get("size", args[1] if len(args) > 1 else None)
         # SciPy makes room for a line of it without a look whether its bytes still fit 64 bits, and
         # writes behind that room.
@@ -122,7 +122,7 @@ def _of_list(value: Any, kind: Any) -> Any:
 def _of_arrays(function: Operation) -> Operation:
     """Let the first two arguments be lists, of which SciPy makes no arrays here, and CuPy does."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         return function(*[_of_list(arg, np.asarray) for arg in args[:2]], *args[2:], **kwargs)
 
     return call
@@ -134,7 +134,7 @@ _LISTED = "argrelmax argrelmin coherence csd spectrogram welch"
 def _over_axes(function: Operation) -> Operation:
     """Let the axes be a list, which CuPy's reductions take."""
 
-    def call(a: Any, axis: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def call(a: object, axis: object = None, *args: object, **kwargs: object) -> Any:
         return function(a, _of_list(axis, tuple), *args, **kwargs)
 
     return call
@@ -175,7 +175,7 @@ def _affine(function: Operation) -> Operation:
 def _instead(made: Operation) -> Callable[[Operation], Operation]:
     """Return an adapter that leaves SciPy's function out, which may be missing, for another one."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         try:
             return made(*args, **kwargs)
         except ImportError:
@@ -192,7 +192,7 @@ def _without_state(place: int) -> Callable[[Operation], Operation]:
     """Return an adapter that refuses a state: SciPy's is of sums, and CuPy's of samples."""
 
     def adapt(function: Operation) -> Operation:
-        def call(*args: Any, zi: Any = None, **kwargs: Any) -> Any:
+        def call(*args: object, zi: object = None, **kwargs: object) -> Any:
             if zi is not None or len(args) > place:
                 raise UnsupportedError(
                     f"{function.__name__}: an emulated GPU has no states of filters; "
@@ -230,7 +230,7 @@ def _table(make: Callable[[str, str], Operation]) -> dict[str, Operation]:
 
 
 def _late(module: str, name: str, otherwise: str) -> Operation:
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         try:
             function = getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError):
@@ -244,14 +244,14 @@ def _late(module: str, name: str, otherwise: str) -> Operation:
 def _as_arrays(function: Operation) -> Operation:
     """Return a function that returns numbers as arrays without axes, as CuPy does."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         return _array(function(*args, **kwargs))
 
     call.__name__ = function.__name__
     return call
 
 
-def _array(value: Any) -> Any:
+def _array(value: object) -> Any:
     if isinstance(value, np.generic):
         number: Any = cast("Any", value)
         return np.asarray(number)

@@ -50,7 +50,7 @@ def _divergence(a: Any, b: Any) -> Any:
     return made
 
 
-def _matrix(metric: str, a: Any, b: Any, p: Any) -> Any:
+def _matrix(metric: str, a: Any, b: Any, p: object) -> Any:
     if metric in _NOT_EMULATED:
         raise UnsupportedError(f"an emulated GPU has no distance {metric}: SciPy lacks it")
     if len(a) * len(b) > _PAIRS_MAX:
@@ -69,7 +69,7 @@ def _order(array: Any) -> Literal["C", "F"]:
     return "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
 
 
-def _check_layouts(first: Any, second: Any, names: tuple[str, str]) -> Literal["C", "F"]:
+def _check_layouts(first: object, second: object, names: tuple[str, str]) -> Literal["C", "F"]:
     orders = _order(first), _order(second)
     if orders[0] != orders[1]:
         raise ValueError(
@@ -82,7 +82,7 @@ def _check_layouts(first: Any, second: Any, names: tuple[str, str]) -> Literal["
 def pairwise(metric: str) -> Operation:
     """Return the distance of two vectors, which are rows as cuVS takes them."""
 
-    def call(u: Any, v: Any, p: Any = 2.0) -> Any:
+    def call(u: object, v: object, p: object = 2.0) -> Any:
         u, v = np.asarray(u), np.asarray(v)
         _check_layouts(u, v, ("u", "v"))
         if u.dtype.char not in "fd" or v.dtype != u.dtype:
@@ -117,13 +117,13 @@ def cdist(XA: Any, XB: Any, metric: Any = "euclidean", out: Any = None, **kwargs
     return out
 
 
-def pdist(X: Any, metric: Any = "euclidean", **kwargs: Any) -> Any:
+def pdist(X: object, metric: object = "euclidean", **kwargs: object) -> Any:
     """Return the distances between the rows of a matrix, each once."""
     made = cdist(X, X, metric, **kwargs)
     return made[np.triu_indices_from(made, 1)]
 
 
-def distance_matrix(x: Any, y: Any, p: Any = 2.0) -> Any:
+def distance_matrix(x: object, y: object, p: object = 2.0) -> Any:
     """Return Minkowski's distances between the rows of two matrices."""
     x, y = np.asarray(x), np.asarray(y)
     if x.shape[1] != y.shape[1]:

@@ -18,17 +18,17 @@ from cupyx import profiler as profiler
 rsqrt = _ufunc("rsqrt", ["e->e", "f->f", "d->d", "F->F", "D->D"])
 
 
-def scatter_add(a: Any, slices: Any, value: Any) -> None:
+def scatter_add(a: object, slices: object, value: object) -> None:
     """Add in place at indices, repeated ones as often as they occur."""
     _UFUNCS["add"].at(a, slices, value)
 
 
-def scatter_max(a: Any, slices: Any, value: Any) -> None:
+def scatter_max(a: object, slices: object, value: object) -> None:
     """Take the maximum in place at indices."""
     _UFUNCS["maximum"].at(a, slices, value)
 
 
-def scatter_min(a: Any, slices: Any, value: Any) -> None:
+def scatter_min(a: object, slices: object, value: object) -> None:
     """Take the minimum in place at indices."""
     _UFUNCS["minimum"].at(a, slices, value)
 
@@ -44,14 +44,14 @@ def zeros_pinned(shape: Any, dtype: Any = float, order: Any = "C") -> Any:
 
 
 def empty_like_pinned(
-    a: Any, dtype: Any = None, order: Any = "K", subok: Any = None, shape: Any = None
+    a: Any, dtype: Any = None, order: object = "K", subok: object = None, shape: Any = None
 ) -> Any:
     """Return host memory for an array."""
     return np.empty(a.shape if shape is None else shape, dtype or a.dtype)
 
 
 def zeros_like_pinned(
-    a: Any, dtype: Any = None, order: Any = "K", subok: Any = None, shape: Any = None
+    a: Any, dtype: Any = None, order: object = "K", subok: object = None, shape: Any = None
 ) -> Any:
     """Return zeros in host memory for an array."""
     return np.zeros(a.shape if shape is None else shape, dtype or a.dtype)
@@ -94,7 +94,7 @@ def geterr() -> dict[str, Any]:
     return dict(_settings)
 
 
-def seterr(**kwargs: Any) -> dict[str, Any]:
+def seterr(**kwargs: object) -> dict[str, Any]:
     """Set how errors are handled; devices ignore floating-point errors."""
     before = geterr()
     unknown = set(kwargs) - set(_settings)
@@ -105,7 +105,7 @@ def seterr(**kwargs: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def errstate(**kwargs: Any) -> Generator[None]:
+def errstate(**kwargs: object) -> Generator[None]:
     """Set how errors are handled within a block."""
     before = seterr(**kwargs)
     try:

@@ -87,7 +87,7 @@ def _numbers(value: Any) -> Any:
     return list(value) if is_several else operand(value)
 
 
-def _refuse_host(output: Any, name: str) -> None:
+def _refuse_host(output: object, name: str) -> None:
     """Raise for an array of the host: results would be written into its copy on the device."""
     if isinstance(output, np.ndarray):
         _need(output, name)
@@ -99,7 +99,7 @@ def _function(path: str, name: str, *, one: bool, place: int) -> Any:
     telling = (*_SEVERAL, *own)
     numbers = _NUMBERS_FROM.get(name, _NUMBERS_FROM.get(path.rpartition(".")[2], 1 << 30))
 
-    def function(*args: Any, **kwargs: Any) -> Any:
+    def function(*args: object, **kwargs: object) -> Any:
         given = (*map(operand, args[:numbers]), *map(_numbers, args[numbers:]))
         keywords = {
             key: (_numbers if key in _OF_NUMBERS else operand)(value)

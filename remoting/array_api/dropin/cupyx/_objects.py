@@ -36,7 +36,7 @@ def operands(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return tuple(map(operand, args)), {key: operand(value) for key, value in kwargs.items()}
 
 
-def ask(operation: str, /, *args: Any, out: Any = None, **kwargs: Any) -> Any:
+def ask(operation: str, /, *args: object, out: Any = None, **kwargs: object) -> Any:
     """Run an operation of a family, and wait for its result.
 
     An array ``out`` of the program takes the result, and is returned, as in CuPy.
@@ -52,7 +52,7 @@ def ask(operation: str, /, *args: Any, out: Any = None, **kwargs: Any) -> Any:
     return out
 
 
-def read(session: Any, value: Any) -> Any:
+def read(session: object, value: object) -> Any:
     """Return an answer with its objects."""
     if isinstance(value, list) and len(value) == 5 and isinstance(value[0], str):
         _, handle, family, name, looks = value
@@ -62,7 +62,7 @@ def read(session: Any, value: Any) -> Any:
     return value
 
 
-def _object(kind: Any, session: Any, handle: int, looks: Any) -> Any:
+def _object(kind: Any, session: object, handle: int, looks: Any) -> Any:
     made: Any = object.__new__(kind)
     made._gp_handle = handle
     made._gp_session = session
@@ -78,7 +78,7 @@ class RemoteObject(Remote):
     _gp_kind = ""
     _gp_device: int
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         self._take(ask(f"{self._gp_family}.new", self._gp_kind, *args, **kwargs))
 
     def _look(self) -> None:
@@ -96,11 +96,11 @@ class RemoteObject(Remote):
         else:
             other._gp_handle = old
 
-    def _send(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
+    def _send(self, name: str, /, *args: object, **kwargs: object) -> Any:
         """Call a method that returns one array; only the first of its kind is waited for."""
         return _make.lazy(f"{self._gp_family}.call", *operands((self, name, *args), kwargs))
 
-    def _ask(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
+    def _ask(self, name: str, /, *args: object, **kwargs: object) -> Any:
         """Call a method, and wait for its result."""
         return ask(f"{self._gp_family}.call", self, name, *args, **kwargs)
 
@@ -112,39 +112,39 @@ class RemoteObject(Remote):
         handle, _ = session.call(f"{self._gp_family}.call", given, kwargs, _wire.META_OBJECT)
         return _object(kind, session, handle, looks)
 
-    def _change(self, name: str, /, *args: Any, **kwargs: Any) -> None:
+    def _change(self, name: str, /, *args: object, **kwargs: object) -> None:
         """Call a method that changes the object, which may become one of another class."""
         self._changed(*self._ask(name, *args, **kwargs))
 
-    def _changed(self, name: str, looks: Any) -> None:
+    def _changed(self, name: str, looks: object) -> None:
         if type(self) is class_of(self._gp_family, self._gp_kind):
             self.__class__ = class_of(self._gp_family, name)
         self._look(*looks)
 
-    def _set(self, name: str, value: Any) -> None:
+    def _set(self, name: str, value: object) -> None:
         self._changed(*ask(f"{self._gp_family}.set", self, name, value))
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> Any:
         raise TypeError(f"{type(self).__name__} is on a server, and is not pickled or copied")
 
     def __copy__(self) -> Any:
         return self.__reduce_ex__(2)
 
-    def __deepcopy__(self, memo: Any) -> Any:
+    def __deepcopy__(self, memo: object) -> Any:
         return self.__reduce_ex__(2)
 
 
 def _method(name: str, marks: str) -> Any:
     how = {"": "_send", "?": "_ask", "!": "_change"}[marks]
 
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def method(self: object, *args: object, **kwargs: object) -> Any:
         return getattr(self, how)(name, *args, **kwargs)
 
     return method
 
 
 def _made_by(family: str, kind: str, name: str) -> Any:
-    def method(*args: Any, **kwargs: Any) -> Any:
+    def method(*args: object, **kwargs: object) -> Any:
         return ask(f"{family}.made", kind, name, *args, **kwargs)
 
     return staticmethod(method)
@@ -213,7 +213,7 @@ def fill(module: dict[str, Any], family: str) -> None:
 def function(family: str, name: str) -> Any:
     """Return a function of a family's module, which waits for its result."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         return ask(f"{family}.function", name, *args, **kwargs)
 
     call.__name__ = call.__qualname__ = name.rpartition(".")[2]

@@ -48,7 +48,7 @@ def _told(name: str, times: np.ndarray[Any, Any]) -> str:
 
 def benchmark(
     func: Callable[..., Any],
-    args: Any = (),
+    args: object = (),
     kwargs: dict[str, Any] | None = None,
     n_repeat: int = REPEATS,
     *,
@@ -124,7 +124,11 @@ class time_range(contextlib.ContextDecorator):
     """A named range of a program, which only a profiler of CUDA would show."""
 
     def __init__(
-        self, message: Any = None, color_id: Any = None, argb_color: Any = None, sync: bool = False
+        self,
+        message: object = None,
+        color_id: object = None,
+        argb_color: object = None,
+        sync: bool = False,
     ) -> None:
         del message
         if color_id is not None and argb_color is not None:

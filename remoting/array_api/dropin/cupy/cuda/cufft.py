@@ -77,7 +77,7 @@ class _Plan:
 class Plan1d(_Plan):
     """A plan for transforms over one axis."""
 
-    def __init__(self, nx: int, fft_type: int, batch: int, *, devices: Any = None) -> None:
+    def __init__(self, nx: int, fft_type: int, batch: int, *, devices: object = None) -> None:
         del devices  # one GPU transforms
         self.fft_type, self.nx, self.batch = int(fft_type), int(nx), int(batch)
 
@@ -149,7 +149,7 @@ def get_fft_plan(a: Any, shape: Any = None, axes: Any = None, value_type: str = 
     return _plans(a, shape, axes, value_type, each=False)[0]
 
 
-def check_current(a: Any, value_type: str, shape: Any, axes: Any) -> None:
+def check_current(a: object, value_type: str, shape: object, axes: object) -> None:
     """Raise a ValueError if a transform is not that of the current plan; without one do nothing."""
     plan = _local.plan
     if plan is None:

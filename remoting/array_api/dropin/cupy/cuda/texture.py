@@ -55,10 +55,10 @@ class CUDAarray(Remote):
         made.ndim = 3 if depth > 0 else 2 if height > 0 else 1
         return made
 
-    def _copy(self, operation: str, array: Any, stream: Any) -> None:
+    def _copy(self, operation: str, array: object, stream: object) -> None:
         self._gp_session.ask(operation, (self, array, remote_of(stream)))
 
-    def copy_from(self, in_arr: Any, stream: Any = None) -> None:
+    def copy_from(self, in_arr: object, stream: object = None) -> None:
         """Copy an array of the GPU or of NumPy into this one.
 
         Args:

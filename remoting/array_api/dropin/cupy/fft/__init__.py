@@ -21,7 +21,7 @@ def _is_special() -> bool:
     return _cufft.get_current_plan() is not None
 
 
-def _check_plan(name: str, a: Any, s: Any, axes: Any) -> None:
+def _check_plan(name: str, a: object, s: object, axes: object) -> None:
     """Raise if the program's plan is for another transform; with no plan do nothing."""
     back = name.startswith("irfft") or name == "hfft"
     kind = "C2R" if back else "R2C" if name[0] == "r" or name == "ihfft" else "C2C"
@@ -29,14 +29,14 @@ def _check_plan(name: str, a: Any, s: Any, axes: Any) -> None:
 
 
 def _one(name: str) -> Any:
-    def row(a: Array, n: Any = None, axis: int = -1, norm: Any = None) -> Any:
+    def row(a: Array, n: object = None, axis: int = -1, norm: object = None) -> Any:
         _check_plan(name, a, None if n is None else (n,), (axis,))
 
     return row
 
 
-def _many(name: str, default: Any = None) -> Any:
-    def row(a: Array, s: Any = None, axes: Any = default, norm: Any = None) -> Any:
+def _many(name: str, default: object = None) -> Any:
+    def row(a: Array, s: object = None, axes: object = default, norm: object = None) -> Any:
         _check_plan(name, a, s, axes)
         return a if axes == () and "r" not in name else None
 
@@ -50,10 +50,10 @@ rfft2, irfft2 = _many("rfft2", (-2, -1)), _many("irfft2", (-2, -1))
 fftn, ifftn, rfftn, irfftn = _many("fftn"), _many("ifftn"), _many("rfftn"), _many("irfftn")
 
 
-def fftfreq(n: Count, d: Any = 1.0) -> Any: ...
-def fftshift(x: Like, axes: Any = None) -> Any: ...
-def ifftshift(x: Like, axes: Any = None) -> Any: ...
-def rfftfreq(n: Count, d: Any = 1.0) -> Any: ...
+def fftfreq(n: Count, d: object = 1.0) -> Any: ...
+def fftshift(x: Like, axes: object = None) -> Any: ...
+def ifftshift(x: Like, axes: object = None) -> Any: ...
+def rfftfreq(n: Count, d: object = 1.0) -> Any: ...
 
 
 _learning.rows(globals(), "fft.", special=_is_special)

@@ -16,7 +16,7 @@ use_multi_gpus = False
 enable_nd_planning = True
 
 
-def set_cufft_gpus(gpus: Any) -> None:
+def set_cufft_gpus(gpus: object) -> None:
     """Do nothing: one GPU transforms an array, that of the current device."""
 
 
@@ -43,7 +43,7 @@ class PlanCache:
         with _state.on(self.dev):
             return _pool.current().numbers("fft.cache.numbers", 4)
 
-    def _ask(self, what: str, *args: Any) -> None:
+    def _ask(self, what: str, *args: object) -> None:
         with _state.on(self.dev):
             _pool.current().ask(f"fft.cache.{what}", args)
 

@@ -18,7 +18,7 @@ from cupy.random._generator import set_random_state as set_random_state
 
 
 def _of_state(name: str) -> Any:
-    def function(*args: Any, **kwargs: Any) -> Any:
+    def function(*args: object, **kwargs: object) -> Any:
         return getattr(get_random_state(), name)(*args, **kwargs)
 
     function.__name__ = name
@@ -39,7 +39,7 @@ def random_integers(low: int, high: Any = None, size: Any = None) -> Any:
     return get_random_state().randint(low, high + 1, size)
 
 
-def multinomial(n: int, pvals: Any, size: Any = None) -> Any:
+def multinomial(n: int, pvals: object, size: object = None) -> Any:
     """Draw from the multinomial distribution."""
     import numpy as np
 
@@ -58,7 +58,7 @@ def bytes(length: int) -> Any:  # noqa: A001 - NumPy's name
     return _download(get_random_state().randint(0, 256, length, "uint8")).tobytes()
 
 
-def default_rng(seed: Any = None) -> Generator:
+def default_rng(seed: object = None) -> Generator:
     """Return a generator with a seed."""
     if isinstance(seed, Generator):
         return seed

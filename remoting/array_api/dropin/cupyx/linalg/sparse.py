@@ -8,7 +8,7 @@ import numpy as np
 from cupy._door import absent as _absent
 
 
-def lschol(A: Any, b: Any) -> Any:
+def lschol(A: object, b: Any) -> Any:
     """Return the solution of ``A x = b`` for a sparse, symmetric, positive-definite matrix.
 
     CuPy factors by Cholesky; this is the general solver, which gives the same numbers.

@@ -15,7 +15,7 @@ def _planned(name: str) -> Any:
     whole: Any = globals()[name]
     computed = getattr(_cupy.fft, name)
 
-    def function(*args: Any, **kwargs: Any) -> Any:
+    def function(*args: Any, **kwargs: object) -> Any:
         plan = kwargs.pop("plan", None)
         if plan is None:
             return whole(*args, **kwargs)

@@ -22,8 +22,10 @@ def with_plan(function: Any, plan: Any, *args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
 
-def _transform(name: str, function: Any, *, lengths: str, axes: str, default: Any = None) -> Any:
-    def transform(x: Any, *args: Any, **kwargs: Any) -> Any:
+def _transform(
+    name: str, function: object, *, lengths: str, axes: str, default: object = None
+) -> Any:
+    def transform(x: object, *args: object, **kwargs: object) -> Any:
         given = dict(zip((lengths, axes, "overwrite_x", "plan"), args), **kwargs)
         given.pop("overwrite_x", None)
         plan = given.pop("plan", None)

@@ -32,7 +32,7 @@ _NAMES = {
 _NUMBERS = (bool, int, float, complex, np.generic)
 
 
-def is_dense(value: Any) -> bool:
+def is_dense(value: object) -> bool:
     """Say whether a value is an array on a device."""
     return isinstance(value, make.classes.ndarray)
 
@@ -42,7 +42,7 @@ def is_number(value: Any) -> bool:
     return isinstance(value, _NUMBERS) or (is_dense(value) and value.ndim == 0)
 
 
-def is_of_scipy(value: Any) -> bool:
+def is_of_scipy(value: object) -> bool:
     """Say whether a value is a sparse matrix of this machine's SciPy."""
     return type(value).__module__.startswith("scipy.sparse") and hasattr(value, "tocsr")
 
@@ -53,7 +53,7 @@ def class_of(form: str, is_array: bool) -> Any:
 
 
 def _operator(name: str, swapped: bool = False) -> Any:
-    def compute(self: Any, *others: Any) -> Any:
+    def compute(self: object, *others: object) -> Any:
         given = (*others, self) if swapped else (self, *others)
         good = (SparseBase, make.classes.ndarray, np.ndarray, *_NUMBERS)
         if not all(isinstance(each, good) for each in given):
@@ -85,7 +85,7 @@ class SparseBase(_objects.RemoteObject):
         dtype: Any = None,
         copy: bool = False,
         *,
-        maxprint: Any = None,
+        maxprint: object = None,
     ) -> None:
         if maxprint is not None:
             self.maxprint = maxprint
@@ -101,7 +101,7 @@ class SparseBase(_objects.RemoteObject):
         self._take(_objects.ask("sparse.make", self._gp_kind, source, shape, kind, bool(copy)))
 
     @classmethod
-    def __class_getitem__(cls, item: Any) -> Any:
+    def __class_getitem__(cls, item: object) -> Any:
         return GenericAlias(cls, item)
 
     def _source(self, arg1: Any) -> Any:
@@ -130,7 +130,7 @@ class SparseBase(_objects.RemoteObject):
         if self._dtype.char not in DTYPES:
             raise ValueError(f"a sparse matrix of {self._dtype}")
 
-    def _same(self, name: str, kind: Any = None, shape: Any = None, **kwargs: Any) -> Any:
+    def _same(self, name: str, kind: object = None, shape: object = None, **kwargs: object) -> Any:
         """Run a method with a result of known format and shape; nothing waits."""
         if self.ndim != 2:
             return self._ask(name, **kwargs)
@@ -182,16 +182,16 @@ class SparseBase(_objects.RemoteObject):
         parts = tuple([getattr(self, name) for name in self._parts])
         return (parts[0], parts[1:]) if self.format == "coo" else parts
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> Any:
         return type(self), (self._device_parts(), self._shape, self._dtype)
 
     def __copy__(self) -> Any:
         return self.copy()
 
-    def __deepcopy__(self, memo: Any) -> Any:
+    def __deepcopy__(self, memo: object) -> Any:
         return self.copy()
 
-    def get(self, stream: Any = None) -> Any:
+    def get(self, stream: object = None) -> Any:
         """Return a copy on the host, of this machine's SciPy."""
         try:
             scipy = importlib.import_module("scipy.sparse")
@@ -208,7 +208,7 @@ class SparseBase(_objects.RemoteObject):
         """Return it in a format by its name."""
         return self if format in (None, self.format) else getattr(self, "to" + format)()
 
-    def toarray(self, order: Any = None, out: Any = None) -> Any:
+    def toarray(self, order: Any = None, out: object = None) -> Any:
         """Return a dense array; nothing waits."""
         letter = "C" if order is None else order.upper()
         if letter not in ("C", "F"):
@@ -224,7 +224,7 @@ class SparseBase(_objects.RemoteObject):
             raise NotImplementedError("CuPy has no conversion to dia")
         return self.copy() if copy else self
 
-    def tobsr(self, *args: Any, **kwargs: Any) -> Any:
+    def tobsr(self, *args: object, **kwargs: object) -> Any:
         """Raise: CuPy has no such format."""
         raise NotImplementedError
 
@@ -240,7 +240,7 @@ class SparseBase(_objects.RemoteObject):
 
     conjugate = conj
 
-    def transpose(self, axes: Any = None, copy: bool = False) -> Any:
+    def transpose(self, axes: object = None, copy: bool = False) -> Any:
         """Return the transpose."""
         if axes is not None:
             raise ValueError("the axes of a sparse matrix can be swapped alone: leave 'axes' out")
@@ -277,10 +277,10 @@ class SparseBase(_objects.RemoteObject):
         made.data = made.data.round(ndigits)
         return made
 
-    def __matmul__(self, other: Any) -> Any:
+    def __matmul__(self, other: object) -> Any:
         return self._product(self, other)
 
-    def __rmatmul__(self, other: Any) -> Any:
+    def __rmatmul__(self, other: object) -> Any:
         return self._product(other, self)
 
     def _product(self, left: Any, right: Any) -> Any:
@@ -307,23 +307,23 @@ class SparseBase(_objects.RemoteObject):
         self._take(_operator(name)(source, other))
         return self
 
-    def __imul__(self, other: Any) -> Any:
+    def __imul__(self, other: object) -> Any:
         return self._scale(other, "mul")
 
-    def __itruediv__(self, other: Any) -> Any:
+    def __itruediv__(self, other: object) -> Any:
         return self._scale(other, "truediv")
 
-    def __iadd__(self, other: Any) -> Any:
+    def __iadd__(self, other: object) -> Any:
         return NotImplemented
 
     __isub__ = __iadd__
 
-    def dot(self, other: Any) -> Any:
+    def dot(self, other: object) -> Any:
         """Return the product with a number, an array or another matrix."""
         scales = is_number(other) if self.format == "coo" else np.isscalar(other)
         return self * other if scales else self @ other
 
-    def setdiag(self, values: Any, k: int = 0) -> None:
+    def setdiag(self, values: object, k: int = 0) -> None:
         """Set the elements of a diagonal."""
         if isinstance(values, (list, tuple, np.ndarray)):
             values = convert.array(values, dtype=self._dtype)
@@ -335,10 +335,10 @@ class _Indexed(SparseBase):
 
     _parts = ("data", "indices", "indptr")
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: object) -> Any:
         return _objects.ask("sparse.operator", "getitem", self, _key(key))
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: object, value: object) -> None:
         _objects.ask("sparse.operator", "setitem", self, _key(key), value)
 
 
@@ -368,7 +368,7 @@ class _Coordinates(SparseBase):
         """The coordinates of the elements, an array for each axis."""
         return tuple([getattr(self, name) for name in self._parts[1:]])
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: object) -> Any:
         if not self.is_array:
             raise TypeError("'coo_matrix' object is not subscriptable")
         found = self.tocsr()[key]  # type: ignore[attr-defined]
@@ -453,18 +453,18 @@ for _form in ("csr", "csc", "coo"):
     setattr(SparseBase, f"to{_form}", _converted(_form))
 
 
-def issparse(x: Any) -> bool:
+def issparse(x: object) -> bool:
     """Say whether a value is a sparse matrix or array on a device."""
     return isinstance(x, SparseBase)
 
 
-def isspmatrix(x: Any) -> bool:
+def isspmatrix(x: object) -> bool:
     """Say whether a value is a sparse matrix on a device, not a sparse array."""
     return isinstance(x, spmatrix)
 
 
 def _is(form: str) -> Any:
-    def function(x: Any) -> bool:
+    def function(x: object) -> bool:
         return isinstance(x, CLASSES[f"{form}_matrix"])
 
     function.__doc__ = f"Say whether a value is a `{form}_matrix`."

@@ -11,7 +11,7 @@ _pdist = globals()["pdist"]
 _cdist = globals()["cdist"]
 
 
-def pdist(X: Any, metric: Any = "euclidean", *, out: Any = None, **kwargs: Any) -> Any:
+def pdist(X: object, metric: object = "euclidean", *, out: object = None, **kwargs: object) -> Any:
     """Return the distance of each pair of rows; `out` is for the whole matrix of them."""
     if out is None:
         return _pdist(X, metric, **kwargs)

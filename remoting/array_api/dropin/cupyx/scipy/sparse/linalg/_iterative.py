@@ -33,7 +33,7 @@ def dense_of(A: Any) -> Any:
 def with_matrices(function: Any) -> Any:
     """Return a function of the server for which a `LinearOperator` becomes an array."""
 
-    def sent(value: Any) -> Any:
+    def sent(value: object) -> Any:
         return dense_of(value) if isinstance(value, LinearOperator) else value
 
     @functools.wraps(function)
@@ -48,7 +48,7 @@ def with_matrices(function: Any) -> Any:
     return call
 
 
-def _is_matrix(value: Any) -> bool:
+def _is_matrix(value: object) -> bool:
     return value is None or issparse(value) or is_dense(value)
 
 
@@ -71,14 +71,14 @@ def _solver(name: str, loop: Any) -> Any:
     whole = _objects.function("sparse", f"linalg.{name}")
 
     def solve(
-        A: Any,
-        b: Any,
-        x0: Any = None,
+        A: object,
+        b: object,
+        x0: object = None,
         *,
         rtol: float = 1e-5,
         atol: Any = 0.0,
-        maxiter: Any = None,
-        M: Any = None,
+        maxiter: object = None,
+        M: object = None,
         callback: Any = None,
         **more: Any,
     ) -> Any:
@@ -129,7 +129,7 @@ def _gmres(
     limit: int,
     callback: Any,
     restart: Any = None,
-    callback_type: Any = None,
+    callback_type: object = None,
 ) -> Any:
     """Solve with a preconditioner at the right; the small problem is solved on this machine."""
     if callback_type not in (None, "x", "pr_norm"):
