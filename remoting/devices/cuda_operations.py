@@ -69,20 +69,11 @@ def _memory(cupy: Any) -> Operation:
 # --- random ---------------------------------------------------------------------------------------
 
 
-def _drawn(name: str) -> Operation:
-    def draw(source: object, shape: tuple[int, ...], dtype: object, *values: Any) -> Any:
+def _drawn(name: str, *, typed: bool = True) -> Operation:
+    def draw(source: Any, shape: tuple[int, ...], dtype: Any, *values: Any) -> Any:
         if name in ("dirichlet", "multivariate_normal"):
             shape = shape[: len(shape) - values[0].ndim]
-        return getattr(source, name)(*values, size=shape, dtype=dtype)
-
-    return draw
-
-
-def _generated(name: str) -> Operation:
-    def draw(source: object, shape: tuple[int, ...], dtype: object, *values: Any) -> Any:
-        if name == "dirichlet":
-            shape = shape[: len(shape) - values[0].ndim]
-        if name in _TYPED:
+        if typed:
             return getattr(source, name)(*values, size=shape, dtype=dtype)
         return getattr(source, name)(*values, size=shape).astype(dtype, copy=False)
 
@@ -92,9 +83,6 @@ def _generated(name: str) -> Operation:
 def _random(cupy: Any) -> dict[str, Operation]:
     makers = {name: getattr(cupy.random, name) for name in BIT_GENERATORS}
 
-    def choice(source: Any, a: Any, shape: Any, replace: bool, p: Any) -> Any:
-        return source.choice(a, shape, replace, p)
-
     table: dict[str, Operation] = {
         "random.state": lambda seed, _method: cupy.random.RandomState(seed),
         "random.generator": lambda kind, seed: cupy.random.Generator(makers[kind](seed)),
@@ -102,7 +90,7 @@ def _random(cupy: Any) -> dict[str, Operation]:
         "random.randint": lambda source, shape, dtype, low, high: source.randint(
             low, high, shape, dtype
         ),
-        "random.choice": choice,
+        "random.choice": lambda source, *args: source.choice(*args),
         "random.permutation": lambda source, a: source.permutation(a),
         "random.shuffle": lambda source, a: source.shuffle(a),
         "random.tomaxint": lambda source, shape, dtype: source.tomaxint(shape).astype(dtype),
@@ -110,11 +98,12 @@ def _random(cupy: Any) -> dict[str, Operation]:
             n, weights, shape[:-1]
         ),
         "generator.integers": lambda source, shape, dtype, low, high: source.integers(
-            low, high, size=shape, dtype=dtype
+            low, high, shape, dtype
         ),
     }
     table |= {f"random.{name}": _drawn(name) for name in RANDOM_STATE if name not in _SPECIAL}
-    table |= {f"generator.{name}": _generated(name) for name in GENERATOR if name != "integers"}
+    generated = [name for name in GENERATOR if name != "integers"]
+    table |= {f"generator.{name}": _drawn(name, typed=name in _TYPED) for name in generated}
     return table
 
 
