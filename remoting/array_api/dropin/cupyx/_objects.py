@@ -162,36 +162,25 @@ def _attribute(family: str, name: str, marks: str) -> Any:
     return property(get, put if "=" in marks else None)
 
 
-def members(family: str, kind: str, module: str) -> dict[str, Any]:
-    """Return the declared members of a class, as a class has them."""
-    made: dict[str, Any] = {"_gp_family": family, "_gp_kind": kind, "__module__": module}
-    for name, marks in DECLARED.FAMILIES[family][kind][1].items():
-        if marks[:1] == ".":
-            member = _attribute(family, name, marks)
-        elif marks == "+":
-            member = _made_by(family, kind, name)
-        else:
-            member = _method(name, marks)
-        if not isinstance(member, property):
-            function = getattr(member, "__func__", member)
-            function.__name__ = function.__qualname__ = name
-        member.__doc__ = f"See `{module}.{kind}.{name}` of CuPy; the server's library computes it."
-        made["__call__" if name == "call" else name] = member
-    return made
-
-
 def declare(family: str, kind: Any) -> Any:
-    """Give a class of a family its declared members where it has none by hand."""
+    """Give a class of a family its declared members where neither it nor a base has them."""
     name = kind.__name__
-    for member, value in members(family, name, kind.__module__).items():
-        if member == "__module__" or member in vars(kind):
-            continue
-        by_hand = any(
-            member in vars(base) for base in kind.__mro__ if base.__module__[:5] == "cupyx"
-        )
-        if member[:4] == "_gp_" or not by_hand:
-            setattr(kind, member, value)
+    kind._gp_family, kind._gp_kind = family, name
     _classes[family, name] = kind
+    bases = [base for base in kind.__mro__ if base.__module__[:5] == "cupyx"]
+    for member, marks in DECLARED.FAMILIES[family][name][1].items():
+        place = "__call__" if member == "call" else member
+        if any(place in vars(base) for base in bases):
+            continue
+        if marks[:1] == ".":
+            made = _attribute(family, member, marks)
+        else:
+            made = _made_by(family, name, member) if marks == "+" else _method(member, marks)
+            function = getattr(made, "__func__", made)
+            function.__name__ = function.__qualname__ = member
+        path = f"{kind.__module__}.{name}.{member}"
+        made.__doc__ = f"See `{path}` of CuPy; the server's library computes it."
+        setattr(kind, place, made)
     return kind
 
 

@@ -12,6 +12,7 @@ from cupy.random._generator import MRG32k3a as MRG32k3a
 from cupy.random._generator import Philox4x3210 as Philox4x3210
 from cupy.random._generator import RandomState as RandomState
 from cupy.random._generator import get_random_state as get_random_state
+from cupy.random._generator import multinomial as multinomial
 from cupy.random._generator import reset_states as reset_states
 from cupy.random._generator import seed as seed
 from cupy.random._generator import set_random_state as set_random_state
@@ -37,20 +38,6 @@ def random_integers(low: int, high: Any = None, size: Any = None) -> Any:
     if high is None:
         low, high = 1, low
     return get_random_state().randint(low, high + 1, size)
-
-
-def multinomial(n: int, pvals: object, size: object = None) -> Any:
-    """Draw from the multinomial distribution."""
-    import numpy as np
-
-    from cupy._core import convert
-    from cupy._core.dispatch import arguments, make
-    from cupy._door.meta import fresh
-
-    weights = convert.asarray(pvals)
-    shape = (*(() if size is None else arguments.shape_of(size)), *weights.shape)
-    args = (get_random_state(), n, weights, shape)
-    return make.forward("random.multinomial", args, {}, fresh(np.dtype(np.int64), shape))
 
 
 def bytes(length: int) -> Any:  # noqa: A001 - NumPy's name

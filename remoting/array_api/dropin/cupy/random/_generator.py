@@ -431,3 +431,11 @@ def reset_states() -> None:
 def seed(seed: Any = None) -> None:
     """Start the current device's random state again from a seed."""
     get_random_state().seed(seed)
+
+
+def multinomial(n: int, pvals: object, size: Any = None) -> Any:
+    """Draw counts of outcomes from the multinomial distribution."""
+    weights = convert.asarray(pvals)
+    meta = fresh(np.dtype(np.int64), (*_shape(size), *weights.shape))
+    args = (get_random_state(), n, weights, meta.shape)
+    return make.forward("random.multinomial", args, {}, meta)
