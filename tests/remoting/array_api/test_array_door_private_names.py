@@ -121,6 +121,7 @@ def test_a_missing_name_comes_with_advice_that_is_true(cp: Any, program: str, ad
         ("from cupyx import GeneralizedUFunc", ImportError),
         ("import cupyx.scipy.signal as s; s.lti", AttributeError),
         ("import cupyx.scipy.signal as s; s.CZT(8)", AttributeError),
+        ("from cupyx.scipy.signal import argrelextrema", ImportError),
         ("import cupyx.linalg; cupyx.linalg.invh", AttributeError),
         ("import cupy; cupy.fft.config.set_cufft_callbacks('')", AttributeError),
         ("import cupy; cupy.cuda.Stream().begin_capture()", AttributeError),

@@ -33,6 +33,7 @@ _LEFT_TO_CUPY = {
         dfreqresp dimpulse dlsim dlti dstep freqresp impulse lsim lti place_poles step
     """,
     "chirp transforms as objects": "CZT ZoomFFT",
+    "comparisons of the program": "argrelextrema",
     "functions of Python over images": """
         cupyx.scipy.ndimage.generic_gradient_magnitude cupyx.scipy.ndimage.generic_laplace
     """,

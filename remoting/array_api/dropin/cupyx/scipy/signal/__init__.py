@@ -2,6 +2,5 @@
 
 from cupyx import _extensions
 from cupyx.scipy.signal import windows as windows
-from cupyx.scipy.signal._extrema import argrelextrema as argrelextrema
 
 _extensions.fill(globals())
