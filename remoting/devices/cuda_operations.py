@@ -70,7 +70,7 @@ def _memory(cupy: Any) -> Operation:
 
 
 def _drawn(name: str, *, typed: bool = True) -> Operation:
-    def draw(source: Any, shape: tuple[int, ...], dtype: Any, *values: Any) -> Any:
+    def draw(source: object, shape: tuple[int, ...], dtype: object, *values: Any) -> Any:
         if name in ("dirichlet", "multivariate_normal"):
             shape = shape[: len(shape) - values[0].ndim]
         if typed:

@@ -154,7 +154,7 @@ def _affine(function: Operation) -> Operation:
         matrix: Any,
         *args: Any,
         texture_memory: bool = False,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> Any:
         given = dict(zip(_AFFINE, args, strict=False), **kwargs)
         given.pop("float64_coords", None)  # SciPy's always are

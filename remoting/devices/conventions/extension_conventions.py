@@ -21,13 +21,13 @@ IMAGE_AXES = (2, 3)
 def _edt(function: Operation) -> Operation:
     def call(
         image: Any,
-        sampling: Any = None,
+        sampling: object = None,
         return_distances: bool = True,
         return_indices: bool = False,
         distances: Any = None,
         indices: Any = None,
         *,
-        block_params: Any = None,
+        block_params: object = None,
         float64_distances: bool = True,
     ) -> Any:
         if np.ndim(image) not in IMAGE_AXES:

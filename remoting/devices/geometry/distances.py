@@ -89,7 +89,7 @@ def pairwise(metric: str) -> Operation:
     return call
 
 
-def cdist(XA: Any, XB: Any, metric: Any = "euclidean", out: Any = None, **kwargs: Any) -> Any:
+def cdist(XA: Any, XB: Any, metric: object = "euclidean", out: Any = None, **kwargs: object) -> Any:
     """Return the distances between the rows of two matrices."""
     a, b = (m if m.dtype.char in "fd" else m.astype(np.float32) for m in (XA, XB))
     order = _check_layouts(a, b)
@@ -118,7 +118,7 @@ def pdist(X: object, metric: object = "euclidean", **kwargs: object) -> Any:
     return made[np.triu_indices_from(made, 1)]
 
 
-def distance_matrix(x: Any, y: Any, p: Any = 2.0) -> Any:
+def distance_matrix(x: object, y: object, p: object = 2.0) -> Any:
     """Return Minkowski's distances between the rows of two matrices."""
     return cdist(np.asarray(x), np.asarray(y), "minkowski", p=p)
 

@@ -151,7 +151,7 @@ def _made_by(family: str, kind: str, name: str) -> Any:
 
 
 def _attribute(family: str, name: str, marks: str) -> Any:
-    def get(self: Any) -> Any:
+    def get(self: object) -> Any:
         if "?" in marks:
             return ask(f"{family}.get", self, name)
         return _make.lazy(f"{family}.get", (self, name), {})

@@ -52,7 +52,7 @@ def _is_matrix(value: object) -> bool:
     return value is None or issparse(value) or is_dense(value)
 
 
-def _prepared(A: Any, M: Any, x0: Any, b: Any) -> tuple[Any, Any, Any, Any]:
+def _prepared(A: Any, M: object, x0: Any, b: Any) -> tuple[Any, Any, Any, Any]:
     """Return a system of equations for a loop here: two operators, the start and the right side."""
     operator = aslinearoperator(A)
     before = identity(operator) if M is None else aslinearoperator(M)
