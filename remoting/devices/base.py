@@ -82,15 +82,15 @@ class Backend(Protocol):
         """
         ...
 
-    def use(self, device: int, stream: object) -> None:
+    def use(self, device: int, stream: Any) -> None:
         """Make a device (and a stream object there, or None) current."""
         ...
 
-    def is_array(self, value: object) -> bool:
+    def is_array(self, value: Any) -> bool:
         """Say whether ``value`` is an array of this backend."""
         ...
 
-    def adopt(self, value: object) -> Any:
+    def adopt(self, value: Any) -> Any:
         """Return a result as an array with accounted memory; raise if there is no room."""
         ...
 
@@ -98,7 +98,7 @@ class Backend(Protocol):
         """Raise before a result of ``nbytes`` is computed that could never fit."""
         ...
 
-    def conform(self, value: object, strides: tuple[int, ...]) -> Any:
+    def conform(self, value: Any, strides: tuple[int, ...]) -> Any:
         """Return a new array of the same elements with these strides (of a dense layout)."""
         ...
 
@@ -106,11 +106,11 @@ class Backend(Protocol):
         """Return a new dense array on the current device."""
         ...
 
-    def upload(self, array: object, fill: Fill) -> None:
+    def upload(self, array: Any, fill: Fill) -> None:
         """Fill a dense array with the bytes of the stream, in memory order."""
         ...
 
-    def download(self, array: object, order: str) -> Iterator[memoryview]:
+    def download(self, array: Any, order: str) -> Iterator[memoryview]:
         """Yield the elements in C or F order, piece by piece; each is valid until the next."""
         ...
 
@@ -118,22 +118,22 @@ class Backend(Protocol):
         """Take the memory in common with the client, for `fill` and `fetch`."""
         ...
 
-    def fill(self, array: object, offset: int, start: int, size: int) -> None:
+    def fill(self, array: Any, offset: int, start: int, size: int) -> None:
         """Start to copy shared bytes from ``start`` into a dense array, in memory order.
 
         What the call before started has left the shared memory when this one returns.
         """
         ...
 
-    def fetch(self, array: object, offset: int, start: int, size: int) -> None:
+    def fetch(self, array: Any, offset: int, start: int, size: int) -> None:
         """Copy bytes of a dense array, in memory order, into the shared memory at ``start``."""
         ...
 
-    def device_of(self, value: object) -> int:
+    def device_of(self, value: Any) -> int:
         """Return the index of the device that holds an array."""
         ...
 
-    def memory_of(self, value: object) -> tuple[int, Any, int]:
+    def memory_of(self, value: Any) -> tuple[int, Any, int]:
         """Return the memory that an array lies in: a number, an array of its bytes, the offset.
 
         Arrays in the same memory give the same number. The array has at least one element.
@@ -143,7 +143,7 @@ class Backend(Protocol):
         """
         ...
 
-    def state_of(self, value: object) -> tuple[list[Any], Any]:
+    def state_of(self, value: Any) -> tuple[list[Any], Any]:
         """Return the state that a fresh object of this kind lacks: values, and an array or None.
 
         Raises:
@@ -151,7 +151,7 @@ class Backend(Protocol):
         """
         ...
 
-    def set_state(self, value: object, state: list[Any]) -> None:
+    def set_state(self, value: Any, state: list[Any]) -> None:
         """Give a fresh object the plain values of another one.
 
         Raises:
