@@ -13,7 +13,7 @@ import numpy as np
 
 from gpupool.remoting.devices.cuda_kernels import CudaKernels
 from gpupool.remoting.devices.cuda_objects.counted_textures import CudaTextures
-from gpupool.remoting.devices.cuda_transforms import transforms
+from gpupool.remoting.devices.cuda_transforms import plan_operations
 from gpupool.remoting.devices.extensions import real_extensions
 from gpupool.remoting.devices.object_families import real_objects
 from gpupool.remoting.devices.operation_names import (
@@ -89,9 +89,6 @@ def _generated(name: str) -> Operation:
 def _random(cupy: Any) -> dict[str, Operation]:
     makers = {name: getattr(cupy.random, name) for name in BIT_GENERATORS}
 
-    def choice(source: Any, a: Any, shape: Any, replace: bool, p: Any) -> object:
-        return source.choice(a, shape, replace, p)
-
     table: dict[str, Operation] = {
         "random.state": lambda seed, _method: cupy.random.RandomState(seed),
         "random.generator": lambda kind, seed: cupy.random.Generator(makers[kind](seed)),
@@ -99,7 +96,7 @@ def _random(cupy: Any) -> dict[str, Operation]:
         "random.randint": lambda source, shape, dtype, low, high: source.randint(
             low, high, shape, dtype
         ),
-        "random.choice": choice,
+        "random.choice": lambda source, *args: source.choice(*args),
         "random.permutation": lambda source, a: source.permutation(a),
         "random.shuffle": lambda source, a: source.shuffle(a),
         "random.tomaxint": lambda source, shape, dtype: source.tomaxint(shape).astype(dtype),
@@ -107,11 +104,12 @@ def _random(cupy: Any) -> dict[str, Operation]:
             n, weights, shape[:-1]
         ),
         "generator.integers": lambda source, shape, dtype, low, high: source.integers(
-            low, high, size=shape, dtype=dtype
+            low, high, shape, dtype
         ),
     }
     table |= {f"random.{name}": _drawn(name) for name in RANDOM_STATE if name not in _SPECIAL}
-    table |= {f"generator.{name}": _generated(name) for name in GENERATOR if name != "integers"}
+    generated = [name for name in GENERATOR if name != "integers"]
+    table |= {f"generator.{name}": _drawn(name, typed=name in _TYPED) for name in generated}
     return table
 
 
@@ -242,6 +240,6 @@ def operations(backend: Any) -> Mapping[str, Operation]:
     table |= {f"fft.{name}": getattr(cupy.fft, name) for name in FFT}
     for name in POLYNOMIAL:
         table[f"polynomial.{name}"] = operator.attrgetter(name)(cupy.polynomial)
-    table |= real_extensions() | transforms(backend) | real_objects(backend)
+    table |= real_extensions() | plan_operations(backend) | real_objects(backend)
     table |= CudaTextures(backend).operations()
     return table | _random(cupy) | CudaKernels(cupy).operations() | _cuda(backend) | _arrays(cupy)

@@ -26,7 +26,7 @@ WIDE = tuple(_WIDE.split())
 """Operations that compute in float32 and round their results."""
 
 
-def _is_narrow(dtype: Any) -> bool:
+def _is_narrow(dtype: object) -> bool:
     return isinstance(dtype, np.dtype) and dtype.char == _LETTER and dtype.name == "bfloat16"
 
 
@@ -77,7 +77,7 @@ def with_numbers(args: tuple[Any, ...]) -> tuple[Any, ...]:
 def in_float32(function: Operation) -> Operation:
     """Return an operation that computes with bfloat16 in float32."""
 
-    def call(*args: Any, out: Any = None, **kwargs: Any) -> Any:
+    def call(*args: object, out: Any = None, **kwargs: object) -> Any:
         given = [*args, *kwargs.values()]
         kind = _narrow_of(given)
         if kind is None:

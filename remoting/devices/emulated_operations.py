@@ -426,16 +426,8 @@ _PLANS = 16
 """Plans of transforms that CuPy keeps by default; an emulated GPU keeps none."""
 
 
-def _plan_operations(
-    table: dict[str, Operation], devices: int, current: Callable[[], int]
-) -> dict[str, Operation]:
-    """Return the operations on the plans of the current device, and transforms by several GPUs.
-
-    Args:
-        table: the transforms by name.
-        devices: how many there are.
-        current: says the number of the current one.
-    """
+def _plan_operations(devices: int, current: Callable[[], int]) -> dict[str, Operation]:
+    """Return the operations on the limits of plans; ``current`` numbers the current device."""
     limits = [[_PLANS, -1] for _ in range(devices)]  # plans, and bytes; -1 for any number
 
     def limit(place: int, value: int) -> None:
@@ -443,17 +435,11 @@ def _plan_operations(
             raise ValueError("invalid input")
         limits[current()][place] = value
 
-    def several(gpus: Any, name: str, a: object, *args: object) -> object:
-        if name not in FFT or not all(at in range(devices) for at in gpus):
-            raise ValueError(f"no transform {name} by GPUs {gpus}")
-        return table[f"fft.{name}"](a, *args)
-
     return {
         "fft.cache.numbers": lambda: [limits[current()][0], 0, limits[current()][1], 0],
         "fft.cache.set_size": lambda size: limit(0, size),
         "fft.cache.set_memsize": lambda size: limit(1, size),
         "fft.cache.clear": lambda: None,
-        "fft.several": several,
     }
 
 
@@ -466,7 +452,7 @@ def operations(backend: Any) -> Mapping[str, Operation]:
         table[f"polynomial.{name}"] = operator.attrgetter(name)(np.polynomial)
     transforms = {f"fft.{name}": _transform(name) for name in FFT}
     table |= transforms
-    table |= _plan_operations(transforms, len(backend.devices), lambda: backend.current)
+    table |= _plan_operations(len(backend.devices), lambda: backend.current)
     table |= random_operations()
     table |= emulated_extensions()
     table |= _cuda(backend) | host_kernel_operations(backend) | emulated_objects(backend)

@@ -31,7 +31,7 @@ def _generator(kind: str, seed: int | list[int]) -> np.random.Generator:
 
 
 def _drawn(name: str) -> Callable[..., Any]:
-    def draw(source: Any, shape: tuple[int, ...], dtype: Any, *values: Any) -> Any:
+    def draw(source: object, shape: tuple[int, ...], dtype: Any, *values: Any) -> Any:
         method = getattr(source, name)
         if name in ("dirichlet", "multivariate_normal"):
             shape = shape[: len(shape) - values[0].ndim]
@@ -54,6 +54,8 @@ def _randint(source: Any, shape: tuple[int, ...], dtype: Any, low: Any, high: An
 
 
 def _choice(source: Any, a: Any, shape: tuple[int, ...], replace: bool, p: Any) -> Any:
+    if p is not None and not replace:
+        raise NotImplementedError("choice() cannot draw by p without replacement, nor can CuPy's")
     return np.asarray(source.choice(a, shape, replace, p))
 
 
@@ -61,7 +63,7 @@ def _multinomial(source: Any, n: int, weights: Any, shape: tuple[int, ...]) -> A
     return source.multinomial(n, weights, shape[: len(shape) - 1])
 
 
-def generator_state(value: Any) -> list[Any]:
+def generator_state(value: object) -> list[Any]:
     """Return the state of a generator as plain values; empty for any other object."""
     if isinstance(value, np.random.RandomState):
         found: Any = value.get_state(legacy=False)
@@ -74,7 +76,7 @@ def generator_state(value: Any) -> list[Any]:
     return []
 
 
-def set_generator_state(value: Any, state: list[Any]) -> None:
+def set_generator_state(value: object, state: list[Any]) -> None:
     """Set a random generator to the state of another one.
 
     Raises:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from gpupool.remoting.devices.base import UnsupportedError
-from gpupool.remoting.devices.conventions import filter_states
 from gpupool.remoting.devices.conventions.extension_conventions import CONVENTIONS, REAL
 from gpupool.remoting.devices.extension_names import EXTENSIONS
 from gpupool.remoting.devices.geometry.distances import distances
@@ -63,7 +62,7 @@ def _as_cupy(name: str, function: Operation) -> Operation:
 
 
 def _of_two_types(function: Operation) -> Operation:
-    def call(x: Any, type: Any = 2, *args: Any, **kwargs: Any) -> Any:  # noqa: A002 - SciPy's name
+    def call(x: object, type: object = 2, *args: object, **kwargs: object) -> Any:  # noqa: A002 - SciPy's name
         if type in (1, 4):
             raise UnsupportedError(f"{function.__name__}: CuPy has the types 2 and 3 only")
         return function(x, type, *args, **kwargs)
@@ -146,38 +145,28 @@ maximum_filter1d minimum_filter minimum_filter1d morphological_gradient morpholo
 uniform_filter uniform_filter1d white_tophat"""
 
 
+_AFFINE = ("offset", "output_shape", "output", "order", "mode", "cval", "prefilter")
+
+
 def _affine(function: Operation) -> Operation:
     def call(
-        image: Any,
+        input: Any,  # noqa: A002 - SciPy's name
         matrix: Any,
-        offset: object = 0.0,
-        output_shape: Any = None,
-        output: Any = None,
-        order: int = 3,
-        mode: str = "constant",
-        cval: object = 0.0,
-        prefilter: bool = True,
-        *,
+        *args: Any,
         texture_memory: bool = False,
-        float64_coords: bool = False,
-    ) -> object:
-        del float64_coords  # SciPy's always are
+        **kwargs: object,
+    ) -> Any:
+        given = dict(zip(_AFFINE, args, strict=False), **kwargs)
+        given.pop("float64_coords", None)  # SciPy's always are
         if not texture_memory:
-            rest = output_shape, output, order, mode, cval, prefilter
-            return function(image, matrix, offset, *rest)
-        # CuPy leaves the offset and the filter out.
-        if image.ndim not in (2, 3) or image.dtype != np.float32:
+            return function(input, matrix, **given)
+        if input.ndim not in (2, 3) or input.dtype != np.float32:
             raise ValueError("texture memory has arrays of float32 with 2 or 3 axes")
-        if matrix.shape != (image.ndim + 1, image.ndim + 1):
-            raise ValueError("the matrix must have shape (ndim + 1, ndim + 1)")
-        if mode not in ("constant", "nearest"):
-            raise ValueError(f"texture memory has the modes constant and nearest, not {mode}")
-        output = np.float32 if output is None else output
-        if np.dtype(output.dtype if type(output) is np.ndarray else output) != np.float32:
-            raise ValueError("the output must be an array or float32")
-        # A texture is interpolated beyond its border.
-        how = {"order": min(order, 1), "mode": "grid-constant" if mode == "constant" else mode}
-        made = function(image, matrix, output_shape=output_shape, output=output, cval=cval, **how)
+        # A texture is interpolated linearly at most, also beyond its border.
+        order, mode = min(given.get("order", 3), 1), given.get("mode", "constant")
+        given |= {"order": order, "mode": "grid-constant" if mode == "constant" else mode}
+        output = given.pop("output", None)
+        made = function(input, matrix, output=np.float32 if output is None else output, **given)
         return output if made is None else made
 
     return call
@@ -195,6 +184,27 @@ def _instead(made: Operation) -> Callable[[Operation], Operation]:
     return lambda _function: call
 
 
+_STATES = {"lfilter": 4, "lfilter_zi": 0, "lfiltic": 0, "sosfilt": 3, "sosfilt_zi": 0}
+"""By function of states of filters, the place of a state among the arguments; 0 for a result."""
+
+
+def _without_state(place: int) -> Callable[[Operation], Operation]:
+    """Return an adapter that refuses a state: SciPy's is of sums, and CuPy's of samples."""
+
+    def adapt(function: Operation) -> Operation:
+        def call(*args: object, zi: object = None, **kwargs: object) -> Any:
+            if zi is not None or len(args) > place:
+                raise UnsupportedError(
+                    f"{function.__name__}: an emulated GPU has no states of filters; "
+                    "a real GPU has them, and so has the whole signal in one call"
+                )
+            return function(*args, **kwargs)
+
+        return call
+
+    return adapt
+
+
 _ADAPTERS = {
     **{f"scipy.ndimage.{name}": _of_size for name in _SIZED.split()},
     **{
@@ -207,7 +217,7 @@ _ADAPTERS = {
     **CONVENTIONS,
     "scipy.linalg.solve_triangular": _triangular,
     **{f"scipy.spatial.distance.{name}": _instead(made) for name, made in distances().items()},
-    **{f"scipy.signal.{name}": _instead(made) for name, made in filter_states.operations().items()},
+    **{f"scipy.signal.{name}": _without_state(place) for name, place in _STATES.items()},
 }
 
 

@@ -60,7 +60,7 @@ _MATRIX = """
 arcsin? arcsinh? arctan? arctanh? astype? ceil? conj? copy? count_nonzero? deg2rad?
 diagonal? expm1? floor? log1p? maximum? mean? minimum? multiply? nonzero?
 power? rad2deg? reshape? rint? setdiag! sign? sin? sinh? sqrt? sum? tan? tanh? toarray tocoo? tocsc?
-tocsr? todia? transpose? trunc? .data= .imag? .nnz? .real?
+tocsr? todia? trace transpose? trunc? .data= .imag? .nnz? .real?
 """
 _MERGED = f"""
 {_MATRIX} argmax? argmin? eliminate_zeros! max? min? sum_duplicates! .has_canonical_format?=

@@ -223,7 +223,7 @@ class PynvmlNvml:
             events.append(XidEvent(uuid, int(event.eventData)))
         return events
 
-    def _describe(self, handle: Any, physical: Any, parent: str | None) -> NvmlDevice:
+    def _describe(self, handle: object, physical: object, parent: str | None) -> NvmlDevice:
         nvml = self._nvml
         memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
         major, minor = nvml.nvmlDeviceGetCudaComputeCapability(physical)
@@ -245,7 +245,7 @@ class PynvmlNvml:
             nodes=self._nodes(handle, physical, instance=parent is not None),
         )
 
-    def _nodes(self, handle: Any, physical: Any, *, instance: bool) -> tuple[str, ...]:
+    def _nodes(self, handle: object, physical: object, *, instance: bool) -> tuple[str, ...]:
         nvml = self._nvml
         minor = self._optional(nvml.nvmlDeviceGetMinorNumber, physical)
         if minor is None or not instance:
@@ -257,11 +257,11 @@ class PynvmlNvml:
         nodes = mig_nodes(int(minor), int(whole), int(part))
         return (f"/dev/nvidia{minor}", *nodes) if nodes else ()
 
-    def _divided(self, handle: Any) -> bool:
+    def _divided(self, handle: object) -> bool:
         mode = self._optional(self._nvml.nvmlDeviceGetMigMode, handle)
         return bool(mode and mode[0] == self._nvml.NVML_DEVICE_MIG_ENABLE)
 
-    def _mig_instances(self, handle: Any) -> Iterator[Any]:
+    def _mig_instances(self, handle: object) -> Iterator[Any]:
         if not self._divided(handle):
             return
         for index in range(self._nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
@@ -269,7 +269,7 @@ class PynvmlNvml:
             if instance is not None:
                 yield instance
 
-    def _processes(self, handle: Any) -> dict[int, int] | None:
+    def _processes(self, handle: object) -> dict[int, int] | None:
         nvml = self._nvml
         used: dict[int, int] = {}
         for function in (
@@ -285,7 +285,7 @@ class PynvmlNvml:
                 used[int(row.pid)] = max(used.get(int(row.pid), 0), int(row.usedGpuMemory))
         return used
 
-    def _slow_readings(self, uuid: str, handle: Any) -> SlowReadings:
+    def _slow_readings(self, uuid: str, handle: object) -> SlowReadings:
         now, known = self._monotonic(), self._slow.get(uuid)
         if known is not None and now - known[0] < SLOW_EVERY_S:
             return known[1]
@@ -294,7 +294,7 @@ class PynvmlNvml:
         self._slow[uuid] = now, found
         return found
 
-    def _shares(self, uuid: str, handle: Any) -> dict[int, float] | None:
+    def _shares(self, uuid: str, handle: object) -> dict[int, float] | None:
         nvml, since_us = self._nvml, self._seen_us.get(uuid, 0)
         try:
             rows = nvml.nvmlDeviceGetProcessUtilization(handle, since_us)
@@ -318,7 +318,7 @@ class PynvmlNvml:
                     handle, self._nvml.nvmlEventTypeXidCriticalError, self._events
                 )
 
-    def _optional(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    def _optional(self, function: Callable[..., Any], *arguments: object) -> Any:
         """Return a reading, or None where the device does not give it."""
         try:
             return function(*arguments)

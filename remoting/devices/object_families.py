@@ -9,18 +9,18 @@ from gpupool.remoting.devices.remote_objects import Objects
 from gpupool.remoting.devices.sparse import EmulatedSparse, Sparse
 
 
-def real_objects(backend: Any) -> dict[str, Callable[..., Any]]:
+def real_objects(backend: object) -> dict[str, Callable[..., Any]]:
     """Return the operations of a real GPU, with CuPy's objects."""
     return _table(backend, (Sparse, Interpolators, Spatial), "cupyx.scipy")
 
 
-def emulated_objects(backend: Any) -> dict[str, Callable[..., Any]]:
+def emulated_objects(backend: object) -> dict[str, Callable[..., Any]]:
     """Return the operations of an emulated GPU, with SciPy's objects."""
     return _table(backend, (EmulatedSparse, Interpolators, EmulatedSpatial), "scipy")
 
 
 def _table(
-    backend: Any, kinds: tuple[type[Objects], ...], library: str
+    backend: object, kinds: tuple[type[Objects], ...], library: str
 ) -> dict[str, Callable[..., Any]]:
     families: list[Objects] = []
     for kind in kinds:

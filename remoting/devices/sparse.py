@@ -83,6 +83,21 @@ _BROADCAST = ["eq", "ge", "gt", "le", "lt", "maximum", "minimum", "ne"]
 _OF_DENSE = ["block_diag", "kron", "kronsum", "tril", "triu"]
 
 
+_ITERATIVE = ("bicgstab", "cg", "cgs", "eigsh", "gmres", "svds")
+
+
+def _check_system(matrix: Any, kwargs: dict[str, Any]) -> None:
+    """Raise for a matrix or a keyword that CuPy refuses; drop an ``atol`` of None."""
+    if matrix.ndim != 2:
+        raise ValueError(f"expected a matrix, and not an array of {matrix.ndim} dimensions")
+    if matrix.dtype.char not in "fdFD":
+        raise TypeError(f"unsupported dtype (actual: {matrix.dtype})")
+    if kwargs.get("which") == "SM":
+        raise ValueError("which must be LM, LA or SA (actual: SM)")
+    if kwargs.get("atol", 0.0) is None:
+        del kwargs["atol"]
+
+
 class EmulatedSparse(Sparse):
     """SciPy's sparse matrices, with the checks that CuPy makes and SciPy leaves out."""
 
@@ -96,6 +111,8 @@ class EmulatedSparse(Sparse):
             self._expect(name, [arg for arg in args if self.is_sparse(arg)])
         elif "." not in name and name not in _SMALL and name[:4] not in ("coo_", "dia_"):
             self._expect(name, (*args, *kwargs.values()))
+        if name.removeprefix("linalg.") in _ITERATIVE:
+            _check_system(args[0], kwargs)
         if "." in name:
             known = inspect.signature(self.named(name)).parameters
             for ours, theirs in (("rtol", "tol"), ("tol", "rtol")):

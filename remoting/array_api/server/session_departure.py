@@ -18,7 +18,6 @@ from gpupool.remoting.array_api.server.moved_state import (
     VERSION,
     Channel,
     Movable,
-    Recipe,
     UnmovableError,
     called,
 )
@@ -29,17 +28,13 @@ _PART_MAX = array_wire.MAX_BODY // 4
 
 
 @dataclass(slots=True)
-class _Memory:
-    number: int
-    device: int
-    data: Any  # an array of its bytes
-
-
-@dataclass(slots=True)
 class Plan:
     """All that a session has, in the form in which it leaves."""
 
-    memories: dict[int, _Memory] = field(default_factory=dict[int, _Memory])
+    # By address: number, device, and an array of the bytes.
+    memories: dict[int, tuple[int, int, Any]] = field(
+        default_factory=dict[int, tuple[int, int, Any]]
+    )
     arrays: list[list[Any]] = field(default_factory=list[list[Any]])
     objects: list[list[Any]] = field(default_factory=list[list[Any]])
     states: dict[int, Any] = field(default_factory=dict[int, Any])  # arrays, by object's handle
@@ -48,7 +43,7 @@ class Plan:
     @property
     def size(self) -> int:
         """Return the bytes of all memory."""
-        return sum(each.data.nbytes for each in self.memories.values())
+        return sum(data.nbytes for _, _, data in self.memories.values())
 
 
 def plan_departure(session: Movable) -> Plan:
@@ -85,8 +80,8 @@ def _plan_array(session: Movable, plan: Plan, handle: int, array: Any) -> None:
         known = plan.memories.get(key)
         if known is None:
             device = session.backend.device_of(array)
-            known = plan.memories[key] = _Memory(len(plan.memories) + 1, device, data)
-        number = known.number
+            known = plan.memories[key] = (len(plan.memories) + 1, device, data)
+        number = known[0]
     looks = [told(array.dtype), list(array.shape), list(array.strides)]
     plan.arrays.append([handle, number, offset, *looks])
 
@@ -119,7 +114,8 @@ def _plan_objects(session: Movable, plan: Plan, objects: dict[int, Any]) -> None
 
 def _object(session: Movable, handle: int, *, kept: bool, state: list[Any]) -> list[Any]:
     recipe = session.recipes[handle]
-    if recipe.name.startswith("kernel.") and _keeps_state(recipe):
+    texts = list(_texts((recipe.arguments, recipe.keywords)))
+    if recipe.name.startswith("kernel.") and keeps_state(texts, texts):
         raise UnmovableError(
             "one of its kernels has variables that outlive a launch, which cannot be sent"
         )
@@ -129,20 +125,12 @@ def _object(session: Movable, handle: int, *, kept: bool, state: list[Any]) -> l
     return ["object", handle, kept, *made, moved_state.told(tuple(state)), 0]
 
 
-def _keeps_state(recipe: Recipe) -> bool:
-    texts = list(_texts((recipe.arguments, recipe.keywords)))
-    return keeps_state(texts, texts)
-
-
 def _texts(value: Any) -> Iterator[str]:
-    given: Any = value
-    if given.__class__ is str:
-        yield given
-    elif given.__class__ in (tuple, list):
-        for item in given:
-            yield from _texts(item)
-    elif given.__class__ is dict:
-        for item in given.values():
+    kind = value.__class__
+    if kind is str:
+        yield value
+    elif kind in (dict, list, tuple):
+        for item in value.values() if kind is dict else value:
             yield from _texts(item)
 
 
@@ -175,18 +163,15 @@ class Departure:
     def _send(self, plan: Plan) -> None:
         channel, backend = self._channel, self._session.backend
         channel.send(["begin", VERSION])
-        for memory in plan.memories.values():
-            size = int(memory.data.nbytes)
-            channel.send(["memory", memory.number, memory.device, size])
-            backend.use(memory.device, None)
-            channel.send_bytes(size, backend.download(memory.data, "C"))
+        for number, device, data in plan.memories.values():
+            channel.send(["memory", number, device, int(data.nbytes)])
+            self._send_array(device, data)
         self._send_many("arrays", plan.arrays)
         for entry in plan.objects:
             channel.send(entry)
             array = plan.states.get(entry[1])
             if array is not None:
-                backend.use(entry[4], None)
-                channel.send_bytes(entry[-1], backend.download(array, "C"))
+                self._send_array(entry[4], array)
         self._send_many("failed", plan.failed)
         for device in range(len(backend.describe_devices())):
             backend.use(device, None)
@@ -195,6 +180,11 @@ class Departure:
             plans, _, plan_bytes, _ = operations["fft.cache.numbers"]()
             channel.send(["device", device, limit, int(plans), int(plan_bytes)])
         channel.send(["end", self._session.sequence])
+
+    def _send_array(self, device: int, array: Any) -> None:
+        backend = self._session.backend
+        backend.use(device, None)
+        self._channel.send_bytes(int(array.nbytes), backend.download(array, "C"))
 
     def _send_many(self, kind: str, entries: list[list[Any]]) -> None:
         """Send entries in parts that are not too long."""

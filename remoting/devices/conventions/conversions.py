@@ -100,7 +100,7 @@ def converting(function: Operation) -> Operation:
     if names and "out" not in names and "kwargs" not in names:
         return function
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         if (out := kwargs.get("out")) is None:
             return function(*args, **kwargs)
         if not (_has_inexact(args) and (kwargs.get("casting") == "unsafe" or _is_whole(out))):

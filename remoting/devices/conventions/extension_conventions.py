@@ -21,13 +21,13 @@ IMAGE_AXES = (2, 3)
 def _edt(function: Operation) -> Operation:
     def call(
         image: Any,
-        sampling: Any = None,
+        sampling: object = None,
         return_distances: bool = True,
         return_indices: bool = False,
         distances: Any = None,
         indices: Any = None,
         *,
-        block_params: Any = None,
+        block_params: object = None,
         float64_distances: bool = True,
     ) -> Any:
         if np.ndim(image) not in IMAGE_AXES:
@@ -69,14 +69,14 @@ def _check_output(name: str, output: Any, asked: bool, shape: Any, kind: Any) ->
 def _positions(function: Operation) -> Operation:
     """Return positions as numbers of the host, as CuPy's are."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         return _numbers(function(*args, **kwargs))
 
     return call
 
 
 def _extrema(function: Operation) -> Operation:
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         least, greatest, first, last = function(*args, **kwargs)
         return least, greatest, _numbers(first), _numbers(last)
 
@@ -84,7 +84,7 @@ def _extrema(function: Operation) -> Operation:
 
 
 def _histogram(function: Operation) -> Operation:
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         made: Any = function(*args, **kwargs)
         return list(made) if made.dtype.hasobject else made  # one array for each label
 
@@ -121,7 +121,7 @@ def _check_matrix(a: Any) -> None:
 def _next_fast_len(_function: Operation) -> Operation:
     """Limit FFT lengths to cuFFT's fast factors (2, 3, 5, 7): SciPy's lengths use 11 too."""
 
-    def call(target: Any, real: Any = False) -> int:
+    def call(target: Any, real: object = False) -> int:
         del real
         least = operator.index(target)
         if least < 0 or least >> 62:
@@ -143,7 +143,9 @@ def _multiples(least: int) -> list[int]:
 
 
 def _firls(function: Operation) -> Operation:
-    def call(numtaps: Any, bands: Any, desired: Any, weight: Any = None, fs: Any = 2) -> Any:
+    def call(
+        numtaps: object, bands: object, desired: object, weight: object = None, fs: object = 2
+    ) -> Any:
         return function(numtaps, bands, desired, weight=weight, fs=fs)
 
     return call
@@ -159,7 +161,7 @@ def _max_len_seq(function: Operation) -> Operation:
 def _ranked(function: Operation) -> Operation:
     """Take integers of 64 bits by either of NumPy's names for them; SciPy knows the one."""
 
-    def call(image: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(image: Any, *args: object, **kwargs: object) -> Any:
         if hasattr(image, "dtype") and image.dtype.kind in "iu" and image.dtype.itemsize == 8:
             image = image.view(np.int64 if image.dtype.kind == "i" else np.uint64)
         return function(image, *args, **kwargs)

@@ -28,69 +28,38 @@ _LENGTH_MAX = 1 << 20
 """Elements along one axis; CUDA's own limits are lower, but for textures of linear memory."""
 
 
-def _check_channel(channel: Any) -> None:
-    """Raise if a description of channels has other bits than CUDA's.
-
-    Raises:
-        ValueError: it has other bits, or is no description of channels.
-    """
-    x, y, z, w, _kind = channel
-    if any(bits not in _CHANNEL_BITS for bits in (x, y, z, w)):
-        raise ValueError(f"channels of {[x, y, z, w]} bits: each has 0, 8, 16 or 32")
+def _element_size(channel: Any) -> float:
+    """Return the bytes of an element; ValueError for channels of other bits than CUDA's."""
+    *bits, _kind = channel
+    if len(bits) != 4 or any(each not in _CHANNEL_BITS for each in bits):
+        raise ValueError(f"channels of {bits} bits: there are four, and each has 0, 8, 16 or 32")
+    return sum(bits) / 8
 
 
-def _bytes_of(channel: Any, width: int, height: int, depth: int) -> int:
-    """Return the bytes of the elements of a CUDA array."""
-    return width * max(1, height) * max(1, depth) * sum(channel[:4]) // 8
-
-
-def _counted_size(channel: Any, width: int, height: int, depth: int) -> int:
-    """Return the bytes that a CUDA array counts for.
-
-    Raises:
-        ValueError: CUDA has no array of these lengths or channels.
-    """
-    if not 0 < width <= _LENGTH_MAX or not (0 <= height <= _LENGTH_MAX >= depth >= 0):
-        raise ValueError(f"a CUDA array of {width} x {height} x {depth} elements")
-    _check_channel(channel)
-    return -(-_bytes_of(channel, width, height, depth) // GRANULE) * GRANULE
-
-
-def _inside(kind: int, nbytes: int, channel: Any, sizes: Any) -> tuple[int, int, int, int]:
-    """Return the sizes of a texture of linear memory: its bytes, width, height and pitch.
+def _inside(kind: int, nbytes: int, channel: Any, sizes: Any) -> dict[str, int]:
+    """Return the sizes of a texture of linear memory as CuPy takes them.
 
     Args:
         kind: of the resource.
         nbytes: of the array that it is made from.
         channel: the bits of an element's channels, and the kind of their numbers.
-        sizes: as a client gave them.
+        sizes: bytes, width, height and pitch, as a client gave them.
 
     Raises:
         ValueError: it would reach outside its array, or there is no texture of this kind.
     """
-    size, width, height, pitch = (int(each) for each in sizes)
+    size, width, height, pitch = map(int, sizes)
+    row = width * _element_size(channel)
     if kind == LINEAR:
         fits = 0 < size <= nbytes
     elif kind == PITCHED:
-        row = width * sum(channel[:4]) // 8
         fits = width > 0 and height > 0 and row <= pitch
         fits = fits and pitch * (height - 1) + row <= nbytes
     else:
         raise ValueError(f"no texture of resources of the kind {kind}")
     if not fits:
         raise ValueError("the texture would reach outside its array")
-    _check_channel(channel)
-    return size, width, height, pitch
-
-
-def _check_borders(modes: Any, colors: Any) -> None:
-    """Raise if there are more address modes or colours than CUDA has room for.
-
-    Raises:
-        ValueError: there are more.
-    """
-    if len(modes or ()) > _MODES_MAX or len(colors or ()) > _COLORS_MAX:
-        raise ValueError("a texture has at most 3 address modes and 4 colours of its border")
+    return {"sizeInBytes": size, "width": width, "height": height, "pitchInBytes": pitch}
 
 
 class CudaTextures:
@@ -111,27 +80,27 @@ class CudaTextures:
             "cuda.array.copy_from": self.copy_from,
             "cuda.array.copy_to": self.copy_to,
             "cuda.texture.create": self.texture,
-            "cuda.surface.create": self.surface,
+            "cuda.surface.create": self.texture,
         }
-
-    def _channel(self, channel: Any) -> Any:
-        _check_channel(channel)
-        return self._texture.ChannelFormatDescriptor(*channel)
 
     def array(self, channel: Any, width: int, height: int, depth: int, flags: int) -> Any:
         """Return a CUDA array that the partition has room for."""
+        if not 0 < width <= _LENGTH_MAX or not (0 <= height <= _LENGTH_MAX >= depth >= 0):
+            raise ValueError(f"a CUDA array of {width} x {height} x {depth} elements")
         backend = self._backend
         budget, index = backend.budget, backend.devices[backend.current].index
-        size, made_of = _counted_size(channel, width, height, depth), self._channel(channel)
-        if not budget.reserve(index, size):
+        copied = int(width * max(1, height) * max(1, depth) * _element_size(channel))
+        counted = -(-copied // GRANULE) * GRANULE
+        described = self._texture.ChannelFormatDescriptor(*channel)
+        if not budget.reserve(index, counted):
             raise backend.cupy.cuda.runtime.CUDARuntimeError(_OUT_OF_MEMORY)
         try:
-            made = self._kind(made_of, width, height, depth, flags)
+            made = self._kind(described, width, height, depth, flags)
         except BaseException:
-            budget.release(index, size)
+            budget.release(index, counted)
             raise
-        weakref.finalize(made, budget.release, index, size)
-        made.copied_bytes = _bytes_of(channel, width, height, depth)
+        weakref.finalize(made, budget.release, index, counted)
+        made.copied_bytes = copied
         return made
 
     def _need_array(self, value: Any) -> Any:
@@ -164,19 +133,19 @@ class CudaTextures:
             return make(kind, cuArr=self._need_array(what))
         if not isinstance(what, self._backend.cupy.ndarray) or not what.flags.c_contiguous:
             raise TypeError("a texture of linear memory needs a dense array of the device")
-        size, width, height, pitch = _inside(kind, what.nbytes, channel, sizes)
-        channels = self._channel(channel)
-        given = {"sizeInBytes": size, "width": width, "height": height, "pitchInBytes": pitch}
-        return make(kind, arr=what, chDesc=channels, **given)
+        given = _inside(kind, what.nbytes, channel, sizes)
+        return make(kind, arr=what, chDesc=self._texture.ChannelFormatDescriptor(*channel), **given)
 
-    def texture(self, kind: int, what: Any, channel: Any, sizes: Any, look: Any) -> Any:
-        """Return a texture object, which a kernel takes as an argument."""
-        modes, filter_mode, read_mode, srgb, colors, *rest = look
-        _check_borders(modes, colors)
-        make = self._texture.TextureDescriptor
-        descriptor = make(modes, filter_mode, read_mode, srgb, colors, *rest)
-        return self._texture.TextureObject(self._resource(kind, what, channel, sizes), descriptor)
+    def texture(self, kind: int, what: Any, channel: Any, sizes: Any, look: Any = None) -> Any:
+        """Return a texture, or without ``look`` a surface, which a kernel takes as an argument.
 
-    def surface(self, kind: int, what: Any, channel: Any, sizes: Any) -> Any:
-        """Return a surface object, which a kernel takes as an argument."""
-        return self._texture.SurfaceObject(self._resource(kind, what, channel, sizes))
+        Raises:
+            ValueError: it would reach outside its array, or CUDA's structure lacks room for it.
+        """
+        resource = self._resource(kind, what, channel, sizes)
+        if look is None:
+            return self._texture.SurfaceObject(resource)
+        modes, _filter, _read, _srgb, colors, *_rest = look
+        if len(modes or ()) > _MODES_MAX or len(colors or ()) > _COLORS_MAX:
+            raise ValueError("a texture has at most 3 address modes and 4 colours of its border")
+        return self._texture.TextureObject(resource, self._texture.TextureDescriptor(*look))

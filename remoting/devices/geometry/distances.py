@@ -17,23 +17,24 @@ from gpupool.remoting.devices.base import UnsupportedError
 
 Operation = Callable[..., Any]
 
-_METRICS = {
-    "canberra": "canberra",
-    "chebyshev": "chebychev chebyshev cheby cheb ch",
-    "cityblock": "cityblock cblock cb c",
-    "correlation": "correlation co",
-    "cosine": "cosine cos",
-    "euclidean": "euclidean euclid eu e",
-    "hamming": "matching hamming hamm ha h",
-    "hellinger": "hellinger",
-    "jensenshannon": "jensenshannon js",
-    "kl_divergence": "kl_divergence kl_div kld",
-    "minkowski": "minkowski mi m pnorm",
-    "russellrao": "russellrao",
-    "sqeuclidean": "sqeuclidean sqe sqeuclid",
-}
-METRICS = tuple(_METRICS)
-_ALIASES = {alias: name for name, aliases in _METRICS.items() for alias in aliases.split()}
+_METRICS = """
+canberra
+chebyshev chebychev cheby cheb ch
+cityblock cblock cb c
+correlation co
+cosine cos
+euclidean euclid eu e
+hamming matching hamm ha h
+hellinger
+jensenshannon js
+kl_divergence kl_div kld
+minkowski mi m pnorm
+russellrao
+sqeuclidean sqe sqeuclid
+"""
+_NAMES = {alias: line.split()[0] for line in _METRICS.splitlines() for alias in line.split()}
+"""By name or alias, the name of a metric."""
+METRICS = tuple(dict.fromkeys(_NAMES.values()))
 _NOT_EMULATED = ("hellinger", "kl_divergence")
 _PAIRS_MAX = 1 << 31
 """Distances of one call: SciPy makes room for all of them before anyone counts it."""
@@ -50,7 +51,7 @@ def _divergence(a: Any, b: Any) -> Any:
     return made
 
 
-def _matrix(metric: str, a: Any, b: Any, p: Any) -> Any:
+def _matrix(metric: str, a: Any, b: Any, p: object) -> Any:
     if metric in _NOT_EMULATED:
         raise UnsupportedError(f"an emulated GPU has no distance {metric}: SciPy lacks it")
     if len(a) * len(b) > _PAIRS_MAX:
@@ -65,26 +66,20 @@ def _matrix(metric: str, a: Any, b: Any, p: Any) -> Any:
     return cdist(a, b, metric)
 
 
-def _order(array: Any) -> Literal["C", "F"]:
-    return "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
-
-
-def _check_layouts(first: Any, second: Any, names: tuple[str, str]) -> Literal["C", "F"]:
-    orders = _order(first), _order(second)
+def _check_layouts(first: Any, second: Any) -> Literal["C", "F"]:
+    """Return the order of two arrays; ValueError where they differ, because cuVS takes one."""
+    orders = ["F" if each.flags.fnc else "C" for each in (first, second)]
     if orders[0] != orders[1]:
-        raise ValueError(
-            f"{names[0]} and {names[1]} must have the same layout "
-            f"({names[0]}.order={orders[0]}, {names[1]}.order={orders[1]}"
-        )
-    return orders[0]
+        raise ValueError(f"the operands must have the same layout ({orders[0]} and {orders[1]})")
+    return "F" if orders[0] == "F" else "C"
 
 
 def pairwise(metric: str) -> Operation:
     """Return the distance of two vectors, which are rows as cuVS takes them."""
 
-    def call(u: Any, v: Any, p: Any = 2.0) -> Any:
+    def call(u: object, v: object, p: object = 2.0) -> Any:
         u, v = np.asarray(u), np.asarray(v)
-        _check_layouts(u, v, ("u", "v"))
+        _check_layouts(u, v)
         if u.dtype.char not in "fd" or v.dtype != u.dtype:
             raise TypeError(f"two vectors of float32 or of float64, and not {u.dtype}, {v.dtype}")
         rows = np.atleast_2d(u), np.atleast_2d(v)
@@ -94,10 +89,10 @@ def pairwise(metric: str) -> Operation:
     return call
 
 
-def cdist(XA: Any, XB: Any, metric: Any = "euclidean", out: Any = None, **kwargs: Any) -> Any:
+def cdist(XA: Any, XB: Any, metric: object = "euclidean", out: Any = None, **kwargs: object) -> Any:
     """Return the distances between the rows of two matrices."""
     a, b = (m if m.dtype.char in "fd" else m.astype(np.float32) for m in (XA, XB))
-    order = _check_layouts(a, b, ("XA", "XB"))
+    order = _check_layouts(a, b)
     for name, matrix in (("XA", a), ("XB", b)):
         if matrix.ndim != 2:
             raise ValueError(f"{name} must be a 2-dimensional array.")
@@ -105,7 +100,7 @@ def cdist(XA: Any, XB: Any, metric: Any = "euclidean", out: Any = None, **kwargs
         raise ValueError("XA and XB must have the same number of columns (i.e. feature dimension.)")
     if not isinstance(metric, str):
         raise TypeError("2nd argument metric must be a string identifier")
-    known = _ALIASES.get(metric.lower())
+    known = _NAMES.get(metric.lower())
     if known is None:
         raise ValueError(f"Unknown Distance Metric: {metric.lower()}")
     made = _matrix(known, a, b, kwargs.get("p", 2.0))
@@ -117,21 +112,15 @@ def cdist(XA: Any, XB: Any, metric: Any = "euclidean", out: Any = None, **kwargs
     return out
 
 
-def pdist(X: Any, metric: Any = "euclidean", **kwargs: Any) -> Any:
+def pdist(X: object, metric: object = "euclidean", **kwargs: object) -> Any:
     """Return the distances between the rows of a matrix, each once."""
     made = cdist(X, X, metric, **kwargs)
     return made[np.triu_indices_from(made, 1)]
 
 
-def distance_matrix(x: Any, y: Any, p: Any = 2.0) -> Any:
+def distance_matrix(x: object, y: object, p: object = 2.0) -> Any:
     """Return Minkowski's distances between the rows of two matrices."""
-    x, y = np.asarray(x), np.asarray(y)
-    if x.shape[1] != y.shape[1]:
-        raise ValueError(
-            f"x contains {x.shape[1]}-dimensional vectors but y contains "
-            f"{y.shape[1]}-dimensional vectors"
-        )
-    return cdist(x, y, "minkowski", p=p)
+    return cdist(np.asarray(x), np.asarray(y), "minkowski", p=p)
 
 
 def distances() -> dict[str, Operation]:

@@ -192,7 +192,7 @@ class StrictMode:
         found = np.asarray(memory.view(array, memory.written).all(-1))
         return None if found.all() else found
 
-    def write(self, array: Array, elements: Any = True) -> None:
+    def write(self, array: Array, elements: object = True) -> None:
         """Note that an array's elements were written, all or these."""
         memory = self.memory_of(array)
         if memory is None or (memory.written is None and elements is True):
@@ -213,10 +213,10 @@ class StrictMode:
                 "without values: write them first, or use cupy.zeros",
             )
 
-    def _lacks(self, value: Any) -> bool:
+    def _lacks(self, value: object) -> bool:
         return any(self.elements(array) is not None for array in _arrays(value))
 
-    def _mask(self, value: Any) -> Any:
+    def _mask(self, value: object) -> Any:
         """Return a value with truth values, whether they were written, in place of elements."""
         if isinstance(value, (list, tuple)):
             return [self._mask(each) for each in value]
@@ -253,14 +253,14 @@ class StrictMode:
             return function
         return partial(self._run, name, function)
 
-    def _got(self, function: Operation, array: Any, *args: Any) -> Any:
+    def _got(self, function: Operation, array: object, *args: object) -> Any:
         if isinstance(array, np.ndarray):
             self.need_written("a copy to the host", array, some=True)
             self._check_order("a copy to the host", [array], [])
             self.streams.wait()
         return function(array, *args)
 
-    def _run(self, name: str, function: Operation, *args: Any, **kwargs: Any) -> Any:
+    def _run(self, name: str, function: Operation, *args: Any, **kwargs: object) -> Any:
         copied, reads, writes = _roles(name, args, kwargs)
         for array in reads:
             self.need_written(name, array)
@@ -346,7 +346,7 @@ def _part(array: Array, index: Any) -> Array | None:
     return array[items if any(each is Ellipsis for each in items) else (*items, ...)]
 
 
-def _arrays(value: Any) -> Iterator[Array]:
+def _arrays(value: object) -> Iterator[Array]:
     if isinstance(value, np.ndarray):
         yield value
     elif isinstance(value, (list, tuple)):

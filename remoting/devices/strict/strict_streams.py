@@ -43,7 +43,7 @@ class Streams:
         self._events: dict[Any, Clock] = {}
         self._works: list[Work] = []
 
-    def _clock(self, stream: Any) -> Clock:
+    def _clock(self, stream: object) -> Clock:
         """Return the clock of the next work in a stream; None is the default one."""
         clock = self._clocks.setdefault(stream or DEFAULT, {})
         ordered = self._blocking if not stream else {DEFAULT} if stream in self._blocking else ()
@@ -61,14 +61,16 @@ class Streams:
     def watched(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return an operation of streams or events that moves the clocks."""
 
-        def call(*args: Any) -> Any:
+        def call(*args: object) -> Any:
             result = function(*args)
             self._follow(name.removeprefix("cuda."), result, *args[:2])
             return result
 
         return call
 
-    def _follow(self, name: str, result: Any, first: Any = None, second: Any = None) -> None:
+    def _follow(
+        self, name: str, result: object, first: object = None, second: object = None
+    ) -> None:
         if name == "stream.create":
             self.several = True
             if not first:

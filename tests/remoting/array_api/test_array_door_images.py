@@ -52,12 +52,5 @@ def test_an_image_in_texture_memory(cp: Any, ours: Any) -> None:
     out = cp.zeros((5, 6), "f4")
     assert ours.affine_transform(a, of, output=out, order=1, texture_memory=True) is out
     assert float(abs(out).sum()) > 0
-    for wrong in (
-        lambda: ours.affine_transform(a.astype("f8"), of, texture_memory=True).get(),
-        lambda: ours.affine_transform(a, of[:2], texture_memory=True).get(),
-        lambda: ours.affine_transform(a, of, mode="mirror", texture_memory=True).get(),
-        lambda: ours.affine_transform(a, of, output="f8", texture_memory=True).get(),
-        lambda: ours.affine_transform(a[0], cp.eye(2, dtype="f4"), texture_memory=True).get(),
-    ):
-        with pytest.raises(ValueError):  # noqa: PT011 - the kind is CuPy's, the words are ours
-            wrong()
+    with pytest.raises(ValueError, match="texture memory has"):
+        ours.affine_transform(a.astype("f8"), of, texture_memory=True).get()

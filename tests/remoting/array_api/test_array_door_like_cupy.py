@@ -110,7 +110,7 @@ def test_a_spawned_seed_is_one_of_its_own(cp: Any) -> None:
     drawn = [cp.random.XORWOW(seed).random_raw(4).tolist() for seed in (*spawned, again, 7)]
     assert drawn[1] == drawn[2]
     assert len({tuple(each) for each in drawn}) == 3
-    states: Any = importlib.import_module("cupy.random._states")
+    states: Any = importlib.import_module("cupy.random._generator")
     for sequence in (spawned[1], np.random.SeedSequence([1 << 40, 5], spawn_key=(3, 1 << 33))):
         same = np.random.SeedSequence(states._entropy(sequence))
         assert (same.generate_state(8) == sequence.generate_state(8)).all()

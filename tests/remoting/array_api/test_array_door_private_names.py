@@ -121,6 +121,7 @@ def test_a_missing_name_comes_with_advice_that_is_true(cp: Any, program: str, ad
         ("from cupyx import GeneralizedUFunc", ImportError),
         ("import cupyx.scipy.signal as s; s.lti", AttributeError),
         ("import cupyx.scipy.signal as s; s.CZT(8)", AttributeError),
+        ("from cupyx.scipy.signal import argrelextrema", ImportError),
         ("import cupyx.linalg", ImportError),
         ("import cupy; cupy.fft.config.set_cufft_callbacks('')", AttributeError),
         ("import cupy; cupy.cuda.Stream().begin_capture()", AttributeError),
@@ -182,15 +183,17 @@ def _close(ours: Any, wanted: Any) -> bool:
 @pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16"])
 def test_the_norm_of_blas(cp: Any, dtype: str) -> None:
     blas: Any = importlib.import_module("cupy.cublas")
-    (x,) = _data(dtype, 7)
-    a, wanted = cp.asarray(x), np.linalg.norm(x)
-    assert _close(blas.nrm2(a), wanted)
-    for out in (cp.zeros((), wanted.dtype), np.zeros((), wanted.dtype)):
+    x, _ = _data(dtype, 7, 7)
+    a, value = cp.asarray(x), np.linalg.norm(x)
+    assert _close(blas.nrm2(a), value)
+    for out in (cp.zeros((), value.dtype), np.zeros((), value.dtype)):
         assert blas.nrm2(a, out=out) is out
-        assert _close(out, wanted)
-    with pytest.raises(AttributeError, match="leaves BLAS of vectors to CuPy"):
+        assert _close(out, value)
+    with pytest.raises(AttributeError, match="leaves BLAS to CuPy"):
         _ = blas.axpy
     with pytest.raises(ValueError, match="1D"):
         blas.nrm2(a[None])
     with pytest.raises(TypeError, match="invalid dtype"):
         blas.nrm2(a.real.astype("f2"))
+    with pytest.raises(AttributeError, match="leaves BLAS to CuPy itself"):
+        blas.gemm  # noqa: B018 - the look is the test

@@ -159,7 +159,7 @@ def test_any_arguments_of_textures_give_an_object_or_an_error(data: st.DataObjec
             (door.array, 5),
             (door.copy_from, 3),
             (door.texture, 5),
-            (door.surface, 4),
+            (door.texture, 4),
         ]
         call, count = data.draw(st.sampled_from(calls))
         arguments = [data.draw(ARGUMENTS) for _ in range(count)]

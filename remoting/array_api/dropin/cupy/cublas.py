@@ -1,4 +1,4 @@
-"""The norm of a vector by its name in `cupy.cublas`."""
+"""The function of `cupy.cublas` that public libraries call; thinc imports this module."""
 
 from typing import Any
 
@@ -7,12 +7,7 @@ from cupy._door.absent import lookup
 
 
 def nrm2(x: Any, out: Any = None) -> Any:
-    """Return the Euclidean norm of a vector; with ``out``, in an array of a device or of the host.
-
-    Raises:
-        ValueError: there is not one axis.
-        TypeError: the dtype is none of BLAS, or ``out`` is no array.
-    """
+    """Return the Euclidean norm of a vector, in ``out`` if it is an array of device or host."""
     if x.ndim != 1:
         raise ValueError(f"x must be a 1D array (actual: {x.ndim})")
     if x.dtype.char not in "fdFD":
@@ -20,9 +15,8 @@ def nrm2(x: Any, out: Any = None) -> Any:
     made = cupy.linalg.norm(x)
     if out is None:
         return made
-    if not hasattr(out, "__setitem__"):
-        raise TypeError("out must be either cupy or numpy ndarray")
-    out[...] = made if isinstance(out, cupy.ndarray) else made.get()
+    is_host = type(out) is np.ndarray
+    out[...] = made.get() if is_host else made
     return out
 
 

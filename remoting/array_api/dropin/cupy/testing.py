@@ -8,32 +8,28 @@ import numpy as _np
 import cupy as _cupy
 from cupy._door import absent as _absent
 
-_has_strict = _np.lib.NumpyVersion(_np.__version__) >= "2.0.0"
-_ARRAYS = frozenset(("actual", "desired", "x", "y", "a", "b"))
+_OPERANDS = ("actual", "desired", "x", "y", "a", "b")
 
 
-def _of_numpy(name: str) -> Any:
-    check: Any = getattr(_np.testing, name)
+def _on_copies(name: str) -> Any:
+    compare = getattr(_np.testing, name)
 
-    @functools.wraps(check)
-    def function(*args: Any, strict: bool = False, **kwargs: Any) -> None:
-        if strict:
-            if not _has_strict:
-                raise NotImplementedError("strict=True needs NumPy 2 on this machine")
-            kwargs["strict"] = True
-        given = [*map(_cupy.asnumpy, args[:2]), *args[2:]]
-        named = {key: _cupy.asnumpy(x) if key in _ARRAYS else x for key, x in kwargs.items()}
-        check(*given, **named)
+    @functools.wraps(compare)
+    def check(*args: Any, **kwargs: Any) -> None:
+        operands = [_cupy.asnumpy(each) for each in args[:2]]
+        named = {key: _cupy.asnumpy(kwargs.pop(key)) for key in _OPERANDS if key in kwargs}
+        compare(*operands, *args[2:], **named, **kwargs)
 
-    return function
+    check.__module__ = __name__
+    return check
 
 
-assert_allclose = _of_numpy("assert_allclose")
-assert_array_almost_equal = _of_numpy("assert_array_almost_equal")
-assert_array_almost_equal_nulp = _of_numpy("assert_array_almost_equal_nulp")
-assert_array_less = _of_numpy("assert_array_less")
-assert_array_max_ulp = _of_numpy("assert_array_max_ulp")
-_equal = _of_numpy("assert_array_equal")
+assert_allclose = _on_copies("assert_allclose")
+assert_array_almost_equal = _on_copies("assert_array_almost_equal")
+assert_array_almost_equal_nulp = _on_copies("assert_array_almost_equal_nulp")
+assert_array_less = _on_copies("assert_array_less")
+assert_array_max_ulp = _on_copies("assert_array_max_ulp")
+_assert_equal = _on_copies("assert_array_equal")
 
 
 def assert_array_equal(
@@ -42,11 +38,11 @@ def assert_array_equal(
     err_msg: str = "",
     verbose: bool = True,
     *,
-    strict: bool = False,
     strides_check: bool = False,
+    **strict: bool,
 ) -> None:
     """Raise AssertionError unless arrays are equal; with `strides_check`, in their layout too."""
-    _equal(actual, desired, err_msg, verbose, strict=strict)
+    _assert_equal(actual, desired, err_msg, verbose, **strict)
     if strides_check and actual.strides != desired.strides:
         told = f"\n x: {actual.strides}\n y: {desired.strides}" if verbose else ""
         raise AssertionError(" ".join(filter(None, ("Strides are not equal:", err_msg))) + told)
@@ -56,11 +52,9 @@ def assert_array_list_equal(
     xlist: Any, ylist: Any, err_msg: str = "", verbose: bool = True
 ) -> None:
     """Raise AssertionError unless two lists, or two tuples, have equal arrays."""
-    if type(xlist) is not type(ylist) or type(xlist) not in (list, tuple):
-        kinds = f"a {type(xlist).__name__} and a {type(ylist).__name__}"
-        raise AssertionError(f"two of a list or a tuple are expected, not {kinds}")
-    if len(xlist) != len(ylist):
-        raise AssertionError(f"{len(xlist)} arrays beside {len(ylist)}")
+    kinds: Any = (type(xlist), type(ylist))
+    if kinds not in ((list, list), (tuple, tuple)) or len(xlist) != len(ylist):
+        raise AssertionError(f"two lists or tuples of one length are expected, not {kinds}")
     for x, y in zip(xlist, ylist):
         assert_array_equal(x, y, err_msg, verbose)
 

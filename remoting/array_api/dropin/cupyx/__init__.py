@@ -18,43 +18,37 @@ from cupyx import profiler as profiler
 rsqrt = _ufunc("rsqrt", ["e->e", "f->f", "d->d", "F->F", "D->D"])
 
 
-def scatter_add(a: Any, slices: Any, value: Any) -> None:
-    """Add in place at indices, repeated ones as often as they occur."""
-    _UFUNCS["add"].at(a, slices, value)
+def _scatter(name: str, does: str) -> Any:
+    def scatter(a: object, slices: object, value: object) -> None:
+        _UFUNCS[name].at(a, slices, value)
+
+    scatter.__doc__ = f"{does} in place at indices, repeated ones as often as they occur."
+    return scatter
 
 
-def scatter_max(a: Any, slices: Any, value: Any) -> None:
-    """Take the maximum in place at indices."""
-    _UFUNCS["maximum"].at(a, slices, value)
+scatter_add = _scatter("add", "Add")
+scatter_max = _scatter("maximum", "Take the maximum")
+scatter_min = _scatter("minimum", "Take the minimum")
 
 
-def scatter_min(a: Any, slices: Any, value: Any) -> None:
-    """Take the minimum in place at indices."""
-    _UFUNCS["minimum"].at(a, slices, value)
+def _pinned(make: Any, how: str) -> tuple[Any, Any]:
+    """Return functions for host memory of a shape and like an array; pinning it has no use here."""
+
+    def of_shape(shape: object, dtype: object = float, order: object = "C") -> Any:
+        return make(shape, dtype, order)
+
+    def like(
+        a: Any, dtype: object = None, order: object = "K", subok: object = None, shape: Any = None
+    ) -> Any:
+        return make(a.shape if shape is None else shape, dtype or a.dtype)
+
+    of_shape.__doc__ = f"Return {how} host memory; pinning would be of no use for a far device."
+    like.__doc__ = f"Return {how} host memory for an array like another."
+    return of_shape, like
 
 
-def empty_pinned(shape: Any, dtype: Any = float, order: Any = "C") -> Any:
-    """Return host memory; pinning would be of no use, the device is elsewhere."""
-    return np.empty(shape, dtype, order)
-
-
-def zeros_pinned(shape: Any, dtype: Any = float, order: Any = "C") -> Any:
-    """Return zeros in host memory."""
-    return np.zeros(shape, dtype, order)
-
-
-def empty_like_pinned(
-    a: Any, dtype: Any = None, order: Any = "K", subok: Any = None, shape: Any = None
-) -> Any:
-    """Return host memory for an array."""
-    return np.empty(a.shape if shape is None else shape, dtype or a.dtype)
-
-
-def zeros_like_pinned(
-    a: Any, dtype: Any = None, order: Any = "K", subok: Any = None, shape: Any = None
-) -> Any:
-    """Return zeros in host memory for an array."""
-    return np.zeros(a.shape if shape is None else shape, dtype or a.dtype)
+empty_pinned, empty_like_pinned = _pinned(np.empty, "uninitialised")
+zeros_pinned, zeros_like_pinned = _pinned(np.zeros, "zeroed")
 
 
 def get_runtime_info(*, full: bool = True) -> Any:
@@ -94,7 +88,7 @@ def geterr() -> dict[str, Any]:
     return dict(_settings)
 
 
-def seterr(**kwargs: Any) -> dict[str, Any]:
+def seterr(**kwargs: object) -> dict[str, Any]:
     """Set how errors are handled; devices ignore floating-point errors."""
     before = geterr()
     unknown = set(kwargs) - set(_settings)
@@ -105,7 +99,7 @@ def seterr(**kwargs: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def errstate(**kwargs: Any) -> Generator[None]:
+def errstate(**kwargs: object) -> Generator[None]:
     """Set how errors are handled within a block."""
     before = seterr(**kwargs)
     try:

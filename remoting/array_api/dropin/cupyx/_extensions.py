@@ -1,12 +1,15 @@
 """Functions of `cupyx` that the worker's own CuPy runs whole: one call crosses.
 
-Their names are in the table of the worker too; a test compares the two.
+`extension_names` declares them for both ends.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
+import importlib.util
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,8 +21,17 @@ from cupy._core.dispatch.arguments import need as _need
 from cupy._door import absent as _absent
 from cupy._door.calls import Remote as _Remote
 
-from cupyx._output_places import OUTPUT_PLACES
 
+def declared(name: str) -> Any:
+    """Return a module of declarations for both ends; its folder is not on this program's path."""
+    path = Path(__file__).resolve().parents[3] / "devices" / f"{name}.py"
+    spec: Any = importlib.util.spec_from_file_location(f"cupyx._{name}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+_EXTENSIONS = declared("extension_names").EXTENSIONS
 _OUTPUTS = ("out", "output")
 """Keywords by which a program names the array that takes the result."""
 _WRITTEN = (*_OUTPUTS, "distances", "indices")
@@ -50,6 +62,8 @@ def operand(value: Any) -> Any:
         return value.coeffs
     if any(hasattr(value, each) for each in _convert.ARRAY_PROTOCOLS):
         return _convert.array(value, copy=None)
+    if type(value).__module__.startswith("scipy.sparse"):
+        return importlib.import_module("cupyx.scipy.sparse._matrices").of_scipy(value)
     if hasattr(value, "__array__"):
         return _host(np.asarray(value))
     if isinstance(value, Iterable):
@@ -73,20 +87,19 @@ def _numbers(value: Any) -> Any:
     return list(value) if is_several else operand(value)
 
 
-def _refuse_host(output: Any, name: str) -> None:
+def _refuse_host(output: object, name: str) -> None:
     """Raise for an array of the host: results would be written into its copy on the device."""
     if isinstance(output, np.ndarray):
         _need(output, name)
 
 
-def _function(path: str, name: str, *, one: bool) -> Any:
+def _function(path: str, name: str, *, one: bool, place: int) -> Any:
     operation = f"{path}.{name}"
-    place = OUTPUT_PLACES.get(operation, -1)
     last, own = _SEVERAL_FROM.get(operation, (1 << 30, ()))
     telling = (*_SEVERAL, *own)
     numbers = _NUMBERS_FROM.get(name, _NUMBERS_FROM.get(path.rpartition(".")[2], 1 << 30))
 
-    def function(*args: Any, **kwargs: Any) -> Any:
+    def function(*args: object, **kwargs: object) -> Any:
         given = (*map(operand, args[:numbers]), *map(_numbers, args[numbers:]))
         keywords = {
             key: (_numbers if key in _OF_NUMBERS else operand)(value)
@@ -123,17 +136,11 @@ def checked(function: Any, check: Any) -> Any:
     return call
 
 
-def fill(module: dict[str, Any], one: str, several: str = "") -> None:
-    """Fill a module with functions, and with the advice about the names that it lacks.
-
-    Args:
-        module: its ``globals()``.
-        one: names of the functions whose result is one array; nothing waits for these.
-        several: of those with another result, which is known when the worker has answered.
-    """
+def fill(module: dict[str, Any]) -> None:
+    """Fill a module with its declared functions, and the advice about the names that it lacks."""
     path = module["__name__"]
-    for names, alone in ((one, True), (several, False)):
-        for name in names.split():
-            module[name] = _function(path, name, one=alone)
-    module["__all__"] = sorted([*one.split(), *several.split()])
+    names = _EXTENSIONS[path.partition(".")[2]]
+    for name, (waits, place) in names.items():
+        module[name] = _function(path, name, one=not waits, place=place)
+    module["__all__"] = sorted(names)
     module["__getattr__"] = _absent.lookup(path)

@@ -8,8 +8,6 @@ array as its result does not wait.
 from __future__ import annotations
 
 import importlib
-import importlib.util
-from pathlib import Path
 from typing import Any
 
 from cupy._core.dispatch import make as _make
@@ -17,18 +15,9 @@ from cupy._door import state as _state
 from cupy._door import wire as _wire
 from cupy._door.calls import Remote
 
-from cupyx._extensions import operand
+from cupyx._extensions import declared, operand
 
-
-def _declared() -> Any:
-    path = Path(__file__).resolve().parents[3] / "devices" / "families.py"
-    spec: Any = importlib.util.spec_from_file_location("cupyx._families", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-DECLARED = _declared()
+DECLARED = declared("families")
 """The declarations of all families."""
 
 _classes: dict[tuple[str, str], Any] = {}
@@ -42,13 +31,19 @@ def class_of(family: str, name: str) -> Any:
     return _classes[family, name]
 
 
-def ask(operation: str, /, *args: Any, out: Any = None, **kwargs: Any) -> Any:
+def operands(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call as they travel."""
+    return tuple(map(operand, args)), {key: operand(value) for key, value in kwargs.items()}
+
+
+def ask(operation: str, /, *args: object, out: Any = None, **kwargs: object) -> Any:
     """Run an operation of a family, and wait for its result.
 
     An array ``out`` of the program takes the result, and is returned, as in CuPy.
     """
     session = _make.session_of(*args, *kwargs.values())
-    made = read(session, session.ask(operation, args, kwargs))
+    given, named = operands(args, kwargs)
+    made = read(session, session.ask(operation, given, named))
     if out is None:
         return made
     if out.shape != made.shape:
@@ -57,7 +52,7 @@ def ask(operation: str, /, *args: Any, out: Any = None, **kwargs: Any) -> Any:
     return out
 
 
-def read(session: Any, value: Any) -> Any:
+def read(session: object, value: object) -> Any:
     """Return an answer with its objects."""
     if isinstance(value, list) and len(value) == 5 and isinstance(value[0], str):
         _, handle, family, name, looks = value
@@ -67,7 +62,7 @@ def read(session: Any, value: Any) -> Any:
     return value
 
 
-def _object(kind: Any, session: Any, handle: int, looks: Any) -> Any:
+def _object(kind: Any, session: object, handle: int, looks: Any) -> Any:
     made: Any = object.__new__(kind)
     made._gp_handle = handle
     made._gp_session = session
@@ -83,10 +78,8 @@ class RemoteObject(Remote):
     _gp_kind = ""
     _gp_device: int
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        given = [operand(value) for value in args]
-        named = {key: operand(value) for key, value in kwargs.items()}
-        self._take(ask(f"{self._gp_family}.new", self._gp_kind, *given, **named))
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        self._take(ask(f"{self._gp_family}.new", self._gp_kind, *args, **kwargs))
 
     def _look(self) -> None:
         """Take the looks that the worker describes."""
@@ -103,17 +96,13 @@ class RemoteObject(Remote):
         else:
             other._gp_handle = old
 
-    def _send(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
+    def _send(self, name: str, /, *args: object, **kwargs: object) -> Any:
         """Call a method that returns one array; only the first of its kind is waited for."""
-        given = (self, name, *[operand(value) for value in args])
-        named = {key: operand(value) for key, value in kwargs.items()}
-        return _make.lazy(f"{self._gp_family}.call", given, named)
+        return _make.lazy(f"{self._gp_family}.call", *operands((self, name, *args), kwargs))
 
-    def _ask(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
+    def _ask(self, name: str, /, *args: object, **kwargs: object) -> Any:
         """Call a method, and wait for its result."""
-        given = [operand(value) for value in args]
-        named = {key: operand(value) for key, value in kwargs.items()}
-        return ask(f"{self._gp_family}.call", self, name, *given, **named)
+        return ask(f"{self._gp_family}.call", self, name, *args, **kwargs)
 
     def _known(self, name: str, args: tuple[Any, ...], kind: Any, looks: Any, **kwargs: Any) -> Any:
         """Call a method that returns an object of known looks; nothing waits."""
@@ -123,48 +112,46 @@ class RemoteObject(Remote):
         handle, _ = session.call(f"{self._gp_family}.call", given, kwargs, _wire.META_OBJECT)
         return _object(kind, session, handle, looks)
 
-    def _change(self, name: str, /, *args: Any, **kwargs: Any) -> None:
+    def _change(self, name: str, /, *args: object, **kwargs: object) -> None:
         """Call a method that changes the object, which may become one of another class."""
         self._changed(*self._ask(name, *args, **kwargs))
 
-    def _changed(self, name: str, looks: Any) -> None:
+    def _changed(self, name: str, looks: object) -> None:
         if type(self) is class_of(self._gp_family, self._gp_kind):
             self.__class__ = class_of(self._gp_family, name)
         self._look(*looks)
 
-    def _set(self, name: str, value: Any) -> None:
-        self._changed(*ask(f"{self._gp_family}.set", self, name, operand(value)))
+    def _set(self, name: str, value: object) -> None:
+        self._changed(*ask(f"{self._gp_family}.set", self, name, value))
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> Any:
         raise TypeError(f"{type(self).__name__} is on a server, and is not pickled or copied")
 
     def __copy__(self) -> Any:
         return self.__reduce_ex__(2)
 
-    def __deepcopy__(self, memo: Any) -> Any:
+    def __deepcopy__(self, memo: object) -> Any:
         return self.__reduce_ex__(2)
 
 
 def _method(name: str, marks: str) -> Any:
     how = {"": "_send", "?": "_ask", "!": "_change"}[marks]
 
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def method(self: object, *args: object, **kwargs: object) -> Any:
         return getattr(self, how)(name, *args, **kwargs)
 
     return method
 
 
 def _made_by(family: str, kind: str, name: str) -> Any:
-    def method(*args: Any, **kwargs: Any) -> Any:
-        given = [operand(value) for value in args]
-        named = {key: operand(value) for key, value in kwargs.items()}
-        return ask(f"{family}.made", kind, name, *given, **named)
+    def method(*args: object, **kwargs: object) -> Any:
+        return ask(f"{family}.made", kind, name, *args, **kwargs)
 
     return staticmethod(method)
 
 
 def _attribute(family: str, name: str, marks: str) -> Any:
-    def get(self: Any) -> Any:
+    def get(self: object) -> Any:
         if "?" in marks:
             return ask(f"{family}.get", self, name)
         return _make.lazy(f"{family}.get", (self, name), {})
@@ -175,36 +162,25 @@ def _attribute(family: str, name: str, marks: str) -> Any:
     return property(get, put if "=" in marks else None)
 
 
-def members(family: str, kind: str, module: str) -> dict[str, Any]:
-    """Return the declared members of a class, as a class has them."""
-    made: dict[str, Any] = {"_gp_family": family, "_gp_kind": kind, "__module__": module}
-    for name, marks in DECLARED.FAMILIES[family][kind][1].items():
-        if marks[:1] == ".":
-            member = _attribute(family, name, marks)
-        elif marks == "+":
-            member = _made_by(family, kind, name)
-        else:
-            member = _method(name, marks)
-        if not isinstance(member, property):
-            function = getattr(member, "__func__", member)
-            function.__name__ = function.__qualname__ = name
-        member.__doc__ = f"See `{module}.{kind}.{name}` of CuPy; the server's library computes it."
-        made["__call__" if name == "call" else name] = member
-    return made
-
-
 def declare(family: str, kind: Any) -> Any:
-    """Give a class of a family its declared members where it has none by hand."""
+    """Give a class of a family its declared members where neither it nor a base has them."""
     name = kind.__name__
-    for member, value in members(family, name, kind.__module__).items():
-        if member == "__module__" or member in vars(kind):
-            continue
-        by_hand = any(
-            member in vars(base) for base in kind.__mro__ if base.__module__[:5] == "cupyx"
-        )
-        if member[:4] == "_gp_" or not by_hand:
-            setattr(kind, member, value)
+    kind._gp_family, kind._gp_kind = family, name
     _classes[family, name] = kind
+    bases = [base for base in kind.__mro__ if base.__module__[:5] == "cupyx"]
+    for member, marks in DECLARED.FAMILIES[family][name][1].items():
+        place = "__call__" if member == "call" else member
+        if any(place in vars(base) for base in bases):
+            continue
+        if marks[:1] == ".":
+            made = _attribute(family, member, marks)
+        else:
+            made = _made_by(family, name, member) if marks == "+" else _method(member, marks)
+            function = getattr(made, "__func__", made)
+            function.__name__ = function.__qualname__ = member
+        path = f"{kind.__module__}.{name}.{member}"
+        made.__doc__ = f"See `{path}` of CuPy; the server's library computes it."
+        setattr(kind, place, made)
     return kind
 
 
@@ -226,10 +202,8 @@ def fill(module: dict[str, Any], family: str) -> None:
 def function(family: str, name: str) -> Any:
     """Return a function of a family's module, which waits for its result."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        given = [operand(value) for value in args]
-        named = {key: operand(value) for key, value in kwargs.items()}
-        return ask(f"{family}.function", name, *given, **named)
+    def call(*args: object, **kwargs: object) -> Any:
+        return ask(f"{family}.function", name, *args, **kwargs)
 
     call.__name__ = call.__qualname__ = name.rpartition(".")[2]
     call.__module__ = f"cupyx.scipy.{family}.{name}".rpartition(".")[0]

@@ -48,7 +48,7 @@ def _told(name: str, times: np.ndarray[Any, Any]) -> str:
 
 def benchmark(
     func: Callable[..., Any],
-    args: Any = (),
+    args: object = (),
     kwargs: dict[str, Any] | None = None,
     n_repeat: int = REPEATS,
     *,
@@ -75,42 +75,36 @@ def benchmark(
         raise ValueError("`args` should be of tuple type.")
     keywords = {} if kwargs is None else kwargs
     numbers = (_cupy.cuda.get_device_id(),) if devices is None else tuple(devices)
-    events = [_events(number) for number in numbers]
+    events: list[tuple[Any, Any, Any]] = []
+    for number in numbers:
+        with _cupy.cuda.Device(number) as device:
+            events.append((device, _cupy.cuda.Event(), _cupy.cuda.Event()))
     for _ in range(n_warmup):
         func(*args, **keywords)
-    _record(numbers, events, 1)
-    _wait(events)
+    _record(events, 2)
     cpu: list[float] = []
     gpu: list[list[float]] = []
     spent = 0.0
     for _ in range(n_repeat):
-        _record(numbers, events, 0)
+        _record(events, 1)
         began = time.perf_counter()
         func(*args, **keywords)
         ended = time.perf_counter()
-        _record(numbers, events, 1)
-        _wait(events)
+        _record(events, 2)
         cpu.append(ended - began)
-        gpu.append([_cupy.cuda.get_elapsed_time(*pair) * 1e-3 for pair in events])
+        gpu.append([_cupy.cuda.get_elapsed_time(*pair) * 1e-3 for _, *pair in events])
         spent += time.perf_counter() - began
         if spent >= max_duration:
             break
     return Times(name or getattr(func, "__name__", repr(func)), cpu, gpu, numbers)
 
 
-def _events(device: int) -> tuple[Any, Any]:
-    with _cupy.cuda.Device(device):
-        return _cupy.cuda.Event(), _cupy.cuda.Event()
-
-
-def _record(devices: tuple[int, ...], events: list[tuple[Any, Any]], which: int) -> None:
-    for device, pair in zip(devices, events):
-        with _cupy.cuda.Device(device):
-            pair[which].record()
-
-
-def _wait(events: list[tuple[Any, Any]]) -> None:
-    for _, last in events:
+def _record(events: list[tuple[Any, Any, Any]], which: int) -> None:
+    """Record each device's first or last event; wait for the last one."""
+    for each in events:
+        with each[0]:
+            each[which].record()
+    for *_, last in events if which == 2 else ():
         last.synchronize()
 
 
@@ -124,7 +118,11 @@ class time_range(contextlib.ContextDecorator):
     """A named range of a program, which only a profiler of CUDA would show."""
 
     def __init__(
-        self, message: Any = None, color_id: Any = None, argb_color: Any = None, sync: bool = False
+        self,
+        message: object = None,
+        color_id: object = None,
+        argb_color: object = None,
+        sync: bool = False,
     ) -> None:
         del message
         if color_id is not None and argb_color is not None:

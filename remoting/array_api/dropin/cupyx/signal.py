@@ -2,13 +2,4 @@
 
 from cupyx import _extensions
 
-_extensions.fill(
-    globals(),
-    """
-    channelize_poly convolve1d2o convolve1d3o firfilter firfilter2 firfilter_zi freq_shift
-    inverse_complex_cepstrum minimum_phase mvdr pulse_compression pulse_doppler real_cepstrum
-    """,
-    """
-    ca_cfar complex_cepstrum
-    """,
-)
+_extensions.fill(globals())

@@ -33,6 +33,7 @@ _LEFT_TO_CUPY = {
         dfreqresp dimpulse dlsim dlti dstep freqresp impulse lsim lti place_poles step
     """,
     "chirp transforms as objects": "CZT ZoomFFT",
+    "comparisons of the program": "argrelextrema",
     "functions and kernels over images": """
         cupyx.scipy.ndimage.generic_filter cupyx.scipy.ndimage.generic_filter1d
         cupyx.scipy.ndimage.generic_gradient_magnitude cupyx.scipy.ndimage.generic_laplace
@@ -41,10 +42,7 @@ _LEFT_TO_CUPY = {
     "places of values": "cupyx.scipy.ndimage.value_indices",
     "alignment of structures": "cupy.make_aligned_dtype",
     "arrays as `cuda::std::mdspan`": "cupy.ndarray.mdspan",
-    "BLAS of vectors": """
-        cupy.cublas.asum cupy.cublas.axpy cupy.cublas.dot cupy.cublas.dotc cupy.cublas.dotu
-        cupy.cublas.scal
-    """,
+    "BLAS": "cupy.cublas.asum cupy.cublas.axpy cupy.cublas.dot cupy.cublas.gemm cupy.cublas.gemv",
     "Cholesky solvers": "cupyx.linalg",
 }
 _LEFT = {

@@ -1,7 +1,8 @@
 """Plans of Fourier transforms: a program's advance description of the arrays to come.
 
-The server's CuPy makes and keeps the plans that compute. A plan here says which arrays it is for,
-and is checked as CuPy checks it, so that a program that reuses its plans runs as it is.
+The server's CuPy makes and keeps the plans that compute. A plan here says which arrays it is for.
+A transform in its block makes its own plan, and the two are compared, so that a program that reuses
+its plans runs as it is.
 """
 
 from __future__ import annotations
@@ -10,8 +11,7 @@ import math
 import threading
 from typing import Any
 
-import numpy as np
-
+from cupy._core.dispatch.arguments import axis_of
 from cupy._door import pool
 
 CUFFT_FORWARD, CUFFT_INVERSE = -1, 1
@@ -22,9 +22,16 @@ _TYPES = {
     "R2C": (CUFFT_R2C, CUFFT_D2Z),
     "C2R": (CUFFT_C2R, CUFFT_Z2D),
 }
+_AXES_MAX = 3
 
-
-OTHER_TYPE = "the plan is for another type of numbers or of transform"
+_UNLIKE = {  # two begin as CuPy's own tests look for
+    "nx": "Target array size does not match the plan.",
+    "shape": "The cuFFT plan and a.shape do not match",
+    "fft_type": "the plan is for another type of numbers or of transform",
+    "batch": "the plan is for another number of transforms at once",
+    "order": "the plan is for an array in another order",
+    "last_axis": "the plan has another last axis",
+}
 
 
 def getVersion() -> int:
@@ -39,7 +46,6 @@ class _Local(threading.local):
 
 
 _local = _Local()
-"""The settings of transforms; their module imports this one."""
 
 
 def get_current_plan() -> Any:
@@ -50,10 +56,6 @@ def get_current_plan() -> Any:
 class _Plan:
     """A plan as a context: transforms in the block must be those that it is for."""
 
-    fft_type: int
-    gpus: Any = None
-    work_area: Any = None
-
     def __enter__(self) -> Any:
         _local.outer.append(_local.plan)
         _local.plan = self
@@ -62,82 +64,95 @@ class _Plan:
     def __exit__(self, *_error: object) -> None:
         _local.plan = _local.outer.pop()
 
+    def check(self, other: _Plan) -> None:
+        """Raise a ValueError if it is not for the transforms of another plan."""
+        if type(other) is not type(self):
+            raise ValueError("a transform over one axis takes a plan over one")
+        for name, value in vars(other).items():
+            own = getattr(self, name)
+            if own != value:
+                raise ValueError(f"{_UNLIKE[name]}: {own} and {value}")
+
 
 class Plan1d(_Plan):
     """A plan for transforms over one axis."""
 
-    def __init__(self, nx: int, fft_type: int, batch: int, *, devices: Any = None) -> None:
-        given = range(devices) if isinstance(devices, int) else devices
-        self.gpus = None if given is None else [int(each) for each in given]
-        self.nx, self.fft_type, self.batch = int(nx), int(fft_type), int(batch)
-
-    def check(self, fft_type: int, length: int, batch: int) -> None:
-        """Raise if it is not for such a transform."""
-        if fft_type != self.fft_type:
-            raise ValueError(OTHER_TYPE)
-        if length != self.nx:  # a beginning that CuPy's own tests look for
-            raise ValueError("Target array size does not match the plan.", length, self.nx)
-        from cupy.fft._plans import config
-
-        if config.use_multi_gpus != (self.gpus is not None):
-            raise ValueError("the plan and cupy.fft.config.use_multi_gpus disagree")
-        if batch != self.batch:
-            raise ValueError(f"the plan is for {self.batch} transforms at once, and not {batch}")
+    def __init__(self, nx: int, fft_type: int, batch: int, *, devices: object = None) -> None:
+        del devices  # one GPU transforms
+        self.fft_type, self.nx, self.batch = int(fft_type), int(nx), int(batch)
 
 
 class PlanNd(_Plan):
-    """A plan for transforms over several axes; `cupyx.scipy.fftpack.get_fft_plan` makes it."""
+    """A plan for transforms over several axes; `get_fft_plan` makes it."""
 
-    def __init__(self, shape: tuple[int, ...], fft_type: int, order: str, last_axis: int) -> None:
-        self.shape, self.fft_type, self.order = shape, fft_type, order
-        self.last_axis, self.last_size = last_axis, shape[0 if order == "F" else -1]
-
-    def check(self, fft_type: int, lengths: tuple[int, ...], order: str, last_axis: int) -> None:
-        """Raise if it is not for such a transform."""
-        if order != self.order:
-            raise ValueError(f"the plan is for an array in order {self.order}, and not {order}")
-        expected = lengths[::-1] if order == "F" else lengths
-        if expected != self.shape:
-            raise ValueError(  # a beginning that CuPy's own tests look for
-                f"The cuFFT plan and a.shape do not match: {self.shape} and {expected}"
-            )
-        if fft_type != self.fft_type:
-            raise ValueError(OTHER_TYPE)
-        if fft_type not in _TYPES["C2C"] and last_axis != self.last_axis:
-            raise ValueError(f"the plan's last axis is {self.last_axis}, and not {last_axis}")
+    def __init__(self, shape: Any, fft_type: int, order: str, last_axis: int) -> None:
+        self.order = order
+        self.shape = tuple(shape[::-1] if order == "F" else shape)
+        self.fft_type = fft_type
+        self.last_axis = None if fft_type in _TYPES["C2C"] else last_axis
 
 
-def type_of(dtype: np.dtype[Any], value_type: str) -> int:
-    """Return cuFFT's number of a transform of an array; ValueError for an unknown kind."""
+def _plans(a: Any, shape: Any, axes: Any, value_type: str, *, each: bool) -> list[_Plan]:
+    """Return the plan of a transform, or with ``each`` one for each of its axes."""
     if value_type not in _TYPES:
         raise ValueError(f"value_type must be C2C, R2C or C2R, not {value_type}")
-    return _TYPES[value_type][0 if dtype.char in "efF" else 1]
+    fft_type = _TYPES[value_type][0 if a.dtype.char in "efF" else 1]
+    given = range(-a.ndim if shape is None else -len(shape), 0) if axes is None else axes
+    places = [axis_of(axis, a.ndim) for axis in given]
+    lengths: list[int] = [a.shape[at] for at in places]
+    if value_type == "C2R":
+        lengths[-1] = (lengths[-1] - 1) * 2
+    for at, length in enumerate(shape or ()):
+        lengths[at] = lengths[at] if length is None else length
+    if len(places) > 1 and not each:
+        return [_plan_nd(a, places, lengths, fft_type)]
+    whole: list[int] = list(a.shape)
+    for at, length in zip(places, lengths):
+        whole[at] = length
+    others = [math.prod([*whole[:at], *whole[at + 1 :]]) for at in places]
+    return [Plan1d(length, fft_type, batch) for length, batch in zip(lengths, others)]
 
 
-def order_of(array: Any) -> str:
-    """Return the order of an array in memory as transforms see it."""
-    return "F" if array.flags.fnc else "C"
+def _plan_nd(a: Any, places: list[int], lengths: list[int], fft_type: int) -> PlanNd:
+    order = "F" if a.flags.fnc else "C"
+    if fft_type not in _TYPES["C2C"] and a.flags.f_contiguous:
+        raise ValueError("a plan over several axes of an array in order F is for C2C alone")
+    inside = sorted(places)
+    adjacent = inside == list(range(inside[0], inside[0] + len(inside)))
+    if len(inside) > _AXES_MAX or not adjacent or (inside[0] and inside[-1] != a.ndim - 1):
+        raise ValueError(
+            f"cuFFT has no plan over axes {inside} of {a.ndim}: give up to {_AXES_MAX} that are "
+            "neighbours, each once, the first or the last of the array among them"
+        )
+    inner = [length for _, length in sorted(zip(places, lengths))]
+    return PlanNd(inner, fft_type, order, inside[-1])
 
 
-def check_current(
-    array: Any, value_type: str, axes: list[int], lengths: list[int], shape: list[int]
-) -> None:
-    """Raise if a transform is not that of the current plan.
+def get_fft_plan(a: Any, shape: Any = None, axes: Any = None, value_type: str = "C2C") -> Any:
+    """Return a plan for transforms of arrays like ``a``.
 
     Args:
-        array: what is transformed.
+        a: a contiguous array.
+        shape: the points along each axis; by default the lengths of ``a``.
+        axes: the axes; by default the last ones, as many as ``shape`` has.
         value_type: C2C, R2C or C2R.
-        axes: the axes, in the order in which the program named them.
-        lengths: the points along each of them.
-        shape: of the array, once it is cut or padded.
+
+    Raises:
+        ValueError: cuFFT has no such plan.
     """
+    if not a.flags.forc:
+        raise ValueError("a plan is for a contiguous array")
+    shape = (shape,) if isinstance(shape, int) else shape
+    axes = (axes,) if isinstance(axes, int) else axes
+    if shape is not None and axes is not None and len(shape) != len(axes):
+        raise ValueError(f"shape has {len(shape)} lengths, and axes names {len(axes)}")
+    return _plans(a, shape, axes, value_type, each=False)[0]
+
+
+def check_current(a: object, value_type: str, shape: object, axes: object) -> None:
+    """Raise a ValueError if a transform is not that of the current plan; without one do nothing."""
     plan = _local.plan
-    fft_type = type_of(array.dtype, value_type)
-    if isinstance(plan, Plan1d):
-        for at, length in zip(axes, lengths):
-            plan.check(fft_type, length, math.prod(shape) // max(shape[at], 1))
+    if plan is None:
         return
-    if len(axes) == 1:
-        raise ValueError("a transform over one axis takes a plan over one")
-    pairs = sorted(zip(axes, lengths))
-    plan.check(fft_type, tuple([n for _, n in pairs]), order_of(array), pairs[-1][0])
+    for each in _plans(a, shape, axes, value_type, each=isinstance(plan, Plan1d)):
+        plan.check(each)

@@ -9,6 +9,7 @@ CUDA arrays and what is made of them live in the worker. Descriptors are values 
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,15 @@ from cupy._door.calls import Remote, remote_object, remote_of
 from cupy.cuda import runtime
 
 
+@dataclasses.dataclass(eq=False)
 class ChannelFormatDescriptor:
     """The bits of the four channels of an element, and the kind of their numbers."""
 
-    def __init__(self, x: int, y: int, z: int, w: int, f: int) -> None:
-        self.channel = (int(x), int(y), int(z), int(w), int(f))
+    x: int
+    y: int
+    z: int
+    w: int
+    f: int
 
 
 class CUDAarray(Remote):
@@ -43,17 +48,17 @@ class CUDAarray(Remote):
             raise ValueError("To create a CUDA array, width must be nonzero.")
         if height == 0 and depth > 0:
             raise ValueError("To create a 2D CUDA array, height must be nonzero.")
-        args = (desc.channel, int(width), int(height), int(depth), int(flags))
+        args = (dataclasses.astuple(desc), width, height, depth, flags)
         made = remote_object(cls, pool.current(), "cuda.array.create", args)
         made.desc, made.width, made.height, made.depth = desc, width, height, depth
         made.flags = flags
         made.ndim = 3 if depth > 0 else 2 if height > 0 else 1
         return made
 
-    def _copy(self, operation: str, array: Any, stream: Any) -> None:
+    def _copy(self, operation: str, array: object, stream: object) -> None:
         self._gp_session.ask(operation, (self, array, remote_of(stream)))
 
-    def copy_from(self, in_arr: Any, stream: Any = None) -> None:
+    def copy_from(self, in_arr: object, stream: object = None) -> None:
         """Copy an array of the GPU or of NumPy into this one.
 
         Args:
@@ -80,54 +85,44 @@ class CUDAarray(Remote):
         out_arr[...] = between.get()
 
 
+@dataclasses.dataclass(eq=False)
 class ResourceDescriptor:
     """Memory of a texture or a surface: a CUDA array, or an array of the GPU."""
 
-    def __init__(
-        self,
-        restype: int,
-        cuArr: CUDAarray | None = None,
-        arr: Any = None,
-        chDesc: ChannelFormatDescriptor | None = None,
-        sizeInBytes: int = 0,
-        width: int = 0,
-        height: int = 0,
-        pitchInBytes: int = 0,
-    ) -> None:
-        if restype == runtime.cudaResourceTypeMipmappedArray:
+    restype: int
+    cuArr: CUDAarray | None = None
+    arr: Any = None
+    chDesc: ChannelFormatDescriptor | None = None
+    sizeInBytes: int = 0
+    width: int = 0
+    height: int = 0
+    pitchInBytes: int = 0
+
+    def __post_init__(self) -> None:
+        if self.restype == runtime.cudaResourceTypeMipmappedArray:
             raise NotImplementedError("cudaResourceTypeMipmappedArray is not supported, as in CuPy")
-        self.restype = int(restype)
-        self.cuArr = cuArr
-        self.arr = arr
-        self.chDesc = chDesc
-        self._sizes = (int(sizeInBytes), int(width), int(height), int(pitchInBytes))
 
     def packed(self) -> tuple[Any, ...]:
         """Return the arguments of the worker's operations."""
         what = self.cuArr if self.restype == runtime.cudaResourceTypeArray else self.arr
         if not isinstance(what, Remote):
             raise ValueError("a texture is of a CUDAarray or of an array of the GPU")
-        channel = None if self.chDesc is None else self.chDesc.channel
-        return (self.restype, what, channel, self._sizes)
+        channel = None if self.chDesc is None else dataclasses.astuple(self.chDesc)
+        sizes = (self.sizeInBytes, self.width, self.height, self.pitchInBytes)
+        return (self.restype, what, channel, sizes)
 
 
+@dataclasses.dataclass(eq=False)
 class TextureDescriptor:
     """Modes of texture reads: beyond borders, between elements, and number format."""
 
-    def __init__(
-        self,
-        addressModes: Any = None,
-        filterMode: int = 0,
-        readMode: int = 0,
-        sRGB: Any = None,
-        borderColors: Any = None,
-        normalizedCoords: Any = None,
-        maxAnisotropy: Any = None,
-    ) -> None:
-        modes = None if addressModes is None else [int(each) for each in addressModes]
-        colors = None if borderColors is None else [float(each) for each in borderColors]
-        rest = (sRGB, colors, normalizedCoords, maxAnisotropy)
-        self.look = (modes, int(filterMode), int(readMode), *rest)
+    addressModes: Any = None
+    filterMode: int = 0
+    readMode: int = 0
+    sRGB: Any = None
+    borderColors: Any = None
+    normalizedCoords: Any = None
+    maxAnisotropy: Any = None
 
 
 class TextureObject(Remote):
@@ -138,7 +133,7 @@ class TextureObject(Remote):
     def __new__(cls, ResDesc: ResourceDescriptor, TexDesc: TextureDescriptor) -> Any:
         """Make one where its array is."""
         packed = ResDesc.packed()
-        args = (*packed, TexDesc.look)
+        args = (*packed, dataclasses.astuple(TexDesc))
         made = remote_object(cls, packed[1]._gp_session, "cuda.texture.create", args)
         made.ResDesc, made.TexDesc = ResDesc, TexDesc
         return made

@@ -6,14 +6,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cupy._core.dispatch import arguments as _arguments
 from cupy._core.dispatch import learning as _learning
-from cupy._core.dispatch import make as _make
 from cupy._core.dispatch.learning import Array, Count, Like
 from cupy._door import absent as _absent
 from cupy.cuda import cufft as _cufft
-from cupy.fft import _plans
-from cupy.fft._plans import config as config
+from cupy.fft import config as config
 
 if TYPE_CHECKING:
     from cupy._core.array import ndarray
@@ -23,32 +20,20 @@ __all__ += ["ifftshift", "ihfft", "irfft", "irfft2", "irfftn", "rfft", "rfft2", 
 
 
 def _is_special() -> bool:
-    """Say whether this thread has a plan, or several GPUs transform."""
-    return _cufft.get_current_plan() is not None or config.use_multi_gpus
+    """Say whether this thread has a plan."""
+    return _cufft.get_current_plan() is not None
 
 
-def _check_plan(name: str, a: Any, s: Any, axes: Any) -> None:
+def _check_plan(name: str, a: object, s: object, axes: object) -> None:
     """Raise if the program's plan is for another transform; with no plan do nothing."""
-    if _cufft.get_current_plan() is None:
-        return
     back = name.startswith("irfft") or name == "hfft"
     kind = "C2R" if back else "R2C" if name[0] == "r" or name == "ihfft" else "C2C"
-    given = range(-a.ndim if s is None else -len(s), 0) if axes is None else axes
-    places = [_arguments.axis_of(axis, a.ndim) for axis in given]
-    shape = list(a.shape)
-    for at, length in zip(places, s or ()):
-        shape[at] = shape[at] if length is None else length
-    lengths = [shape[at] for at in places]
-    if back and (s is None or s[-1] is None):
-        lengths[-1] = (a.shape[places[-1]] - 1) * 2
-    _cufft.check_current(a, kind, places, lengths, shape if len(places) > 1 else list(a.shape))
+    _cufft.check_current(a, kind, s, axes)
 
 
 def _one(name: str) -> Any:
     def row(a: Array, n: object = None, axis: int = -1, norm: object = None) -> Any:
         _check_plan(name, a, None if n is None else (n,), (axis,))
-        operation, first = _plans.transform(name)
-        return _make.lazy(operation, (*first, a, n, axis, norm), {}) if first else None
 
     return row
 

@@ -5,21 +5,21 @@ from typing import Any
 from cupy._core.dispatch.transfers import download as _download
 from cupy._door import absent as _absent
 from cupy.random import _generator as _generator
+from cupy.random._generator import XORWOW as XORWOW
+from cupy.random._generator import BitGenerator as BitGenerator
+from cupy.random._generator import Generator as Generator
+from cupy.random._generator import MRG32k3a as MRG32k3a
+from cupy.random._generator import Philox4x3210 as Philox4x3210
+from cupy.random._generator import RandomState as RandomState
 from cupy.random._generator import get_random_state as get_random_state
+from cupy.random._generator import multinomial as multinomial
 from cupy.random._generator import reset_states as reset_states
 from cupy.random._generator import seed as seed
 from cupy.random._generator import set_random_state as set_random_state
-from cupy.random._states import DISTRIBUTIONS as _DISTRIBUTIONS
-from cupy.random._states import XORWOW as XORWOW
-from cupy.random._states import BitGenerator as BitGenerator
-from cupy.random._states import Generator as Generator
-from cupy.random._states import MRG32k3a as MRG32k3a
-from cupy.random._states import Philox4x3210 as Philox4x3210
-from cupy.random._states import RandomState as RandomState
 
 
 def _of_state(name: str) -> Any:
-    def function(*args: Any, **kwargs: Any) -> Any:
+    def function(*args: object, **kwargs: object) -> Any:
         return getattr(get_random_state(), name)(*args, **kwargs)
 
     function.__name__ = name
@@ -28,7 +28,7 @@ def _of_state(name: str) -> Any:
 
 
 _OTHERS = "choice dirichlet multivariate_normal permutation rand randint randn shuffle"
-for _name in (*_DISTRIBUTIONS, *_OTHERS.split()):
+for _name in (*_generator.DISTRIBUTIONS, *_OTHERS.split()):
     globals()[_name] = _of_state(_name)
 random = ranf = sample = globals()["random_sample"]
 
@@ -40,26 +40,12 @@ def random_integers(low: int, high: Any = None, size: Any = None) -> Any:
     return get_random_state().randint(low, high + 1, size)
 
 
-def multinomial(n: int, pvals: Any, size: Any = None) -> Any:
-    """Draw from the multinomial distribution."""
-    import numpy as np
-
-    from cupy._core import convert
-    from cupy._core.dispatch import arguments, make
-    from cupy._door.meta import fresh
-
-    weights = convert.asarray(pvals)
-    shape = (*(() if size is None else arguments.shape_of(size)), *weights.shape)
-    args = (get_random_state(), n, weights, shape)
-    return make.forward("random.multinomial", args, {}, fresh(np.dtype(np.int64), shape))
-
-
 def bytes(length: int) -> Any:  # noqa: A001 - NumPy's name
     """Return random bytes on the host."""
     return _download(get_random_state().randint(0, 256, length, "uint8")).tobytes()
 
 
-def default_rng(seed: Any = None) -> Generator:
+def default_rng(seed: object = None) -> Generator:
     """Return a generator with a seed."""
     if isinstance(seed, Generator):
         return seed

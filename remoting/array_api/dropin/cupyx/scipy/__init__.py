@@ -7,7 +7,7 @@ import cupy as _cupy
 from cupy._door import absent as _absent
 
 
-def get_array_module(*args: Any) -> Any:
+def get_array_module(*args: object) -> Any:
     """Return `cupyx.scipy` if any argument is on a device, otherwise `scipy`."""
     return _import(__name__ if _cupy.get_array_module(*args) is _cupy else "scipy")
 

@@ -8,24 +8,14 @@ from cupyx import _extensions
 from cupyx.scipy.fftpack import get_fft_plan as get_fft_plan
 from cupyx.scipy.fftpack import with_plan as _with_plan
 
-_extensions.fill(
-    globals(),
-    """
-    dct dctn dst dstn fft fft2 fftfreq fftn fftshift fht hfft hfft2 hfftn idct idctn idst idstn
-    ifft ifft2 ifftn ifftshift ifht ihfft ihfft2 ihfftn irfft irfft2 irfftn rfft rfft2 rfftfreq
-    rfftn
-    """,
-    """
-    next_fast_len
-    """,
-)
+_extensions.fill(globals())
 
 
 def _planned(name: str) -> Any:
     whole: Any = globals()[name]
     computed = getattr(_cupy.fft, name)
 
-    def function(*args: Any, **kwargs: Any) -> Any:
+    def function(*args: Any, **kwargs: object) -> Any:
         plan = kwargs.pop("plan", None)
         if plan is None:
             return whole(*args, **kwargs)

@@ -8,12 +8,7 @@ from cupy._core.dispatch import arguments as _arguments
 
 from cupyx import _extensions, _objects
 
-_extensions.fill(
-    globals(),
-    """
-    barycentric_interpolate interpn krogh_interpolate pchip_interpolate
-    """,
-)
+_extensions.fill(globals())
 _one_pchip = globals()["pchip_interpolate"]
 
 

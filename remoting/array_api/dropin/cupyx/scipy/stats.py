@@ -2,9 +2,4 @@
 
 from cupyx import _extensions
 
-_extensions.fill(
-    globals(),
-    """
-    boxcox_llf entropy trim_mean zmap zscore
-    """,
-)
+_extensions.fill(globals())

@@ -11,15 +11,6 @@ from cupy._door import absent as _absent
 from cupyx import _objects
 from cupyx.scipy.sparse import _matrices
 from cupyx.scipy.sparse._matrices import SparseBase as _SparseBase
-from cupyx.scipy.sparse._matrices import coo_array as coo_array
-from cupyx.scipy.sparse._matrices import coo_matrix as coo_matrix
-from cupyx.scipy.sparse._matrices import csc_array as csc_array
-from cupyx.scipy.sparse._matrices import csc_matrix as csc_matrix
-from cupyx.scipy.sparse._matrices import csr_array as csr_array
-from cupyx.scipy.sparse._matrices import csr_matrix as csr_matrix
-from cupyx.scipy.sparse._matrices import dia_array as dia_array
-from cupyx.scipy.sparse._matrices import dia_matrix as dia_matrix
-from cupyx.scipy.sparse._matrices import get_index_dtype as get_index_dtype
 from cupyx.scipy.sparse._matrices import issparse as issparse
 from cupyx.scipy.sparse._matrices import isspmatrix as isspmatrix
 from cupyx.scipy.sparse._matrices import isspmatrix_coo as isspmatrix_coo
@@ -27,7 +18,6 @@ from cupyx.scipy.sparse._matrices import isspmatrix_csc as isspmatrix_csc
 from cupyx.scipy.sparse._matrices import isspmatrix_csr as isspmatrix_csr
 from cupyx.scipy.sparse._matrices import isspmatrix_dia as isspmatrix_dia
 from cupyx.scipy.sparse._matrices import matrix_transpose as matrix_transpose
-from cupyx.scipy.sparse._matrices import random as random
 from cupyx.scipy.sparse._matrices import sparray as sparray
 from cupyx.scipy.sparse._matrices import spmatrix as spmatrix
 
@@ -52,11 +42,9 @@ class SuperLU(_objects.RemoteObject):
 
 
 _SuperLU = SuperLU
+globals().update(_matrices.CLASSES)
 _objects.fill(globals(), "sparse")
 del SuperLU  # it is in `linalg`
-for _name in _objects.DECLARED.FUNCTIONS["sparse"]:
-    if "." not in _name and _name != "random":
-        globals()[_name] = _matrices.with_matrices(globals()[_name])
 
 linalg = _import_module(f"{__name__}.linalg")  # which needs what is above
 

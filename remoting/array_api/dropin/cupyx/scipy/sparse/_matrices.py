@@ -32,7 +32,7 @@ _NAMES = {
 _NUMBERS = (bool, int, float, complex, np.generic)
 
 
-def is_dense(value: Any) -> bool:
+def is_dense(value: object) -> bool:
     """Say whether a value is an array on a device."""
     return isinstance(value, make.classes.ndarray)
 
@@ -42,7 +42,7 @@ def is_number(value: Any) -> bool:
     return isinstance(value, _NUMBERS) or (is_dense(value) and value.ndim == 0)
 
 
-def is_of_scipy(value: Any) -> bool:
+def is_of_scipy(value: object) -> bool:
     """Say whether a value is a sparse matrix of this machine's SciPy."""
     return type(value).__module__.startswith("scipy.sparse") and hasattr(value, "tocsr")
 
@@ -53,7 +53,7 @@ def class_of(form: str, is_array: bool) -> Any:
 
 
 def _operator(name: str, swapped: bool = False) -> Any:
-    def compute(self: Any, *others: Any) -> Any:
+    def compute(self: object, *others: object) -> Any:
         given = (*others, self) if swapped else (self, *others)
         good = (SparseBase, make.classes.ndarray, np.ndarray, *_NUMBERS)
         if not all(isinstance(each, good) for each in given):
@@ -62,7 +62,7 @@ def _operator(name: str, swapped: bool = False) -> Any:
             kind = importlib.import_module("cupyx.scipy.sparse").SparseEfficiencyWarning
             text = "using ==, <=, and >= is inefficient, try using !=, <, or > instead."
             warnings.warn(f"Comparing sparse matrices {text}", kind, 2)
-        return _objects.ask("sparse.operator", name, *[operand(each) for each in given])
+        return _objects.ask("sparse.operator", name, *given)
 
     return compute
 
@@ -85,7 +85,7 @@ class SparseBase(_objects.RemoteObject):
         dtype: Any = None,
         copy: bool = False,
         *,
-        maxprint: Any = None,
+        maxprint: object = None,
     ) -> None:
         if maxprint is not None:
             self.maxprint = maxprint
@@ -101,7 +101,7 @@ class SparseBase(_objects.RemoteObject):
         self._take(_objects.ask("sparse.make", self._gp_kind, source, shape, kind, bool(copy)))
 
     @classmethod
-    def __class_getitem__(cls, item: Any) -> Any:
+    def __class_getitem__(cls, item: object) -> Any:
         return GenericAlias(cls, item)
 
     def _source(self, arg1: Any) -> Any:
@@ -130,7 +130,7 @@ class SparseBase(_objects.RemoteObject):
         if self._dtype.char not in DTYPES:
             raise ValueError(f"a sparse matrix of {self._dtype}")
 
-    def _same(self, name: str, kind: Any = None, shape: Any = None, **kwargs: Any) -> Any:
+    def _same(self, name: str, kind: object = None, shape: object = None, **kwargs: object) -> Any:
         """Run a method with a result of known format and shape; nothing waits."""
         if self.ndim != 2:
             return self._ask(name, **kwargs)
@@ -182,16 +182,16 @@ class SparseBase(_objects.RemoteObject):
         parts = tuple([getattr(self, name) for name in self._parts])
         return (parts[0], parts[1:]) if self.format == "coo" else parts
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> Any:
         return type(self), (self._device_parts(), self._shape, self._dtype)
 
     def __copy__(self) -> Any:
         return self.copy()
 
-    def __deepcopy__(self, memo: Any) -> Any:
+    def __deepcopy__(self, memo: object) -> Any:
         return self.copy()
 
-    def get(self, stream: Any = None) -> Any:
+    def get(self, stream: object = None) -> Any:
         """Return a copy on the host, of this machine's SciPy."""
         try:
             scipy = importlib.import_module("scipy.sparse")
@@ -208,7 +208,7 @@ class SparseBase(_objects.RemoteObject):
         """Return it in a format by its name."""
         return self if format in (None, self.format) else getattr(self, "to" + format)()
 
-    def toarray(self, order: Any = None, out: Any = None) -> Any:
+    def toarray(self, order: Any = None, out: object = None) -> Any:
         """Return a dense array; nothing waits."""
         letter = "C" if order is None else order.upper()
         if letter not in ("C", "F"):
@@ -224,16 +224,11 @@ class SparseBase(_objects.RemoteObject):
             raise NotImplementedError("CuPy has no conversion to dia")
         return self.copy() if copy else self
 
-    def tobsr(self, *args: Any, **kwargs: Any) -> Any:
+    def tobsr(self, *args: object, **kwargs: object) -> Any:
         """Raise: CuPy has no such format."""
         raise NotImplementedError
 
     todok = tolil = tobsr
-
-    def astype(self, dtype: Any, copy: bool = True) -> Any:
-        """Return it with elements of another type."""
-        kind = np.dtype(dtype)
-        return self if kind == self._dtype and not copy else self._ask("astype", kind)
 
     def copy(self) -> Any:
         """Return a copy."""
@@ -241,19 +236,14 @@ class SparseBase(_objects.RemoteObject):
 
     def conj(self, copy: bool = True) -> Any:
         """Return the complex conjugates."""
-        if self._dtype.kind != "c":
-            return self.copy() if copy else self
-        return self._same("conj")
+        return self._same("conj", copy=copy)
 
     conjugate = conj
 
-    def transpose(self, axes: Any = None, copy: bool = False) -> Any:
+    def transpose(self, axes: object = None, copy: bool = False) -> Any:
         """Return the transpose."""
         if axes is not None:
-            raise ValueError(
-                "Sparse matrices do not support an 'axes' parameter because swapping dimensions is "
-                "the only logical permutation."
-            )
+            raise ValueError("the axes of a sparse matrix can be swapped alone: leave 'axes' out")
         if self.ndim == 1:
             return self.copy() if copy else self
         if self.format == "dia":
@@ -271,12 +261,6 @@ class SparseBase(_objects.RemoteObject):
             raise ValueError(f"Array must be at least 2-dimensional, but it is {self.ndim}-D")
         return self.transpose()
 
-    def reshape(self, *shape: Any, order: str = "C") -> Any:
-        """Return the elements in another shape."""
-        given = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
-        lengths = tuple([length.__index__() for length in given])
-        return self if lengths == self._shape else self._ask("reshape", lengths, order=order)
-
     # --- arithmetic -----------------------------------------------------------------------------
 
     __hash__ = None  # type: ignore[assignment]
@@ -293,10 +277,10 @@ class SparseBase(_objects.RemoteObject):
         made.data = made.data.round(ndigits)
         return made
 
-    def __matmul__(self, other: Any) -> Any:
+    def __matmul__(self, other: object) -> Any:
         return self._product(self, other)
 
-    def __rmatmul__(self, other: Any) -> Any:
+    def __rmatmul__(self, other: object) -> Any:
         return self._product(other, self)
 
     def _product(self, left: Any, right: Any) -> Any:
@@ -323,31 +307,27 @@ class SparseBase(_objects.RemoteObject):
         self._take(_operator(name)(source, other))
         return self
 
-    def __imul__(self, other: Any) -> Any:
+    def __imul__(self, other: object) -> Any:
         return self._scale(other, "mul")
 
-    def __itruediv__(self, other: Any) -> Any:
+    def __itruediv__(self, other: object) -> Any:
         return self._scale(other, "truediv")
 
-    def __iadd__(self, other: Any) -> Any:
+    def __iadd__(self, other: object) -> Any:
         return NotImplemented
 
     __isub__ = __iadd__
 
-    def dot(self, other: Any) -> Any:
+    def dot(self, other: object) -> Any:
         """Return the product with a number, an array or another matrix."""
         scales = is_number(other) if self.format == "coo" else np.isscalar(other)
         return self * other if scales else self @ other
 
-    def setdiag(self, values: Any, k: int = 0) -> None:
+    def setdiag(self, values: object, k: int = 0) -> None:
         """Set the elements of a diagonal."""
         if isinstance(values, (list, tuple, np.ndarray)):
             values = convert.array(values, dtype=self._dtype)
         self._change("setdiag", values, k=k)
-
-    def trace(self, offset: int = 0) -> Any:
-        """Return the sum of a diagonal."""
-        return self.diagonal(k=offset).sum()  # type: ignore[attr-defined]
 
 
 class _Indexed(SparseBase):
@@ -355,11 +335,11 @@ class _Indexed(SparseBase):
 
     _parts = ("data", "indices", "indptr")
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: object) -> Any:
         return _objects.ask("sparse.operator", "getitem", self, _key(key))
 
-    def __setitem__(self, key: Any, value: Any) -> None:
-        _objects.ask("sparse.operator", "setitem", self, _key(key), operand(value))
+    def __setitem__(self, key: object, value: object) -> None:
+        _objects.ask("sparse.operator", "setitem", self, _key(key), value)
 
 
 def _key(key: Any) -> Any:
@@ -378,17 +358,7 @@ def _key(key: Any) -> Any:
     raise IndexError("Index dimension must be 1 or 2")
 
 
-class _csr_base(_Indexed):
-    format = "csr"
-
-
-class _csc_base(_Indexed):
-    format = "csc"
-
-
-class _coo_base(SparseBase):
-    format = "coo"
-
+class _Coordinates(SparseBase):
     @property
     def _parts(self) -> tuple[str, ...]:  # type: ignore[override]
         return ("data", "col") if self.ndim == 1 else ("data", "row", "col")
@@ -398,9 +368,14 @@ class _coo_base(SparseBase):
         """The coordinates of the elements, an array for each axis."""
         return tuple([getattr(self, name) for name in self._parts[1:]])
 
+    def __getitem__(self, key: object) -> Any:
+        if not self.is_array:
+            raise TypeError("'coo_matrix' object is not subscriptable")
+        found = self.tocsr()[key]  # type: ignore[attr-defined]
+        return found.asformat("coo") if isinstance(found, SparseBase) else found
 
-class _dia_base(SparseBase):
-    format = "dia"
+
+class _Diagonals(SparseBase):
     _parts = ("data", "offsets")
 
 
@@ -447,49 +422,21 @@ class spmatrix:
         """Return the conjugate transpose."""
         return self.transpose().conj()
 
-    def getformat(self: Any) -> str:
-        """Return the name of the format."""
-        return self.format
 
-    def getmaxprint(self: Any) -> int:
-        """Return how many elements are printed."""
-        return self.maxprint
+_BASES = {"csr": _Indexed, "csc": _Indexed, "coo": _Coordinates, "dia": _Diagonals}
 
 
-class csr_matrix(spmatrix, _csr_base):
-    """A sparse matrix of compressed rows; see `scipy.sparse.csr_matrix`."""
+def _class(form: str, is_array: bool) -> Any:
+    name = f"{form}_{'array' if is_array else 'matrix'}"
+    bases = (_BASES[form], sparray) if is_array else (spmatrix, _BASES[form])
+    text = f"A sparse {name[4:]}, {_NAMES[form]}; see `scipy.sparse.{name}`."
+    return type(name, bases, {"format": form, "__module__": "cupyx.scipy.sparse", "__doc__": text})
 
 
-class csr_array(_csr_base, sparray):
-    """A sparse array of compressed rows; see `scipy.sparse.csr_array`."""
-
-
-class csc_matrix(spmatrix, _csc_base):
-    """A sparse matrix of compressed columns; see `scipy.sparse.csc_matrix`."""
-
-
-class csc_array(_csc_base, sparray):
-    """A sparse array of compressed columns; see `scipy.sparse.csc_array`."""
-
-
-class coo_matrix(spmatrix, _coo_base):
-    """A sparse matrix of coordinates and elements; see `scipy.sparse.coo_matrix`."""
-
-
-class coo_array(_coo_base, sparray):
-    """A sparse array of coordinates and elements; see `scipy.sparse.coo_array`."""
-
-    def __getitem__(self, key: Any) -> Any:
-        found = self.tocsr()[key]  # type: ignore[attr-defined]
-        return found.asformat("coo") if isinstance(found, SparseBase) else found
-
-
-class dia_matrix(spmatrix, _dia_base):
-    """A sparse matrix of diagonals; see `scipy.sparse.dia_matrix`."""
-
-
-class dia_array(_dia_base, sparray):
-    """A sparse array of diagonals; see `scipy.sparse.dia_array`."""
+CLASSES = {
+    kind.__name__: kind for form in _NAMES for kind in (_class(form, True), _class(form, False))
+}
+"""All classes of matrices and arrays by name."""
 
 
 def _converted(form: str) -> Any:
@@ -506,89 +453,33 @@ for _form in ("csr", "csc", "coo"):
     setattr(SparseBase, f"to{_form}", _converted(_form))
 
 
-def issparse(x: Any) -> bool:
+def issparse(x: object) -> bool:
     """Say whether a value is a sparse matrix or array on a device."""
     return isinstance(x, SparseBase)
 
 
-def isspmatrix(x: Any) -> bool:
+def isspmatrix(x: object) -> bool:
     """Say whether a value is a sparse matrix on a device, not a sparse array."""
     return isinstance(x, spmatrix)
 
 
-def _is(kind: Any) -> Any:
-    def function(x: Any) -> bool:
-        return isinstance(x, kind)
+def _is(form: str) -> Any:
+    def function(x: object) -> bool:
+        return isinstance(x, CLASSES[f"{form}_matrix"])
 
-    function.__doc__ = f"Say whether a value is a `{kind.__name__}`."
+    function.__doc__ = f"Say whether a value is a `{form}_matrix`."
     return function
 
 
-isspmatrix_csr, isspmatrix_csc = _is(csr_matrix), _is(csc_matrix)
-isspmatrix_coo, isspmatrix_dia = _is(coo_matrix), _is(dia_matrix)
+isspmatrix_csr, isspmatrix_csc, isspmatrix_coo, isspmatrix_dia = map(_is, _NAMES)
 
 
-def get_index_dtype(arrays: Any = (), maxval: Any = None, check_contents: bool = False) -> Any:
-    """Return the type of indices that arrays and a largest value need."""
-    limit = np.iinfo(np.int32)
-    if maxval is not None and maxval > limit.max:
-        return np.int64
-    for each in arrays if isinstance(arrays, (tuple, list)) else (arrays,):
-        if np.can_cast(each.dtype, np.int32) or (check_contents and not each.size):
-            continue
-        if not check_contents or each.dtype.kind not in "iu":
-            return np.int64
-        if int(each.min()) < limit.min or int(each.max()) > limit.max:
-            return np.int64
-    return np.int32
+def of_scipy(value: Any) -> Any:
+    """Return a sparse matrix of this machine's SciPy as one on the device."""
+    form = value.format if value.format in ("csr", "csc", "coo") else "csr"
+    return class_of(form, type(value).__name__.endswith("_array"))(value)
 
 
 def matrix_transpose(A: Any) -> Any:
     """Return the transpose of the last two axes."""
     return A.mT
-
-
-def random(
-    m: int,
-    n: int,
-    density: float = 0.01,
-    format: str = "coo",  # noqa: A002
-    dtype: Any = None,
-    random_state: Any = None,
-    data_rvs: Any = None,
-) -> Any:
-    """Return a sparse matrix of random numbers."""
-    if data_rvs is None:
-        kind = None if dtype is None else np.dtype(dtype)
-        if kind is not None and kind.char not in "fd":
-            raise NotImplementedError(f"random numbers of {kind} are not supported")
-        if hasattr(random_state, "bit_generator"):
-            raise NotImplementedError("a Generator is not supported here: pass a seed")
-        args = (m, n, density, format, kind, random_state)
-        return _objects.ask("sparse.function", "random", *args)
-    made = random(m, n, density, "coo", dtype, random_state)
-    made.data = data_rvs(made.nnz).astype(made.dtype, copy=False)
-    return made.asformat(format)
-
-
-def with_matrices(function: Any) -> Any:
-    """Return a function of the server that takes matrices of this machine's SciPy, too."""
-
-    def sent(value: Any) -> Any:
-        if is_of_scipy(value):
-            form = value.format if value.format in _NAMES and value.format != "dia" else "csr"
-            return class_of(form, type(value).__name__.endswith("_array"))(value)
-        if isinstance(value, (list, tuple)) or (
-            isinstance(value, np.ndarray) and value.dtype.hasobject
-        ):
-            made = [sent(item) for item in list(value)]
-            return tuple(made) if isinstance(value, tuple) else made
-        return np.dtype(value) if isinstance(value, type) else value
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        named = {key: sent(value) for key, value in kwargs.items()}
-        return function(*[sent(arg) for arg in args], **named)
-
-    call.__name__, call.__doc__ = function.__name__, function.__doc__
-    call.__qualname__, call.__module__ = function.__name__, function.__module__
-    return call

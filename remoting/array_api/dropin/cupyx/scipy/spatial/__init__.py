@@ -16,12 +16,12 @@ distance_matrix = vars(distance)["distance_matrix"]
 class KDTree(_objects.RemoteObject):
     """A tree of points that finds those near others; it is the worker's."""
 
-    def __init__(self, data: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, data: object, *args: object, **kwargs: object) -> None:
         self.data = _cupy.asarray(data)
         self.n, self.m = self.data.shape
         super().__init__(self.data, *args, **kwargs)
 
-    def query_ball_point(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+    def query_ball_point(self, x: object, *args: object, **kwargs: object) -> Any:
         """Return the indices of the points within a distance of each of `x`, or how many."""
         made = self._ask("query_ball_point", x, *args, **kwargs)
         if not isinstance(made, tuple):
@@ -38,7 +38,7 @@ class KDTree(_objects.RemoteObject):
 class Delaunay(_objects.RemoteObject):
     """A triangulation of points in the plane; it is the worker's."""
 
-    def __init__(self, points: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, points: object, *args: object, **kwargs: object) -> None:
         self.points = _cupy.asarray(points)
         super().__init__(self.points, *args, **kwargs)
 

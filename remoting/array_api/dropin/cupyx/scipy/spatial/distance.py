@@ -6,18 +6,12 @@ import cupy as _cupy
 
 from cupyx import _extensions
 
-_extensions.fill(
-    globals(),
-    """
-    canberra cdist chebyshev cityblock correlation cosine distance_matrix euclidean hamming
-    hellinger jensenshannon kl_divergence minkowski pdist russellrao sqeuclidean
-    """,
-)
+_extensions.fill(globals())
 _pdist = globals()["pdist"]
 _cdist = globals()["cdist"]
 
 
-def pdist(X: Any, metric: Any = "euclidean", *, out: Any = None, **kwargs: Any) -> Any:
+def pdist(X: object, metric: object = "euclidean", *, out: object = None, **kwargs: object) -> Any:
     """Return the distance of each pair of rows; `out` is for the whole matrix of them."""
     if out is None:
         return _pdist(X, metric, **kwargs)

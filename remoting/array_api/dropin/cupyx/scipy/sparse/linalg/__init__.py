@@ -23,7 +23,7 @@ for _name in _objects.DECLARED.FUNCTIONS["sparse"]:
         globals()[_name[7:]] = _iterative.with_matrices(_objects.function("sparse", _name))
 
 
-def factorized(A: Any) -> Any:
+def factorized(A: object) -> Any:
     """Return a function that solves systems with a matrix."""
     return globals()["splu"](A).solve
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from cupyx import _objects
 from cupyx.scipy.sparse._matrices import is_dense, issparse
-from cupyx.scipy.sparse.linalg._operators import IdentityOperator, LinearOperator, aslinearoperator
+from cupyx.scipy.sparse.linalg._operators import LinearOperator, aslinearoperator, identity
 
 DENSE_MAX = 1 << 28
 """Bytes up to which an operator is applied to the identity, for solvers that run on the server."""
@@ -33,7 +33,7 @@ def dense_of(A: Any) -> Any:
 def with_matrices(function: Any) -> Any:
     """Return a function of the server for which a `LinearOperator` becomes an array."""
 
-    def sent(value: Any) -> Any:
+    def sent(value: object) -> Any:
         return dense_of(value) if isinstance(value, LinearOperator) else value
 
     @functools.wraps(function)
@@ -48,15 +48,14 @@ def with_matrices(function: Any) -> Any:
     return call
 
 
-def _is_matrix(value: Any) -> bool:
+def _is_matrix(value: object) -> bool:
     return value is None or issparse(value) or is_dense(value)
 
 
-def _prepared(A: Any, M: Any, x0: Any, b: Any) -> tuple[Any, Any, Any, Any]:
+def _prepared(A: Any, M: object, x0: Any, b: Any) -> tuple[Any, Any, Any, Any]:
     """Return a system of equations for a loop here: two operators, the start and the right side."""
     operator = aslinearoperator(A)
-    before: Any = IdentityOperator(operator.shape, operator.dtype)
-    before = before if M is None else aslinearoperator(M)
+    before = identity(operator) if M is None else aslinearoperator(M)
     if operator.shape[0] != operator.shape[1] or before.shape != operator.shape:
         raise ValueError(f"expected square matrices of one shape (shape: {operator.shape})")
     n = operator.shape[0]
@@ -72,27 +71,28 @@ def _solver(name: str, loop: Any) -> Any:
     whole = _objects.function("sparse", f"linalg.{name}")
 
     def solve(
-        A: Any,
-        b: Any,
-        x0: Any = None,
+        A: object,
+        b: object,
+        x0: object = None,
         *,
         rtol: float = 1e-5,
-        atol: float = 0.0,
-        maxiter: Any = None,
-        M: Any = None,
+        atol: Any = 0.0,
+        maxiter: object = None,
+        M: object = None,
         callback: Any = None,
         **more: Any,
     ) -> Any:
+        atol = 0.0 if atol is None else float(atol)
         if callback is None and _is_matrix(A) and _is_matrix(M):
             more.pop("callback_type", None)  # of a callback, of which there is none
-            rest = {"rtol": float(rtol), "atol": float(atol), "maxiter": maxiter, "M": M}
+            rest = {"rtol": float(rtol), "atol": atol, "maxiter": maxiter, "M": M}
             return whole(A, b, x0, **rest, **more)
         operator, before, x, right = _prepared(A, M, x0, b)
         size = float(_cupy.linalg.norm(right)) if right.size else 0.0
         if size == 0:
             return right, 0
         limit = right.size * 10 if maxiter is None else maxiter
-        enough = max(float(atol), rtol * size)
+        enough = max(atol, rtol * size)
         return loop(operator, right, x, before, enough, limit, callback, **more)
 
     solve.__name__ = solve.__qualname__ = name
@@ -129,7 +129,7 @@ def _gmres(
     limit: int,
     callback: Any,
     restart: Any = None,
-    callback_type: Any = None,
+    callback_type: object = None,
 ) -> Any:
     """Solve with a preconditioner at the right; the small problem is solved on this machine."""
     if callback_type not in (None, "x", "pr_norm"):

@@ -12,6 +12,26 @@ import numpy as np
 from cupyx.scipy.sparse._matrices import is_dense, is_number, issparse
 
 _Function = Callable[[Any], Any]
+_KINDS = ("matvec", "rmatvec", "matmat", "rmatmat")
+"""Products with a vector or a matrix, and those of the adjoint."""
+
+
+def _product_of(kind: str) -> Any:
+    """Return the method of a kind of product, which checks and gives back the operand's form."""
+    is_vector = kind.endswith("vec")
+
+    def method(self: LinearOperator, x: Any) -> Any:
+        rows, columns = self.shape[::-1] if kind[0] == "r" else self.shape
+        if not is_vector and x.ndim != 2:
+            raise ValueError(f"expected 2-d ndarray or matrix, not {x.ndim}-d")
+        if x.shape not in ((columns,), (columns, 1)) if is_vector else x.shape[0] != columns:
+            raise ValueError(f"dimension mismatch: {self.shape!r}, {x.shape!r}")
+        made = getattr(self, f"_{kind}")(x)
+        return made.reshape((rows, 1)[: x.ndim]) if is_vector else made
+
+    method.__name__ = kind
+    method.__doc__ = f"Return the product; see `scipy.sparse.linalg.LinearOperator.{kind}`."
+    return method
 
 
 class LinearOperator:
@@ -35,18 +55,13 @@ class LinearOperator:
         if len(self.shape) != 2:
             raise ValueError(f"invalid shape {shape!r} (must be 2-d)")
 
-    def _find_dtype(self) -> None:
-        if self.dtype is None:
-            self.dtype = self.matvec(_cupy.zeros(self.shape[1])).dtype
-
     # --- what a program's class gives ------------------------------------------------------------
 
     def _matvec(self, x: Any) -> Any:
         return self.matmat(x.reshape(-1, 1))
 
     def _matmat(self, X: Any) -> Any:
-        columns = [self.matvec(X[:, at]).reshape(-1, 1) for at in range(X.shape[1])]
-        return _cupy.hstack(columns)
+        return _cupy.hstack([self.matvec(column.reshape(-1, 1)) for column in X.T])
 
     def _rmatvec(self, x: Any) -> Any:
         if type(self)._adjoint is LinearOperator._adjoint:
@@ -56,53 +71,21 @@ class LinearOperator:
     def _rmatmat(self, X: Any) -> Any:
         if type(self)._adjoint is not LinearOperator._adjoint:
             return self.H.matmat(X)
-        columns = [self.rmatvec(X[:, at]).reshape(-1, 1) for at in range(X.shape[1])]
-        return _cupy.hstack(columns)
+        return _cupy.hstack([self.rmatvec(column.reshape(-1, 1)) for column in X.T])
+
+    def _swapped(self, turned: Callable[[_Function], _Function]) -> Any:
+        functions = (self._rmatvec, self._matvec, self._rmatmat, self._matmat)
+        return _made(self.shape[::-1], self.dtype, *map(turned, functions))
 
     def _adjoint(self) -> Any:
-        return _made(self.shape[::-1], self.dtype, self._rmatvec, self._matvec,
-                     self._rmatmat, self._matmat)  # fmt: skip
+        return self._swapped(lambda function: function)
 
     def _transpose(self) -> Any:
-        def turned(function: _Function) -> _Function:
-            return lambda x: function(x.conj()).conj()
-
-        return _made(
-            self.shape[::-1],
-            self.dtype,
-            *map(turned, (self._rmatvec, self._matvec, self._rmatmat, self._matmat)),
-        )
+        return self._swapped(lambda function: lambda x: function(x.conj()).conj())
 
     # --- products -------------------------------------------------------------------------------
 
-    def _vector(self, x: Any, length: int, other: int, function: _Function) -> Any:
-        if x.shape not in ((length,), (length, 1)):
-            raise ValueError("dimension mismatch")
-        made = function(x)
-        return made.reshape(other) if x.ndim == 1 else made.reshape(other, 1)
-
-    def matvec(self, x: Any) -> Any:
-        """Return the product with a vector."""
-        return self._vector(x, self.shape[1], self.shape[0], self._matvec)
-
-    def rmatvec(self, x: Any) -> Any:
-        """Return the product of the adjoint with a vector."""
-        return self._vector(x, self.shape[0], self.shape[1], self._rmatvec)
-
-    def _matrix(self, X: Any, length: int, function: _Function) -> Any:
-        if X.ndim != 2:
-            raise ValueError(f"expected 2-d ndarray or matrix, not {X.ndim}-d")
-        if X.shape[0] != length:
-            raise ValueError(f"dimension mismatch: {self.shape!r}, {X.shape!r}")
-        return function(X)
-
-    def matmat(self, X: Any) -> Any:
-        """Return the product with a matrix."""
-        return self._matrix(X, self.shape[1], self._matmat)
-
-    def rmatmat(self, X: Any) -> Any:
-        """Return the product of the adjoint with a matrix."""
-        return self._matrix(X, self.shape[0], self._rmatmat)
+    matvec, rmatvec, matmat, rmatmat = map(_product_of, _KINDS)
 
     def dot(self, x: Any) -> Any:
         """Return the product with a number, a vector, a matrix or another operator."""
@@ -116,11 +99,7 @@ class LinearOperator:
             return self.matmat(x)
         raise ValueError(f"expected 1-d or 2-d array, got {x.ndim}-d")
 
-    def __call__(self, x: Any) -> Any:
-        return self * x
-
-    def __mul__(self, x: Any) -> Any:
-        return self.dot(x)
+    __call__ = __mul__ = dot
 
     def __rmul__(self, x: Any) -> Any:
         return _scaled(self, x) if is_number(x) else NotImplemented
@@ -133,15 +112,12 @@ class LinearOperator:
     def __rmatmul__(self, other: Any) -> Any:
         if is_number(other):
             raise ValueError("Scalar operands are not allowed, use '*' instead")
-        return self.__rmul__(other)
+        return NotImplemented
 
     def __pow__(self, p: Any) -> Any:
         if self.shape[0] != self.shape[1] or not isinstance(p, (int, np.integer)) or p < 0:
             raise ValueError("a power is of a square operator, and not below 0")
-        made: Any = IdentityOperator(self.shape, self.dtype)
-        for _ in range(int(p)):
-            made = _product(self, made)
-        return made
+        return functools.reduce(_product, [self] * int(p), identity(self))
 
     def __add__(self, x: Any) -> Any:
         return _sum(self, x) if isinstance(x, LinearOperator) else NotImplemented
@@ -181,40 +157,28 @@ class _Functions(LinearOperator):
         rmatmat: Any = None,
     ) -> None:
         super().__init__(dtype, shape)
-        self._given = (matvec, rmatvec, matmat, rmatmat)
-        self._find_dtype()
+        for kind, function in zip(_KINDS, (matvec, rmatvec, matmat, rmatmat)):
+            if function is not None:
+                setattr(self, f"_{kind}", function)
+        if self.dtype is None:
+            self.dtype = self.matvec(_cupy.zeros(self.shape[1])).dtype
 
     def _matvec(self, x: Any) -> Any:
-        return self._given[0](x)
-
-    def _rmatvec(self, x: Any) -> Any:
-        if self._given[1] is None:
-            raise NotImplementedError("rmatvec is not defined")
-        return self._given[1](x)
-
-    def _matmat(self, X: Any) -> Any:
-        return super()._matmat(X) if self._given[2] is None else self._given[2](X)
-
-    def _rmatmat(self, X: Any) -> Any:
-        return super()._rmatmat(X) if self._given[3] is None else self._given[3](X)
+        raise NotImplementedError("matvec is not defined")
 
 
-def _made(shape: Any, dtype: Any, vec: Any, rvec: Any, mat: Any = None, rmat: Any = None) -> Any:
+def _made(shape: Any, dtype: Any, vec: Any, rvec: Any, mat: Any, rmat: Any) -> Any:
     return LinearOperator(shape, vec, rvec, mat, dtype, rmat)
+
+
+def _of(shape: Any, dtype: Any, function: Any) -> Any:
+    """Return an operator of a function of the kind of a product and its operand."""
+    return _made(shape, dtype, *[functools.partial(function, kind) for kind in _KINDS])
 
 
 def _result_type(*values: Any) -> Any:
     kinds = [value.dtype if hasattr(value, "dtype") else np.dtype(type(value)) for value in values]
     return np.result_type(*kinds)
-
-
-_KINDS = ("matvec", "rmatvec", "matmat", "rmatmat")
-
-
-def _of(shape: Any, dtype: Any, function: Any) -> Any:
-    """Return an operator of a function of the kind of a product and its operand."""
-    vec, rvec, mat, rmat = (functools.partial(function, kind) for kind in _KINDS)
-    return _made(shape, dtype, vec, rvec, mat, rmat)
 
 
 def _product(a: Any, b: Any) -> Any:
@@ -244,44 +208,9 @@ def _scaled(a: Any, by: Any) -> Any:
     return _of(a.shape, _result_type(a, by), scaled)
 
 
-class MatrixLinearOperator(LinearOperator):
-    """An operator of a dense or sparse matrix."""
-
-    def __init__(self, A: Any) -> None:
-        super().__init__(A.dtype, A.shape)
-        self.A = A
-        self.args = (A,)
-
-    def _matvec(self, x: Any) -> Any:
-        return self.A.dot(x)
-
-    def _matmat(self, X: Any) -> Any:
-        return self.A.dot(X)
-
-    def _adjoint(self) -> Any:
-        return MatrixLinearOperator(self.A.T.conj())
-
-
-class IdentityOperator(LinearOperator):
-    """An operator that returns its input."""
-
-    def __init__(self, shape: Any, dtype: Any = None) -> None:
-        super().__init__(dtype, shape)
-
-    def _matvec(self, x: Any) -> Any:
-        return x
-
-    def _rmatvec(self, x: Any) -> Any:
-        return x
-
-    def _matmat(self, X: Any) -> Any:
-        return X
-
-    def _rmatmat(self, X: Any) -> Any:
-        return X
-
-    def _adjoint(self) -> Any:
-        return self
+def identity(like: LinearOperator) -> Any:
+    """Return an operator that returns its operand, of the looks of another one."""
+    return _of(like.shape, like.dtype, lambda kind, x: x)
 
 
 def aslinearoperator(A: Any) -> Any:
@@ -291,7 +220,13 @@ def aslinearoperator(A: Any) -> Any:
     if issparse(A) or is_dense(A):
         if A.ndim > 2:
             raise ValueError("array must have ndim <= 2")
-        return MatrixLinearOperator(_cupy.atleast_2d(A) if is_dense(A) else A)
+        matrix = _cupy.atleast_2d(A) if is_dense(A) else A
+        adjoint = functools.cache(lambda: matrix.T.conj())
+        return _of(
+            matrix.shape,
+            matrix.dtype,
+            lambda kind, x: (adjoint() if kind[0] == "r" else matrix).dot(x),
+        )
     if hasattr(A, "shape") and hasattr(A, "matvec"):
         named = {name: getattr(A, name, None) for name in ("rmatvec", "matmat", "rmatmat", "dtype")}
         return LinearOperator(A.shape, A.matvec, **named)
