@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+
 import cupy
 from cupy._door.absent import lookup
 
