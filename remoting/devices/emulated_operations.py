@@ -171,17 +171,9 @@ def _at(name: str, a: Array, index: Any, value: Any) -> None:
     getattr(np, name).at(a, _wrapped(a, items), fitted(value, a.dtype))
 
 
-def _reduceat(a: Array, indices: Array, **kwargs: Any) -> Any:
-    return np.add.reduceat(a, indices, **kwargs)
-
-
 def _copyto(target: Array, source: Any, casting: Any = "same_kind", where: Any = None) -> None:
     source = fitted(source, target.dtype) if casting == "unsafe" else source
     np.copyto(target, source, casting=casting, where=True if where is None else where)
-
-
-def _choose(a: Array, choices: Any, out: Any = None, mode: Any = "raise") -> Any:
-    return np.choose(a, choices, out=out, mode=mode)
 
 
 def _take(a: Array, indices: Any, axis: Any = None, out: Any = None) -> Any:
@@ -283,7 +275,8 @@ def _einsum(text: Any, *arrays: Any, **kwargs: Any) -> Any:
 
 def _solve(a: Array, b: Array) -> Array:
     kind = np.result_type(a, b, np.float32 if a.dtype.char in "fF" else np.float64)
-    return np.linalg.solve(a, b) if b.size else np.empty(b.shape, kind)
+    judged = b.size or b.shape[:-1] != a.shape[:-1]
+    return np.linalg.solve(a, b) if judged else np.empty(b.shape, kind)
 
 
 def _eigh(a: Array, UPLO: Any = "L") -> Any:
@@ -343,10 +336,6 @@ def _reshape_view(a: Array, shape: Any, order: Any = "C") -> Array:
     if made.size and not np.may_share_memory(made, a):
         raise BufferError("reshape made a copy where the client inferred a view")
     return made
-
-
-def _zeros(shape: Any, dtype: Any, order: Any = "C") -> Array:
-    return np.zeros(shape, dtype, order=order)
 
 
 class Marker:
@@ -431,7 +420,7 @@ _METHODS: dict[str, Operation] = {
     "ndarray.mdspan": lambda a, index_type, unsafe: Marker(),
     "ndarray.as_strided": _as_strided,
     "ufunc.at": _at,
-    "ufunc.reduceat": _reduceat,
+    "ufunc.reduceat": np.add.reduceat,
 }
 
 
@@ -492,7 +481,6 @@ def operations(backend: Any) -> Mapping[str, Operation]:
             **{name: _reduction(name) for name in ("cumprod", "cumsum", "prod", "sum")},
             "argsort": lambda a, axis=-1, kind=None: np.argsort(a, axis, kind="stable"),
             "diag": lambda v, k=0: np.diag(v, k).copy(),
-            "choose": _choose,
             "concatenate": _concatenate,
             "copyto": _copyto,
             "put": _put,
@@ -507,8 +495,8 @@ def operations(backend: Any) -> Mapping[str, Operation]:
             "linalg.eigvals": lambda a: _complex(np.linalg.eigvals(a), a),
             "linalg.lstsq": _lstsq,
             "linalg.solve": _solve,
-            "door.empty": _zeros,
-            "door.zeros": _zeros,
+            "door.empty": np.zeros,
+            "door.zeros": np.zeros,
             "door.arange": lambda first, count, step, dtype: converted(
                 first + np.arange(count) * step, dtype
             ),

@@ -7,12 +7,13 @@ What loops call is elsewhere, by rules of shape and dtype: operators, ufuncs, su
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import warnings
+from typing import Any
 
 import numpy as np
 
 from cupy._core.dispatch import arguments, learning, make
-from cupy._core.dispatch.arguments import is_array
+from cupy._core.dispatch.arguments import is_array, is_scalar
 from cupy._core.dispatch.learning import (
     Array,
     Asked,
@@ -29,28 +30,9 @@ from cupy._core.dispatch.learning import (
 from cupy._core.manipulation import pad_by
 from cupy._core.queries import may_share_memory
 
-
-class UniqueAllResult(NamedTuple):
-    """Result of `unique_all`."""
-
-    values: Any
-    indices: Any
-    inverse_indices: Any
-    counts: Any
-
-
-class UniqueCountsResult(NamedTuple):
-    """Result of `unique_counts`."""
-
-    values: Any
-    counts: Any
-
-
-class UniqueInverseResult(NamedTuple):
-    """Result of `unique_inverse`."""
-
-    values: Any
-    inverse_indices: Any
+UniqueAllResult = learning.named("UniqueAllResult", "values indices inverse_indices counts")
+UniqueCountsResult = learning.named("UniqueCountsResult", "values counts")
+UniqueInverseResult = learning.named("UniqueInverseResult", "values inverse_indices")
 
 
 # --- creation -------------------------------------------------------------------------------------
@@ -90,7 +72,10 @@ def logspace(
 def meshgrid(
     *xi: Like, indexing: str = "xy", sparse: bool = False, copy: bool = True
 ) -> tuple[Any, ...]: ...
-def tri(N: Count, M: Count = None, k: int = 0, dtype: Any = float) -> Any: ...
+def tri(N: Count, M: Count = None, k: int = 0, dtype: Any = float) -> Any:
+    arguments.shape_of((N, N if M is None else M))
+
+
 def tril(m: Like, k: int = 0) -> Any: ...
 def tril_indices(n: Count, k: Count = 0, m: Count = None) -> Any: ...
 def tril_indices_from(arr: Array, k: Count = 0) -> Any: ...
@@ -134,10 +119,22 @@ def unique(
     return None
 
 
-def unique_all(x: Like) -> UniqueAllResult: ...
-def unique_counts(x: Like) -> UniqueCountsResult: ...
-def unique_inverse(x: Like) -> UniqueInverseResult: ...
-def unique_values(x: Like) -> Elements: ...
+def unique_all(x: Like) -> Any:
+    return UniqueAllResult(*unique(x, True, True, True, equal_nan=False))
+
+
+def unique_counts(x: Like) -> Any:
+    return UniqueCountsResult(*unique(x, return_counts=True, equal_nan=False))
+
+
+def unique_inverse(x: Like) -> Any:
+    return UniqueInverseResult(*unique(x, return_inverse=True, equal_nan=False))
+
+
+def unique_values(x: Like) -> Any:
+    return unique(x, equal_nan=False)
+
+
 def isin(
     element: Like, test_elements: Like, assume_unique: bool = False, invert: bool = False
 ) -> Any: ...
@@ -175,7 +172,11 @@ def putmask(a: Array, mask: Array, values: Value) -> Any:
 def place(arr: Array, mask: Like, vals: Like) -> Asked: ...
 def fill_diagonal(a: Array, val: Value, wrap: bool = False) -> Any: ...
 def choose(a: Own, choices: Any, out: Any = None, mode: str = "raise") -> Asked: ...
-def select(condlist: Any, choicelist: Any, default: Any = 0) -> Any: ...
+def select(condlist: Any, choicelist: Any, default: Any = 0) -> Any:
+    if not is_scalar(default):
+        raise TypeError("default only accepts scalar values")
+
+
 def compress(condition: Like, a: Own, axis: Any = None, out: Any = None) -> Elements: ...
 def extract(condition: Like, a: Like) -> Elements: ...
 def unravel_index(indices: Like, dims: Any, order: Any = "C") -> Asked: ...
@@ -188,7 +189,11 @@ def ravel_multi_index(
 
 
 def delete(arr: Array, indices: Any, axis: Any = None) -> Elements: ...
-def packbits(a: Array, axis: Any = None, bitorder: str = "big") -> Any: ...
+def packbits(a: Array, axis: Any = None, bitorder: str = "big") -> Any:
+    if bitorder not in ("big", "little"):
+        raise ValueError("bitorder must be either 'big' or 'little'")
+
+
 def pad(array: Like, pad_width: Any, mode: Any = "constant", **kwargs: Any) -> Any:
     return pad_by(array, pad_width, mode, kwargs) if callable(mode) else None
 
@@ -211,14 +216,16 @@ def cross(
 ) -> Any: ...
 def _einsum_view(text: str, a: Any) -> Any:
     """Return the view that a sum of one operand is where nothing is added; None for another."""
-    names, arrow, right = text.replace(" ", "").partition("->")
+    text = text.replace(" ", "")
+    unnamed = a.ndim - len(text.partition("->")[0].replace(".", ""))
+    names, arrow, right = text.replace("...", "".join(map(chr, range(unnamed)))).partition("->")
     wanted = right if arrow else "".join(sorted(names))
     lengths, steps = dict(zip(names, a.shape)), dict.fromkeys(names, 0)
     for name, length, step in zip(names, a.shape, a.strides):
         if lengths[name] != length:
             return None
         steps[name] += step
-    if "." in text or len(names) != a.ndim or sorted(wanted) != sorted(lengths):
+    if "." in names or len(names) != a.ndim or sorted(wanted) != sorted(lengths):
         return None
     shape = tuple([lengths[name] for name in wanted])
     return make.as_strided(a, shape, tuple([steps[name] for name in wanted]))
@@ -280,7 +287,12 @@ def cov(
     aweights: Decides = None,
     *,
     dtype: Any = None,
-) -> Any: ...
+) -> Any:
+    count = a.shape[0 if a.ndim > 1 and not rowvar else -1] if a.ndim else 1
+    if fweights is None and aweights is None and count <= (not bias if ddof is None else ddof):
+        warnings.warn("Degrees of freedom <= 0 for slice", RuntimeWarning, stacklevel=4)
+
+
 def cumsum(a: Array, axis: Any = None, dtype: Any = None, out: Any = None) -> Any: ...
 def cumulative_sum(
     x: Array,
@@ -300,7 +312,11 @@ def histogram2d(
 ) -> Asked: ...
 def histogramdd(
     sample: Like, bins: Any = 10, range: Any = None, weights: Like = None, density: Any = False
-) -> Asked: ...
+) -> Asked:
+    if isinstance(bins, (list, tuple)) and any(isinstance(each, (list, tuple)) for each in bins):
+        raise ValueError("array-like bins not supported")
+
+
 def median(
     a: Array,
     axis: Any = None,
@@ -354,7 +370,7 @@ def std(
 
 
 def angle(z: Like, deg: bool = False) -> Any: ...
-def around(a: Own, decimals: int = 0, out: Any = None) -> Any:
+def around(a: Like, decimals: int = 0, out: Any = None) -> Any:
     if out is not None:
         kind = np.dtype(np.float16) if a.dtype.kind == "b" else a.dtype
         arguments.check_out(out, kind, a.shape)
@@ -396,11 +412,7 @@ def polyfit(
     cov: Any = False,
 ) -> Asked: ...
 def polymul(a1: Like, a2: Like) -> Elements: ...
-def polyval(p: Array, x: Like) -> Any:
-    if p.ndim != 1:
-        raise ValueError("p must be 1d array")
-
-
+def polyval(p: Array, x: Like) -> Any: ...
 def real_if_close(a: Like, tol: Any = 100) -> Elements: ...
 def roots(p: Like) -> Elements: ...
 def shares_memory(a: Array, b: Array, max_work: Any = None) -> Asked:

@@ -35,14 +35,16 @@ polyadd, polymul, polysub = _computed("polyadd"), _computed("polymul"), _compute
 
 def polyval(p: Any, x: Any) -> Any:
     """Evaluate a polynomial, by Horner's rule."""
+    series = arguments.need(p.coeffs if isinstance(p, poly1d) else p, "p")
+    if series.ndim != 1:
+        raise (ValueError if series.ndim else TypeError)("p must be 1d array")
     if isinstance(x, poly1d):
         # A number of Python leaves the type of these coefficients as it is.
         total: Any = poly1d(convert.array([0], np.result_type(x.coeffs.dtype.type(0), 1)))
-        series = p.coeffs if isinstance(p, poly1d) else p
         for at in range(series.size):
             total = polyadd(polymul(total, x), poly1d(series[at : at + 1]))
         return total
-    return learned.polyval(p, x)
+    return learned.polyval(series, x)
 
 
 class poly1d:
@@ -196,13 +198,11 @@ class poly1d:
     def __iter__(self) -> Any:
         return iter(self._coeffs)
 
-    def deriv(self, m: int = 1) -> Any:
+    def deriv(self, m: int = 1, k: Any = 0) -> Any:
         """Raise: CuPy does not have it either."""
         raise NotImplementedError
 
-    def integ(self, m: int = 1, k: Any = 0) -> Any:
-        """Raise: CuPy does not have it either."""
-        raise NotImplementedError
+    integ = deriv
 
 
 POLY: dict[str, Any] = {

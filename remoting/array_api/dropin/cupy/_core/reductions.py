@@ -16,17 +16,10 @@ _memo: dict[Any, tuple[Plan, bytes]] = {}
 _INT64 = np.dtype(np.int64)
 _FLOAT64 = np.dtype(np.float64)
 _BOOL = np.dtype(np.bool_)
-"""Of a quantile's list that travels as it is. A longer one is uploaded."""
-
 _BY_METHOD = ("argmax", "argmin", "max", "mean", "min", "prod", "ptp", "std", "sum", "var")
 """Functions of which CuPy does not check that they get an array of a device."""
 
 Rule = Callable[[np.dtype[Any]], np.dtype[Any]]
-
-
-def same(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Keep the dtype."""
-    return dtype
 
 
 def wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -154,22 +147,16 @@ def _reduction(name: str, rule: Rule, *, typed: bool, empty_ok: bool = True) -> 
     return function
 
 
-def _argument(name: str) -> Any:
-    def function(
-        a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False
-    ) -> Any:
-        return reduce(name, a, index, axis, dtype, out, keepdims, empty_ok=False)
-
-    return function
-
-
 REDUCTIONS: dict[str, Any] = {
     **{name: _reduction(name, boolean, typed=False) for name in ("all", "any")},
     **{
-        name: _reduction(name, same, typed=False, empty_ok=False)
+        name: _reduction(name, np.dtype, typed=False, empty_ok=False)
         for name in ("max", "min", "nanmax", "nanmin", "ptp")
     },
     **{name: _reduction(name, wide, typed=True) for name in ("sum", "prod", "nansum", "nanprod")},
     **{name: _reduction(name, floating, typed=True) for name in ("mean", "nanmean")},
-    **{name: _argument(name) for name in ("argmax", "argmin", "nanargmax", "nanargmin")},
+    **{
+        name: _reduction(name, index, typed=True, empty_ok=False)
+        for name in ("argmax", "argmin", "nanargmax", "nanargmin")
+    },
 }

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from numpy.linalg import LinAlgError as LinAlgError
 
@@ -15,41 +15,12 @@ from cupy._core.dispatch.learning import Array, Asked, Like
 from cupy._core.products import matmul as matmul
 from cupy._door import absent as _absent
 
-
-class EighResult(NamedTuple):
-    """Result of a decomposition, by NumPy's names."""
-
-    eigenvalues: Any
-    eigenvectors: Any
-
-
-class EigResult(NamedTuple):
-    """Result of a decomposition, by NumPy's names."""
-
-    eigenvalues: Any
-    eigenvectors: Any
-
-
-class QRResult(NamedTuple):
-    """Result of a decomposition, by NumPy's names."""
-
-    Q: Any
-    R: Any
-
-
-class SlogdetResult(NamedTuple):
-    """Result of a decomposition, by NumPy's names."""
-
-    sign: Any
-    logabsdet: Any
-
-
-class SVDResult(NamedTuple):
-    """Result of a decomposition, by NumPy's names."""
-
-    U: Any
-    S: Any
-    Vh: Any
+EighResult = _learning.named("EighResult", "eigenvalues eigenvectors")
+EigResult = _learning.named("EigResult", "eigenvalues eigenvectors")
+QRResult = _learning.named("QRResult", "Q R")
+SlogdetResult = _learning.named("SlogdetResult", "sign logabsdet")
+SVDResult = _learning.named("SVDResult", "U S Vh")
+_RESULTS = {"eig": EigResult, "eigh": EighResult, "qr": QRResult, "slogdet": SlogdetResult}
 
 
 def cholesky(a: Array) -> Any: ...
@@ -61,8 +32,8 @@ def cross(x1: Array, x2: Array, /, *, axis: int = -1) -> Any:
 
 
 def det(a: Array) -> Any: ...
-def eig(a: Array) -> EigResult: ...
-def eigh(a: Array, UPLO: str = "L") -> EighResult: ...
+def eig(a: Array) -> tuple[Any, ...]: ...
+def eigh(a: Array, UPLO: str = "L") -> tuple[Any, ...]: ...
 def eigvals(a: Array) -> Any: ...
 def eigvalsh(a: Array, UPLO: str = "L") -> Any: ...
 def inv(a: Array) -> Any: ...
@@ -75,13 +46,13 @@ def matrix_transpose(a: Any) -> Any:
 def matrix_rank(M: Array, tol: Any = None) -> Any: ...
 def norm(x: Array, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any: ...
 def pinv(a: Array, rcond: Any = 1e-15) -> Any: ...
-def qr(a: Array, mode: str = "reduced") -> QRResult: ...
-def slogdet(a: Array) -> SlogdetResult: ...
+def qr(a: Array, mode: str = "reduced") -> tuple[Any, ...]: ...
+def slogdet(a: Array) -> tuple[Any, ...]: ...
 def solve(a: Array, b: Array) -> Any: ...
-def svd(a: Array, full_matrices: bool = True, compute_uv: bool = True) -> SVDResult: ...
+def svd(a: Array, full_matrices: bool = True, compute_uv: bool = True) -> tuple[Any, ...]: ...
 def tensorinv(a: Array, ind: int = 2) -> Any: ...
 def tensorsolve(a: Array, b: Array, axes: Any = None) -> Any: ...
 
 
-_learning.rows(globals(), "linalg.")
+_learning.rows(globals(), "linalg.", results={**_RESULTS, "svd": SVDResult})
 __getattr__ = _absent.lookup(__name__)

@@ -14,6 +14,8 @@ wrong memory is an error and never a wrong number.
 from __future__ import annotations
 
 import functools
+from collections import namedtuple
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -41,8 +43,7 @@ Scalar = Any
 Count = Any
 """A number that decides the shape of the result."""
 Decides = Any
-"""As it is; where it is an array, the elements decide whether there is an error: each call waits.
-"""
+"""As it is; the elements of an array decide whether there is an error, so each call waits."""
 Free = Any
 """A number with a value that no check reads."""
 
@@ -64,8 +65,16 @@ _PLAIN = (str, type(None), type, type(Ellipsis))
 _FLOATS = frozenset((float,))
 
 
+named: Any = namedtuple
+"""Makes a class of results with names."""
+
+
 def rows(
-    module: dict[str, Any], prefix: str = "", also: str = "", special: Any = None
+    module: dict[str, Any],
+    prefix: str = "",
+    also: str = "",
+    special: Any = None,
+    results: Any = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Put functions in the place of a module's rows; return them by name.
 
@@ -75,12 +84,13 @@ def rows(
         also: names of functions with the parameters of another, such as ``var:std``.
         special: says whether this thread has set something that the rows' bodies read. With it
             the worker's operations have no names for their parameters.
+        results: classes of results with names, by function.
     """
     table = make.public(module)
     for name, _, like in (pair.partition(":") for pair in also.split()):
         table[name] = table[like]
     made = {
-        name: _function(_Row(row, prefix + name, special is not None), special)
+        name: _function(_Row(row, prefix + name, special is not None, results.get(name)), special)
         for name, row in table.items()
     }
     module.update(made)
@@ -180,7 +190,7 @@ def _keep(brief: Any, plan: Plan, values: list[Any], form: Any) -> None:
 class _Row:
     """One function: the ways of its arguments, and the form of its result."""
 
-    def __init__(self, row: Any, name: str, by_place: bool) -> None:
+    def __init__(self, row: Any, name: str, by_place: bool, named: Any) -> None:
         code = row.__code__
         self.row, self.name, self.own = row, name, name.rpartition(".")[2]
         self.places = code.co_varnames[: code.co_argcount]
@@ -188,10 +198,7 @@ class _Row:
         rest = code.co_varnames[code.co_argcount + code.co_kwonlyargcount :]
         self.rest = self.kinds.get(rest[0], "Any") if code.co_flags & 4 else "Any"
         self.result = self.kinds.get("return", "Any")
-        forms = {**row.__globals__, "list[Any]": list, "tuple[Any, ...]": tuple}
-        named = forms.get(self.result)
-        several = isinstance(named, type) and issubclass(named, (list, tuple))
-        self.named = named if several else None
+        self.named = named or {"list[Any]": list, "tuple[Any, ...]": tuple}.get(self.result)
         kinds = [self.kinds.get(place) for place in self.places]
         self.free = kinds.index("Free") if "Free" in kinds else -1
         self.owner = kinds.index("Own") if "Own" in kinds else len(kinds)
@@ -282,6 +289,8 @@ _RESULTS_MAX = 32
 def _travelling(kind: Any, name: str, value: Any) -> Any:
     """Return an argument as it travels to a parameter of a kind; TypeError if it cannot."""
     if value is None or is_array(value):
+        if kind == "Count" and value is not None and value.ndim:
+            raise TypeError(f"{name or 'it'} must be a number, not an array")
         return value
     if kind == "Array" or kind == "Own":
         return need(value, name)
@@ -294,7 +303,8 @@ def _travelling(kind: Any, name: str, value: Any) -> Any:
     if kind == "Likes":
         return tuple([convert.asarray(each) for each in value])
     if isinstance(value, np.ndarray):
-        value = value.tolist() if value.size <= _LEAVES_MAX else convert.asarray(value)
+        short = value.size <= _LEAVES_MAX and kind != "Decides"
+        value = value.tolist() if short else convert.asarray(value)
     if isinstance(value, (list, tuple)):
         items: Any = value
         if len(items) > _LEAVES_MAX:
