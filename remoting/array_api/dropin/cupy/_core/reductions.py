@@ -34,16 +34,6 @@ def floating(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return _FLOAT64 if dtype.kind in "biu" else dtype
 
 
-def index(_dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return int64, in which elements are numbered."""
-    return _INT64
-
-
-def boolean(_dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Give truth values."""
-    return _BOOL
-
-
 def reduced_shape(meta: Meta, axis: Any, keepdims: bool) -> tuple[int, ...]:
     """Return the shape of a reduction along ``axis``."""
     if axis is None and not keepdims:
@@ -148,7 +138,7 @@ def _reduction(name: str, rule: Rule, *, typed: bool, empty_ok: bool = True) -> 
 
 
 REDUCTIONS: dict[str, Any] = {
-    **{name: _reduction(name, boolean, typed=False) for name in ("all", "any")},
+    **{name: _reduction(name, lambda _: _BOOL, typed=False) for name in ("all", "any")},
     **{
         name: _reduction(name, np.dtype, typed=False, empty_ok=False)
         for name in ("max", "min", "nanmax", "nanmin", "ptp")
@@ -156,7 +146,7 @@ REDUCTIONS: dict[str, Any] = {
     **{name: _reduction(name, wide, typed=True) for name in ("sum", "prod", "nansum", "nanprod")},
     **{name: _reduction(name, floating, typed=True) for name in ("mean", "nanmean")},
     **{
-        name: _reduction(name, index, typed=True, empty_ok=False)
+        name: _reduction(name, lambda _: _INT64, typed=True, empty_ok=False)
         for name in ("argmax", "argmin", "nanargmax", "nanargmin")
     },
 }

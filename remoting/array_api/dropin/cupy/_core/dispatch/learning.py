@@ -288,9 +288,9 @@ _RESULTS_MAX = 32
 
 def _travelling(kind: Any, name: str, value: Any) -> Any:
     """Return an argument as it travels to a parameter of a kind; TypeError if it cannot."""
+    if kind == "Count" and getattr(value, "ndim", 0):
+        raise TypeError(f"{name} must be a number, not an array")
     if value is None or is_array(value):
-        if kind == "Count" and value is not None and value.ndim:
-            raise TypeError(f"{name or 'it'} must be a number, not an array")
         return value
     if kind == "Array" or kind == "Own":
         return need(value, name)
@@ -303,8 +303,9 @@ def _travelling(kind: Any, name: str, value: Any) -> Any:
     if kind == "Likes":
         return tuple([convert.asarray(each) for each in value])
     if isinstance(value, np.ndarray):
-        short = value.size <= _LEAVES_MAX and kind != "Decides"
-        value = value.tolist() if short else convert.asarray(value)
+        is_short = kind == "Decides" and value.dtype.itemsize < 8  # a list would lose the type
+        is_list = value.size <= _LEAVES_MAX and not is_short
+        value = value.tolist() if is_list else convert.asarray(value)
     if isinstance(value, (list, tuple)):
         items: Any = value
         if len(items) > _LEAVES_MAX:
