@@ -477,7 +477,7 @@ def operations(backend: Any) -> Mapping[str, Operation]:
         | _METHODS
         | {
             "rsqrt": lambda x, **kwargs: np.reciprocal(np.sqrt(x), **kwargs),
-            **{name: _argument(name) for name in ("argmax", "argmin")},
+            **{name: _argument(name) for name in ("argmax", "argmin", "nanargmax", "nanargmin")},
             **{name: _reduction(name) for name in ("cumprod", "cumsum", "prod", "sum")},
             "argsort": lambda a, axis=-1, kind=None: np.argsort(a, axis, kind="stable"),
             "diag": lambda v, k=0: np.diag(v, k).copy(),
