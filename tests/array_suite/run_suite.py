@@ -32,7 +32,7 @@ import suite_outcomes as so
 
 HERE = Path(__file__).resolve().parent
 OTHERS = ("distributed_tests", "jit_tests", "testing_tests", "tools_tests")
-"""Folders of tests of what the drop-in leaves to CuPy, or takes from it."""
+"""Tests of packages that the drop-in leaves to CuPy, or takes from it."""
 TEST_S = 60
 SHOWN = 40
 PART_BYTES = 12_000

@@ -29,7 +29,7 @@ SIGNS: tuple[tuple[str, str], ...] = (
     (r"emulated GPU", EMULATION),
     (r"compil|nvcc|nvrtc", COMPILER),
 )
-"""What a message says about the reason; the first match counts."""
+"""Reasons that a message shows; the first match counts."""
 _FOLDER = re.compile(r"cupyx?_tests/(scipy_tests/)?\w+(?=/)")
 _PARAMETERS = re.compile(r"_param_\d+_\{.*?\}(?=::|$)|\[.*\]$")
 _ADDRESS = re.compile(r"0x[0-9a-f]+")

@@ -23,7 +23,7 @@ FIELDS_MAX = 1024
 NESTING_MAX = 4
 NAME_MAX = 256
 DTYPES = {name: np.dtype(name) for name in (np.dtype(char).str for char in array_wire.DTYPES)}
-"""The types that devices compute with, by NumPy's ``str``; int64 is "l", for SciPy's C knows no "q"."""
+"""Types that devices compute with, by NumPy's ``str``; int64 is "l", for SciPy's C knows no "q"."""
 
 BFLOAT16 = "bfloat16"
 _LETTER: str = "E"  # of NumPy for it, which others may have too
