@@ -90,6 +90,7 @@ def test_no_row_remembers_what_elements_decide(cp: Any, module: str) -> None:
 def test_arguments_keep_their_types_and_are_checked(cp: Any) -> None:
     rows = np.ones((2, 3), np.float32)
     assert cp.average(rows, weights=rows).dtype == np.float32
+    assert cp.average(rows, weights=rows.astype("F")).dtype == np.complex64
     assert cp.nanargmax(cp.ones(3), dtype="i4").dtype == np.int32
     assert cp.around(2.55, 1).tolist() == np.around(2.55, 1)
     with pytest.warns(RuntimeWarning, match="Degrees of freedom"):

@@ -303,8 +303,8 @@ def _travelling(kind: Any, name: str, value: Any) -> Any:
     if kind == "Likes":
         return tuple([convert.asarray(each) for each in value])
     if isinstance(value, np.ndarray):
-        is_short = kind == "Decides" and value.dtype.itemsize < 8  # a list would lose the type
-        is_list = value.size <= _LEAVES_MAX and not is_short
+        keeps = kind != "Decides" or value.dtype.char in "?dlqD"  # the types of Python's numbers
+        is_list = value.size <= _LEAVES_MAX and keeps
         value = value.tolist() if is_list else convert.asarray(value)
     if isinstance(value, (list, tuple)):
         items: Any = value
