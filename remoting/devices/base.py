@@ -67,30 +67,30 @@ class Backend(Protocol):
     fuses: bool
     """Whether a function of several operations costs less as a whole."""
 
-    def operations(self) -> Mapping[str, Callable[..., Any]]:
+    def operations(self) -> Mapping[str, Callable[..., object]]:
         """Return the closed table of operations that a client may call."""
         ...
 
-    def fuse(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def fuse(self, function: Callable[..., Any]) -> Callable[..., object]:
         """Return a function that computes the same from arrays, in as few kernels as it can."""
         ...
 
-    def be_strict(self) -> Callable[[str, Callable[..., Any]], Callable[..., Any]] | None:
+    def be_strict(self) -> Callable[[str, Callable[..., object]], Callable[..., object]] | None:
         """Begin strict mode; return the function that makes a watched operation of one.
 
         None if devices of this kind have no such mode.
         """
         ...
 
-    def use(self, device: int, stream: Any) -> None:
+    def use(self, device: int, stream: object) -> None:
         """Make a device (and a stream object there, or None) current."""
         ...
 
-    def is_array(self, value: Any) -> bool:
+    def is_array(self, value: object) -> bool:
         """Say whether ``value`` is an array of this backend."""
         ...
 
-    def adopt(self, value: Any) -> Any:
+    def adopt(self, value: object) -> Any:
         """Return a result as an array with accounted memory; raise if there is no room."""
         ...
 
@@ -102,7 +102,7 @@ class Backend(Protocol):
         """Return a new array of the same elements with these strides (of a dense layout)."""
         ...
 
-    def empty(self, dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+    def empty(self, dtype: np.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
         """Return a new dense array on the current device."""
         ...
 
@@ -143,7 +143,7 @@ class Backend(Protocol):
         """
         ...
 
-    def state_of(self, value: Any) -> tuple[list[Any], Any]:
+    def state_of(self, value: object) -> tuple[list[object], Any]:
         """Return the state that a fresh object of this kind lacks: values, and an array or None.
 
         Raises:
@@ -151,7 +151,7 @@ class Backend(Protocol):
         """
         ...
 
-    def set_state(self, value: Any, state: list[Any]) -> None:
+    def set_state(self, value: object, state: list[object]) -> None:
         """Give a fresh object the plain values of another one.
 
         Raises:
@@ -171,7 +171,7 @@ class Backend(Protocol):
         """Wait until everything that was started on all devices is done."""
         ...
 
-    def describe_devices(self) -> Sequence[dict[str, Any]]:
+    def describe_devices(self) -> Sequence[dict[str, object]]:
         """Return the description of each device for a client, as plain values."""
         ...
 

@@ -129,11 +129,11 @@ class CudaBackend:
 
     # --- the backend ----------------------------------------------------------------------------
 
-    def operations(self) -> Mapping[str, Callable[..., Any]]:
+    def operations(self) -> Mapping[str, Callable[..., object]]:
         """Return the closed table of operations that a client may call."""
         return operations(self)
 
-    def fuse(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def fuse(self, function: Callable[..., Any]) -> Callable[..., object]:
         """Return CuPy's fusion of a function."""
         return self.cupy.fuse(function)
 
@@ -146,11 +146,11 @@ class CudaBackend:
         self.cupy.cuda.Device(self.devices[device].ordinal).use()
         (self.cupy.cuda.Stream.null if stream is None else stream).use()
 
-    def is_array(self, value: Any) -> bool:
+    def is_array(self, value: object) -> bool:
         """Say whether ``value`` is an array; host scalars that CuPy returned count."""
         return isinstance(value, (self.cupy.ndarray, np.ndarray, np.generic))
 
-    def adopt(self, value: Any) -> Any:
+    def adopt(self, value: object) -> object:
         """Return a result as a device array; CuPy's pool has accounted for it already."""
         return value if isinstance(value, self.cupy.ndarray) else self.cupy.asarray(value)
 
@@ -163,7 +163,7 @@ class CudaBackend:
         made[...] = value
         return made
 
-    def empty(self, dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+    def empty(self, dtype: np.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
         """Return a new dense array with the axes in the order that the strides have."""
         axes = sorted(range(len(shape)), key=lambda axis: -strides[axis])
         made = self.cupy.empty(tuple(shape[axis] for axis in axes), dtype)
@@ -198,7 +198,7 @@ class CudaBackend:
             left -= size
             turn += 1
 
-    def download(self, array: Any, order: str) -> Iterator[memoryview]:
+    def download(self, array: object, order: str) -> Iterator[memoryview]:
         """Yield the elements; the copy of the next piece runs while one is sent."""
         dense = self.cupy.asarray(array, order="F" if order == "F" else "C")
         pointer, total = dense.data.ptr, dense.nbytes
@@ -265,8 +265,8 @@ class CudaBackend:
 
     def memory_of(self, value: Any) -> tuple[int, Any, int]:
         """Return the block of the pool that an array lies in."""
-        block: Any = value.data.mem
-        kind: Any = type(block)
+        block = value.data.mem
+        kind = type(block)
         if kind.__name__ != "PooledMemory":
             raise UnsupportedError(
                 f"an array of it lies in memory of a {kind.__name__}, which cannot be sent"
@@ -275,7 +275,7 @@ class CudaBackend:
         data = self.cupy.ndarray((int(block.size),), np.uint8, pointer)
         return int(block.ptr), data, int(value.data.ptr - block.ptr)
 
-    def state_of(self, value: Any) -> tuple[list[Any], Any]:
+    def state_of(self, value: Any) -> tuple[list[object], Any]:
         """Return the array that has the state of a generator.
 
         An event keeps no time: what asks for it raises CUDA's error, until it is recorded again.
@@ -289,7 +289,7 @@ class CudaBackend:
             return [], value.bit_generator._state
         return [], None
 
-    def set_state(self, value: Any, state: list[Any]) -> None:
+    def set_state(self, value: object, state: list[object]) -> None:
         """Refuse plain values: objects of CuPy have none."""
         if state:
             raise ValueError("an object that has no state")
@@ -313,9 +313,9 @@ class CudaBackend:
             self.cupy.cuda.Device(spec.ordinal).synchronize()
         self.cupy.cuda.Device(self.devices[self.current].ordinal).use()
 
-    def describe_devices(self) -> Sequence[dict[str, Any]]:
+    def describe_devices(self) -> Sequence[dict[str, object]]:
         """Return the description of each device for a client."""
-        made: list[dict[str, Any]] = []
+        made: list[dict[str, object]] = []
         for spec in self.devices:
             device = self.cupy.cuda.Device(spec.ordinal)
             made.append(

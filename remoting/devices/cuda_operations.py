@@ -22,6 +22,7 @@ from gpupool.remoting.devices.operation_names import (
     FUNCTIONS,
     GENERATOR,
     LINALG,
+    METHODS,
     POLYNOMIAL,
     RANDOM_STATE,
     UFUNCS,
@@ -32,14 +33,10 @@ _SPECIAL = ("choice", "permutation", "randint", "seed", "shuffle", "tomaxint")
 _TYPED = ("random", "standard_exponential", "standard_gamma", "standard_normal")
 
 
-_INDEX = {4: np.int32, 8: np.int64}
-"""Types of an mdspan's index by their bytes; ``numpy.longlong`` is none of CuPy's."""
-
-
 def _arange(cupy: Any) -> Operation:
-    ranges: Any = importlib.import_module("cupy._creation.ranges")
+    ranges = importlib.import_module("cupy._creation.ranges")
 
-    def arange(first: Any, count: int, step: Any, dtype: Any) -> Any:
+    def arange(first: object, count: int, step: object, dtype: Any) -> object:
         # The client has counted the elements; CuPy's own count could differ by rounding.
         made = cupy.empty((count,), dtype)
         if count:
@@ -70,7 +67,7 @@ def _memory(cupy: Any) -> Operation:
 
 
 def _drawn(name: str) -> Operation:
-    def draw(source: Any, shape: tuple[int, ...], dtype: Any, *values: Any) -> Any:
+    def draw(source: object, shape: tuple[int, ...], dtype: object, *values: Any) -> object:
         if name in ("dirichlet", "multivariate_normal"):
             shape = shape[: len(shape) - values[0].ndim]
         return getattr(source, name)(*values, size=shape, dtype=dtype)
@@ -79,7 +76,7 @@ def _drawn(name: str) -> Operation:
 
 
 def _generated(name: str) -> Operation:
-    def draw(source: Any, shape: tuple[int, ...], dtype: Any, *values: Any) -> Any:
+    def draw(source: object, shape: tuple[int, ...], dtype: object, *values: Any) -> object:
         if name == "dirichlet":
             shape = shape[: len(shape) - values[0].ndim]
         if name in _TYPED:
@@ -92,7 +89,7 @@ def _generated(name: str) -> Operation:
 def _random(cupy: Any) -> dict[str, Operation]:
     makers = {name: getattr(cupy.random, name) for name in BIT_GENERATORS}
 
-    def choice(source: Any, a: Any, shape: Any, replace: bool, p: Any) -> Any:
+    def choice(source: Any, a: Any, shape: Any, replace: bool, p: Any) -> object:
         return source.choice(a, shape, replace, p)
 
     table: dict[str, Operation] = {
@@ -121,13 +118,12 @@ def _random(cupy: Any) -> dict[str, Operation]:
 # --- cupy.cuda ------------------------------------------------------------------------------------
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """Return a device property as a plain value."""
     if isinstance(value, bytes):
         return value.rstrip(b"\0").decode("utf-8", "replace")
     if isinstance(value, (list, tuple)):
-        items: Any = value
-        return [_plain(item) for item in items]
+        return [_plain(item) for item in value]
     return value if isinstance(value, (bool, int, float, str)) else str(value)
 
 
@@ -139,7 +135,7 @@ def _cuda(backend: Any) -> dict[str, Operation]:
     def device() -> Any:
         return cupy.cuda.Device(backend.devices[backend.current].ordinal)
 
-    def properties() -> dict[str, Any]:
+    def properties() -> dict[str, object]:
         spec = backend.devices[backend.current]
         found = {k: _plain(v) for k, v in runtime.getDeviceProperties(spec.ordinal).items()}
         # The partition is the device: programs size their work by this.
@@ -149,11 +145,11 @@ def _cuda(backend: Any) -> dict[str, Operation]:
     def attribute(number: int) -> int:
         return int(runtime.deviceGetAttribute(number, backend.devices[backend.current].ordinal))
 
-    def stream(non_blocking: bool, priority: Any) -> Any:
+    def stream(non_blocking: bool, priority: object) -> object:
         given = {} if priority is None else {"priority": priority}
         return cupy.cuda.Stream(non_blocking=non_blocking, **given)
 
-    def event(block: bool, disable_timing: bool) -> Any:
+    def event(block: bool, disable_timing: bool) -> object:
         return cupy.cuda.Event(block=block, disable_timing=disable_timing)
 
     def record(made: Any, where: Any) -> None:
@@ -192,10 +188,10 @@ def _cuda(backend: Any) -> dict[str, Operation]:
 def _arrays(cupy: Any) -> dict[str, Operation]:
     ufuncs = {name: getattr(cupy, name) for name in UFUNCS}
 
-    def assign(a: Any, index: Any, value: Any) -> None:
+    def assign(a: Any, index: object, value: object) -> None:
         a[index] = value
 
-    def reshape_view(a: Any, shape: Any, order: str = "C") -> Any:
+    def reshape_view(a: Any, shape: Any, order: str = "C") -> object:
         made = a.reshape(shape, order=order)
         if made.size and made.data.mem.ptr != a.data.mem.ptr:
             raise BufferError("reshape made a copy where the client inferred a view")
@@ -205,29 +201,18 @@ def _arrays(cupy: Any) -> dict[str, Operation]:
         cupy.concatenate(arrays, axis, out, casting=casting)
 
     return {
+        **{f"ndarray.{name}": getattr(cupy.ndarray, name) for name in (*METHODS, "fill")},
         "ndarray.field": lambda a, name: a[name],
         "ndarray.getitem": lambda a, index: a[index],
         "ndarray.gather": lambda a, index: a[index],
         "ndarray.setitem": assign,
         "ndarray.astype": lambda a, dtype, order="K": a.astype(dtype, order=order),
-        "ndarray.copy": lambda a, order="C": a.copy(order),
         "ndarray.reshape": lambda a, shape, order="C": a.reshape(shape, order=order),
         "ndarray.reshape_view": reshape_view,
-        "ndarray.squeeze": lambda a, axis=None: a.squeeze(axis),
-        "ndarray.flatten": lambda a, order="C": a.flatten(order),
-        "ndarray.transpose": lambda a, axes=None: a.transpose(axes) if axes is not None else a.T,
-        "ndarray.swapaxes": lambda a, i, j: a.swapaxes(i, j),
         "ndarray.view": lambda a, dtype=None: a.view() if dtype is None else a.view(dtype),
         "ndarray.real": lambda a: a.real,
         "ndarray.imag": lambda a: a.imag,
-        "ndarray.diagonal": lambda a, *args: a.diagonal(*args),
-        "ndarray.fill": lambda a, value: a.fill(value),
         "ndarray.sort": lambda a, axis=-1, kind=None: a.sort(axis, kind),
-        "ndarray.partition": lambda a, kth, axis=-1: a.partition(kth, axis),
-        "ndarray.byteswap": lambda a: a.byteswap(),
-        "ndarray.mdspan": lambda a, index_type, unsafe: a.mdspan(
-            index_type=_INDEX.get(np.dtype(index_type).itemsize, index_type), allow_unsafe=unsafe
-        ),
         "ndarray.as_strided": cupy.lib.stride_tricks.as_strided,
         "ufunc.at": lambda name, a, index, value: ufuncs[name].at(a, index, value),
         "ufunc.reduceat": lambda a, indices, **kw: cupy.add.reduceat(a, indices, **kw),
@@ -242,7 +227,7 @@ def _arrays(cupy: Any) -> dict[str, Operation]:
     }
 
 
-def linalg_errors(raised: Any) -> None:
+def linalg_errors(raised: object) -> None:
     """Let CuPy raise, in this thread, errors seen in the elements; by default it ignores them."""
     importlib.import_module("cupyx").seterr(linalg="raise" if raised else "ignore")
 

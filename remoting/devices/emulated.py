@@ -27,7 +27,7 @@ from gpupool.remoting.devices.emulated_random import generator_state, set_genera
 from gpupool.remoting.devices.strict.strict_memory import StrictMode
 from gpupool.remoting.devices.strict.strict_streams import DEFAULT
 
-Array = np.ndarray[Any, Any]
+Array = np.ndarray
 
 
 class _Owner(weakref.ref[Array]):
@@ -58,36 +58,36 @@ class EmulatedBackend:
         # NumPy keeps this per thread; GPUs neither warn nor raise.
         np.seterr(all="ignore")
 
-    def operations(self) -> Mapping[str, Callable[..., Any]]:
+    def operations(self) -> Mapping[str, Callable[..., object]]:
         """Return the closed table of operations that a client may call."""
         return operations(self)
 
-    def fuse(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def fuse(self, function: Callable[..., Any]) -> Callable[..., object]:
         """Return the function as it is: there are no kernels to save."""
         return function
 
-    def be_strict(self) -> Callable[[str, Callable[..., Any]], Callable[..., Any]]:
+    def be_strict(self) -> Callable[[str, Callable[..., object]], Callable[..., object]]:
         """Begin strict mode; return the function that makes a watched operation of one."""
         self.strict = StrictMode(self.adopt)
         return self.strict.watched
 
-    def use(self, device: int, stream: Any) -> None:
+    def use(self, device: int, stream: object) -> None:
         """Make a device current; all its streams are the one thread that computes."""
         self.current = device
         if self.strict is not None:
             self.strict.streams.current = stream or DEFAULT
 
-    def is_array(self, value: Any) -> bool:
+    def is_array(self, value: object) -> bool:
         """Say whether ``value`` is a NumPy array or scalar."""
         return isinstance(value, (np.ndarray, np.generic))
 
-    def adopt(self, value: Any) -> Any:
+    def adopt(self, value: object) -> object:
         """Account for the memory of a new result; views cost nothing."""
         if type(value) is not np.ndarray:
             value = np.asarray(value)
         if not value.flags.writeable:  # as NumPy's diagonals are; a GPU's memory has no such flag
             value.flags.writeable = True
-        owner: Any = value
+        owner = value
         while isinstance(owner.base, np.ndarray):
             owner = owner.base
         key = id(owner)
@@ -117,9 +117,7 @@ class EmulatedBackend:
         made[...] = value
         return made
 
-    def empty(
-        self, dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...]
-    ) -> Array:
+    def empty(self, dtype: np.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
         """Return a new dense array with the axes in the order that the strides have.
 
         New memory is zero, so that nothing of an ended session can be read by the next.
@@ -158,32 +156,32 @@ class EmulatedBackend:
 
     def device_of(self, value: Array) -> int:
         """Return the index of the device that holds an array."""
-        owner: Any = value
+        owner = value
         while isinstance(owner.base, np.ndarray):
             owner = owner.base
         found = self._owners.get(id(owner))
         return found.device if found is not None else self.current
 
-    def memory_of(self, value: Array) -> tuple[int, Any, int]:
+    def memory_of(self, value: Array) -> tuple[int, Array, int]:
         """Return the array that owns the memory, as bytes."""
-        owner: Any = value
+        owner = value
         while isinstance(owner.base, np.ndarray):
             owner = owner.base
         if owner.base is not None:
-            kind: Any = type(owner.base)
+            kind = type(owner.base)
             raise UnsupportedError(
                 f"an array of it lies in memory of a {kind.__name__}, which cannot be sent"
             )
         start = int(owner.__array_interface__["data"][0])
         return start, _flat(owner), int(value.__array_interface__["data"][0]) - start
 
-    def state_of(self, value: Any) -> tuple[list[Any], Any]:
+    def state_of(self, value: object) -> tuple[list[object], Any]:
         """Return the state of a generator, and how long ago an event was."""
         if isinstance(value, Marker):
             return [time.perf_counter() - value.time], None
         return generator_state(value), None
 
-    def set_state(self, value: Any, state: list[Any]) -> None:
+    def set_state(self, value: object, state: list[object]) -> None:
         """Set the state of a generator, and when an event was."""
         if not isinstance(value, Marker):
             set_generator_state(value, state)
@@ -204,7 +202,7 @@ class EmulatedBackend:
     def synchronize(self) -> None:
         """Return at once: every call was complete when it returned."""
 
-    def describe_devices(self) -> Sequence[dict[str, Any]]:
+    def describe_devices(self) -> Sequence[dict[str, object]]:
         """Return the description of each device for a client."""
         return [
             {

@@ -19,7 +19,7 @@ from gpupool.remoting.devices.conventions.conversions import converted, fitted
 Array = np.ndarray[Any, Any]
 
 
-def _amend(made: Any, values: Any, places: Any, kwargs: dict[str, Any]) -> Any:
+def _amend(made: Any, values: Any, places: Any, kwargs: dict[str, Any]) -> Array:
     """Return a result with other values at some places; it is new, or the call's `out`."""
     places = places & kwargs.get("where", True)
     values = np.asarray(values).astype(made.dtype)
@@ -29,7 +29,7 @@ def _amend(made: Any, values: Any, places: Any, kwargs: dict[str, Any]) -> Any:
     return made
 
 
-def _power(x: Any, y: Any, **kwargs: Any) -> Any:
+def _power(x: Array, y: Array, **kwargs: Any) -> Array:
     """Return powers; negative ones of integers are 0, or those of 1 and -1."""
     if x.dtype.kind not in "biu" or not np.any(y < 0):
         return np.power(x, y, **kwargs)
@@ -42,17 +42,17 @@ def _is_float(x: Array) -> bool:
     return x.dtype.kind == "f"
 
 
-def _floor_divide(x: Any, y: Any, **kwargs: Any) -> Any:
+def _floor_divide(x: Array, y: Array, **kwargs: Any) -> Array:
     """Return the floor of the quotient, also of infinite numbers, of which NumPy's is NaN."""
     if not _is_float(x):
         return np.floor_divide(x, y, **kwargs)
     return np.floor(np.divide(x, y), **kwargs)
 
 
-_WIDER: dict[str, Any] = {"e": np.float32, "f": np.float64, "d": np.longdouble}
+_WIDER: dict[str, type[np.floating]] = {"e": np.float32, "f": np.float64, "d": np.longdouble}
 
 
-def _remainder(x: Any, y: Any, **kwargs: Any) -> Any:
+def _remainder(x: Array, y: Array, **kwargs: Any) -> Array:
     """Return ``x - floor(x / y) * y``, rounded once; it is NaN if `y` is infinite."""
     if not _is_float(x):
         return np.remainder(x, y, **kwargs)
@@ -60,7 +60,7 @@ def _remainder(x: Any, y: Any, **kwargs: Any) -> Any:
     return np.positive((x.astype(wide) - whole * y.astype(wide)).astype(x.dtype), **kwargs)
 
 
-def _divmod(x: Any, y: Any, **kwargs: Any) -> Any:
+def _divmod(x: Array, y: Array, **kwargs: Any) -> object:
     """Return both; outputs come as a pair."""
     outs = kwargs.pop("out", (None, None))
     rest = _remainder(x, y)  # first: the floor may go into one of the operands
@@ -68,7 +68,7 @@ def _divmod(x: Any, y: Any, **kwargs: Any) -> Any:
     return whole, np.positive(rest, out=outs[1], **kwargs)
 
 
-def _fmod(x: Any, y: Any, **kwargs: Any) -> Any:
+def _fmod(x: Array, y: Array, **kwargs: Any) -> Array:
     """Return the remainder; that of 64 bits is computed in float64."""
     if x.dtype.char not in "qQlL":
         return np.fmod(x, y, **kwargs)
@@ -76,22 +76,22 @@ def _fmod(x: Any, y: Any, **kwargs: Any) -> Any:
     return np.positive(made.astype(x.dtype), **kwargs)
 
 
-def _shift(name: str) -> Callable[..., Any]:
+def _shift(name: str) -> Callable[..., object]:
     """Return a shift by the lower 32 bits of a number."""
-    function: Any = getattr(np, name)
+    function = getattr(np, name)
     low = 0xFFFFFFFF
 
-    def call(x: Any, y: Any, **kwargs: Any) -> Any:
+    def call(x: Array, y: Array, **kwargs: object) -> object:
         return function(x, y & low if y.dtype.itemsize == 8 else y, **kwargs)
 
     return call
 
 
-def _extreme(name: str) -> Callable[..., Any]:
+def _extreme(name: str) -> Callable[..., object]:
     """Return an extreme of pairs, of which 0 is more than -0."""
-    function: Any = getattr(np, name)
+    function = getattr(np, name)
 
-    def call(x: Any, y: Any, **kwargs: Any) -> Any:
+    def call(x: Array, y: Array, **kwargs: object) -> object:
         if not _is_float(x):
             return function(x, y, **kwargs)
         places = (x == 0) & (y == 0)
@@ -101,25 +101,25 @@ def _extreme(name: str) -> Callable[..., Any]:
     return call
 
 
-def _lcm(x: Any, y: Any, **kwargs: Any) -> Any:
+def _lcm(x: Array, y: Array, **kwargs: Any) -> Array:
     """Return a multiple that is not negative, also where it does not fit."""
     return np.absolute(np.lcm(x, y), **kwargs)
 
 
-def _reciprocal(x: Any, **kwargs: Any) -> Any:
+def _reciprocal(x: Any, **kwargs: Any) -> Array:
     """Return one divided by the number; that of the whole number 0 is 0."""
     zero = (x == 0) & (x.dtype.kind in "iu")
     return _amend(np.reciprocal(x, **kwargs), 0, zero, kwargs)
 
 
-def _expm1(x: Any, **kwargs: Any) -> Any:
+def _expm1(x: Array, **kwargs: Any) -> Array:
     """Return ``exp(x) - 1``; so it is computed for complex numbers, also for infinite ones."""
     if x.dtype.kind != "c":
         return np.expm1(x, **kwargs)
     return np.subtract(np.exp(x), 1, **kwargs)
 
 
-ARITHMETIC: dict[str, Callable[..., Any]] = {
+ARITHMETIC: dict[str, Callable[..., object]] = {
     **{name: _extreme(name) for name in ("fmax", "fmin", "maximum", "minimum")},
     **{name: _shift(name) for name in ("left_shift", "right_shift")},
     "divmod": _divmod,
@@ -133,7 +133,7 @@ ARITHMETIC: dict[str, Callable[..., Any]] = {
 }
 
 
-def sinc(x: Any) -> Any:
+def sinc(x: Array) -> Array:
     """Return the sine of pi x divided by that; it is 0 for whole numbers, and 1 for NaN."""
     if x.dtype.kind == "c":
         return np.sinc(x)
@@ -142,14 +142,14 @@ def sinc(x: Any) -> Any:
     return np.where(np.isnan(x), 1, made)
 
 
-def _angle(z: Any, deg: Any = False) -> Any:
+def _angle(z: Array, deg: Any = False) -> Array:
     made = np.angle(z, deg)
     if z.dtype.kind != "f":
         return made
     return np.where(z >= 0, 0, 180 if deg else np.pi).astype(made.dtype)
 
 
-def _clip(a: Array, a_min: Any = None, a_max: Any = None, **kwargs: Any) -> Any:
+def _clip(a: Array, a_min: object = None, a_max: object = None, **kwargs: Any) -> Array:
     """Clip; a limit that is NaN is none."""
     low, high = _without_nan(a_min, -np.inf), _without_nan(a_max, np.inf)
     return np.clip(a, low, high, **kwargs)
@@ -162,13 +162,13 @@ def _without_nan(limit: Any, none: float) -> Any:
     return np.where(np.isnan(limit), none, limit).astype(kind) if np.ndim(limit) else none
 
 
-def _mean(a: Array, *args: Any, dtype: Any = None, **kwargs: Any) -> Any:
+def _mean(a: Array, *args: Any, dtype: Any = None, **kwargs: Any) -> Array:
     if dtype is None or np.dtype(dtype).kind not in "iu":
         return np.mean(a if dtype is None else fitted(a, dtype), *args, dtype=dtype, **kwargs)
     return converted(np.mean(a.real, *args, dtype=np.float64, **kwargs), dtype)
 
 
-def _linspace(*args: Any, dtype: Any = None, retstep: bool = False, **kwargs: Any) -> Any:
+def _linspace(*args: Any, dtype: Any = None, retstep: bool = False, **kwargs: Any) -> object:
     values, step = np.linspace(*args, retstep=True, **kwargs)
     if dtype is not None:
         whole = np.issubdtype(dtype, np.integer)
@@ -176,15 +176,27 @@ def _linspace(*args: Any, dtype: Any = None, retstep: bool = False, **kwargs: An
     return (values, step) if retstep else values
 
 
+def _quantile(name: str) -> Callable[..., object]:
+    """Return a function that also takes its method by the name of NumPy before 2."""
+    function: Callable[..., Any] = getattr(np, name)
+
+    def call(*args: object, interpolation: object = None, **kwargs: object) -> Any:
+        return function(*args, **kwargs, **({"method": interpolation} if interpolation else {}))
+
+    return call
+
+
 def _place(a: Array, mask: Array, vals: Array) -> None:
     np.place(a, mask, converted(vals, a.dtype))
 
 
-FORMULAS: dict[str, Callable[..., Any]] = {
+FORMULAS: dict[str, Callable[..., object]] = {
     "angle": _angle,
     "clip": _clip,
     "linspace": _linspace,
     "mean": _mean,
+    "percentile": _quantile("percentile"),
     "place": _place,
+    "quantile": _quantile("quantile"),
 }
 """Functions that are no ufuncs, and take the clients' arguments."""

@@ -6,7 +6,7 @@
 
 import operator
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,14 @@ from gpupool.remoting.devices.emulated_random import random_operations
 from gpupool.remoting.devices.extensions import emulated_extensions
 from gpupool.remoting.devices.host_kernels.host_kernel_operations import host_kernel_operations
 from gpupool.remoting.devices.object_families import emulated_objects
-from gpupool.remoting.devices.operation_names import FFT, FUNCTIONS, LINALG, POLYNOMIAL, UFUNCS
+from gpupool.remoting.devices.operation_names import (
+    FFT,
+    FUNCTIONS,
+    LINALG,
+    METHODS,
+    POLYNOMIAL,
+    UFUNCS,
+)
 
 Operation = Callable[..., Any]
 Array = np.ndarray[Any, Any]
@@ -39,7 +46,7 @@ def _getitem(a: Array, index: Any) -> Array:
     return a[items] if any(item is Ellipsis for item in items) else a[(*items, Ellipsis)]
 
 
-def _field(a: Any, name: str) -> Any:
+def _field(a: Any, name: str) -> Array:
     made = a[name]
     if not isinstance(a, np.ndarray) or made.dtype.char == "V" or not made.size:
         return made
@@ -52,7 +59,7 @@ def _field(a: Any, name: str) -> Any:
     return made
 
 
-def _fill(a: Array, value: Any) -> None:
+def _fill(a: Array, value: object) -> None:
     a[...] = fitted(value, a.dtype)  # of a structure each field, also from one of other types
 
 
@@ -86,11 +93,11 @@ def _wrapped(a: Array, index: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(made)
 
 
-def _is_mask(item: Any) -> bool:
+def _is_mask(item: object) -> bool:
     return isinstance(item, np.ndarray) and item.dtype == np.bool_
 
 
-def _setitem(a: Array, index: Any, value: Any) -> None:
+def _setitem(a: Array, index: Any, value: object) -> None:
     if isinstance(index, tuple):
         # The ellipsis makes an element an array without axes, which takes one of axes of length 1.
         more = () if any(item is Ellipsis for item in index) else (...,)
@@ -101,7 +108,7 @@ def _setitem(a: Array, index: Any, value: Any) -> None:
         a[index] = fitted(value, a.dtype)
 
 
-def _float_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def _float_of(dtype: np.dtype) -> np.dtype:
     """Return the float type of a function that NumPy computes in float64 and CuPy does not."""
     for char in "efd":
         if np.can_cast(dtype, char):
@@ -114,11 +121,11 @@ _BOOL = np.dtype(np.bool_)
 _COMPARE = frozenset(("equal", "not_equal", "greater", "greater_equal", "less", "less_equal"))
 
 
-def _is_truth(value: Any) -> bool:
+def _is_truth(value: object) -> bool:
     return isinstance(value, np.ndarray) and value.dtype == np.bool_
 
 
-def _wide(value: Any) -> Any:
+def _wide(value: object) -> object:
     """Return an integer beyond NumPy's default type in a type that holds it."""
     if type(value) is not int:
         return value
@@ -126,12 +133,12 @@ def _wide(value: Any) -> Any:
 
 
 def _ufunc(name: str) -> Operation:
-    function: Any = getattr(np, name)
+    function = getattr(np, name)
     if not isinstance(function, np.ufunc):
         return _pseudo_ufunc(name, function)
     typed = ARITHMETIC.get(name)
 
-    def call(*args: Any, _where: Any = None, casting: Any = None, **kwargs: Any) -> Any:
+    def call(*args: Any, _where: object = None, casting: object = None, **kwargs: Any) -> object:
         if _where is not None:
             kwargs["where"] = _where
         if name in _BY_FIELDS and getattr(args[0], "dtype", _BOOL).char == "V":
@@ -153,7 +160,7 @@ def _ufunc(name: str) -> Operation:
 
 def _pseudo_ufunc(name: str, function: Operation) -> Operation:
     # i0, sinc and fix are ufuncs in CuPy, and Python functions in NumPy.
-    def call(x: Any, out: Any = None, dtype: Any = None, **_: Any) -> Any:
+    def call(x: Array, out: object = None, dtype: Any = None, **_: object) -> object:
         value = np.asarray(x) if dtype is None else np.asarray(x, dtype)
         kind = value.dtype if name == "fix" else _float_of(value.dtype)
         if name == "i0" and value.dtype.kind == "f":  # that of infinity is infinite
@@ -164,30 +171,30 @@ def _pseudo_ufunc(name: str, function: Operation) -> Operation:
     return call
 
 
-def _at(name: str, a: Array, index: Any, value: Any) -> None:
+def _at(name: str, a: Array, index: object, value: object) -> None:
     if name not in UFUNCS:
         raise ValueError(f"no ufunc {name}")
     items = index if isinstance(index, tuple) else (index,)
     getattr(np, name).at(a, _wrapped(a, items), fitted(value, a.dtype))
 
 
-def _copyto(target: Array, source: Any, casting: Any = "same_kind", where: Any = None) -> None:
+def _copyto(target: Array, source: Array, casting: Any = "same_kind", where: Any = None) -> None:
     source = fitted(source, target.dtype) if casting == "unsafe" else source
     np.copyto(target, source, casting=casting, where=True if where is None else where)
 
 
-def _take(a: Array, indices: Any, axis: Any = None, out: Any = None) -> Any:
+def _take(a: Array, indices: Array, axis: Any = None, out: Any = None) -> Array:
     return np.take(a, indices, axis, out=out, mode="wrap")
 
 
-def _put(a: Array, indices: Any, values: Any, mode: Any = "wrap") -> None:
+def _put(a: Array, indices: Array, values: object, mode: Any = "wrap") -> None:
     np.put(a, indices, fitted(values, a.dtype), mode=mode)
 
 
 def _argument(name: str) -> Operation:
-    function: Any = getattr(np, name)
+    function = getattr(np, name)
 
-    def call(a: Array, *args: Any, dtype: Any = None, **kwargs: Any) -> Any:
+    def call(a: Array, *args: object, dtype: object = None, **kwargs: object) -> object:
         made = np.asarray(function(a, *args, **kwargs))
         return made if dtype is None else converted(made, dtype)
 
@@ -195,9 +202,9 @@ def _argument(name: str) -> Operation:
 
 
 def _reduction(name: str) -> Operation:
-    function: Any = getattr(np, name)
+    function = getattr(np, name)
 
-    def call(a: Array, *args: Any, dtype: Any = None, **kwargs: Any) -> Any:
+    def call(a: Array, *args: object, dtype: Any = None, **kwargs: object) -> object:
         if dtype is None:
             return function(a, *args, **kwargs)
         kind = np.dtype(dtype)  # the client has warned of imaginary parts that are lost
@@ -206,12 +213,12 @@ def _reduction(name: str) -> Operation:
     return call
 
 
-def _raveled(places: Any, dims: Any, mode: Any = "wrap", order: Any = "C") -> Any:
+def _raveled(places: Any, dims: Any, mode: Any = "wrap", order: Any = "C") -> object:
     return np.ravel_multi_index(places, dims, mode, order)
 
 
 def _along(function: Operation) -> Operation:
-    def call(a: Array, indices: Array, *rest: Any, axis: Any = None, values: Any = None) -> Any:
+    def call(a: Array, indices: Array, *rest: object, axis: Any = None, values: Any = None) -> Any:
         given = list(rest) if values is None else [values, *rest]
         if len(given) > (function is np.put_along_axis):
             axis = given.pop()
@@ -222,7 +229,7 @@ def _along(function: Operation) -> Operation:
     return call
 
 
-def _into(arrays: Any, axis: int, out: Array, casting: Any) -> None:
+def _into(arrays: Sequence[Array], axis: int, out: Array, casting: Any) -> None:
     np.concatenate(fitted(arrays, out.dtype), axis, out, casting=casting)
 
 
@@ -233,10 +240,10 @@ def _concatenate(arrays: Any, axis: int = 0, dtype: Any = None, casting: Any = "
 
 
 def _transform(name: str) -> Operation:
-    function: Any = getattr(np.fft, name)
+    function = getattr(np.fft, name)
     is_inverse = name == "hfft" or name.startswith("irfft")
 
-    def call(a: Any, *args: Any) -> Any:
+    def call(a: Any, *args: Any) -> object:
         if name[-1] == "n" and len(args) > 1 and args[0] is not None and args[1] is None:
             args = (args[0], tuple(range(-len(args[0]), 0)), *args[2:])  # as NumPy asks for
         if is_inverse and not a.size and len(args) > 1 and args[0] is not None:
@@ -256,7 +263,7 @@ def _transform(name: str) -> Operation:
     return call
 
 
-def _einsum(text: Any, *arrays: Any, **kwargs: Any) -> Any:
+def _einsum(text: Any, *arrays: Array, **kwargs: Any) -> Array:
     if not isinstance(text, str):
         return np.einsum(text, *arrays, **kwargs)
     if len(arrays) == 1:
@@ -279,7 +286,7 @@ def _solve(a: Array, b: Array) -> Array:
     return np.linalg.solve(a, b) if judged else np.empty(b.shape, kind)
 
 
-def _eigh(a: Array, UPLO: Any = "L") -> Any:
+def _eigh(a: Array, UPLO: Any = "L") -> object:
     if a.dtype != np.float16:
         return np.linalg.eigh(a, UPLO)
     return tuple(each.astype(a.dtype) for each in np.linalg.eigh(a.astype(np.float32), UPLO))
@@ -292,11 +299,11 @@ def _complex(made: Array, a: Array) -> Array:
     return made if np.iscomplexobj(a) else made.real  # NumPy 2.5 makes them complex
 
 
-def _eig(a: Array) -> Any:
+def _eig(a: Array) -> object:
     return tuple(_complex(each, a) for each in np.linalg.eig(a))
 
 
-def _lstsq(a: Array, b: Array, rcond: Any = None) -> Any:
+def _lstsq(a: Array, b: Array, rcond: Any = None) -> object:
     return np.linalg.lstsq(a, b, -1 if rcond == "warn" else rcond)
 
 
@@ -327,7 +334,7 @@ def _memory(a: Array, offset: int, shape: Any, dtype: Any, strides: Any) -> Arra
     return np.ndarray(shape, dtype, flat, start, strides)
 
 
-def _as_strided(a: Array, shape: Any, strides: Any) -> Array:
+def _as_strided(a: Array, shape: object, strides: object) -> Array:
     return _memory(a, 0, shape, a.dtype, strides)
 
 
@@ -341,15 +348,15 @@ def _reshape_view(a: Array, shape: Any, order: Any = "C") -> Array:
 class Marker:
     """Stands for a stream or an event: an emulated device finishes every call at once."""
 
-    def __init__(self, *_: Any) -> None:
+    def __init__(self, *_: object) -> None:
         self.time = time.perf_counter()
 
 
-def _record(event: Marker, _stream: Any) -> None:
+def _record(event: Marker, _stream: object) -> None:
     event.time = time.perf_counter()
 
 
-def _no_textures(*_arguments: Any) -> None:
+def _no_textures(*_arguments: object) -> None:
     raise UnsupportedError("an emulated GPU has no textures and surfaces: a real one has them")
 
 
@@ -360,7 +367,7 @@ def _cuda(backend: Any) -> dict[str, Operation]:
     def set_limit(size: int) -> None:
         current().limit = min(size, current().memory)
 
-    def properties() -> dict[str, Any]:
+    def properties() -> dict[str, object]:
         spec = backend.devices[backend.current]
         return device_properties.properties(spec.name, spec.uuid, spec.memory)
 
@@ -397,27 +404,19 @@ def _cuda(backend: Any) -> dict[str, Operation]:
 
 
 _METHODS: dict[str, Operation] = {
+    **{f"ndarray.{name}": getattr(np.ndarray, name) for name in METHODS},
     "ndarray.field": _field,
     "ndarray.getitem": _getitem,
     "ndarray.gather": _gather,
     "ndarray.setitem": _setitem,
     "ndarray.astype": converted,
-    "ndarray.copy": lambda a, order="C": a.copy(order),
     "ndarray.reshape": lambda a, shape, order="C": a.reshape(shape, order=order),
     "ndarray.reshape_view": _reshape_view,
-    "ndarray.squeeze": lambda a, axis=None: a.squeeze(axis),
-    "ndarray.flatten": lambda a, order="C": a.flatten(order),
-    "ndarray.transpose": lambda a, axes=None: a.transpose(axes),
-    "ndarray.swapaxes": lambda a, i, j: a.swapaxes(i, j),
     "ndarray.view": lambda a, dtype=None: a.view() if dtype is None else a.view(dtype),
     "ndarray.real": lambda a: a.real,
     "ndarray.imag": lambda a: a.imag,
-    "ndarray.diagonal": lambda a, *args: a.diagonal(*args),
     "ndarray.fill": _fill,
     "ndarray.sort": lambda a, axis=-1, kind=None: a.sort(axis, kind="stable"),
-    "ndarray.partition": lambda a, kth, axis=-1: a.partition(kth, axis),
-    "ndarray.byteswap": lambda a: a.byteswap(),
-    "ndarray.mdspan": lambda a, index_type, unsafe: Marker(),
     "ndarray.as_strided": _as_strided,
     "ufunc.at": _at,
     "ufunc.reduceat": np.add.reduceat,
@@ -445,7 +444,7 @@ def _plan_operations(
             raise ValueError("invalid input")
         limits[current()][place] = value
 
-    def several(gpus: Any, name: str, a: Any, *args: Any) -> Any:
+    def several(gpus: Any, name: str, a: object, *args: object) -> object:
         if name not in FFT or not all(at in range(devices) for at in gpus):
             raise ValueError(f"no transform {name} by GPUs {gpus}")
         return table[f"fft.{name}"](a, *args)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -80,7 +80,7 @@ def _of_two_types(function: Operation) -> Operation:
 
 
 def _triangular(function: Operation) -> Operation:
-    def call(a: Any, b: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(a: Any, b: Any, *args: object, **kwargs: object) -> object:
         if a.ndim <= 2 and b.ndim <= 2:
             return function(a, b, *args, **kwargs)
         vectors = b.ndim == a.ndim - 1
@@ -98,7 +98,7 @@ FILTER_MAX = 1 << 40
 
 
 def _of_size(function: Operation) -> Operation:
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> object:
         size = kwargs.get("size", args[1] if len(args) > 1 else None)
         # SciPy makes room for a line of it without a look whether its bytes still fit 64 bits, and
         # writes behind that room.
@@ -112,7 +112,7 @@ def _of_size(function: Operation) -> Operation:
 def _structured(function: Operation) -> Operation:
     """Let the structure be its shape: SciPy takes the shape for the elements."""
 
-    def call(image: Any, structure: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def call(image: Any, structure: Any = None, *args: Any, **kwargs: Any) -> object:
         axes = kwargs.get("axes")
         ndim = image.ndim if axes is None else np.size(axes)
         if isinstance(structure, int):
@@ -124,14 +124,14 @@ def _structured(function: Operation) -> Operation:
     return call
 
 
-def _of_list(value: Any, kind: Any) -> Any:
+def _of_list(value: Any, kind: Any) -> object:
     return kind(value) if isinstance(value, list) else value
 
 
 def _of_arrays(function: Operation) -> Operation:
     """Let the first two arguments be lists, of which SciPy makes no arrays here, and CuPy does."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> object:
         return function(*[_of_list(arg, np.asarray) for arg in args[:2]], *args[2:], **kwargs)
 
     return call
@@ -143,7 +143,7 @@ _LISTED = "argrelmax argrelmin coherence csd spectrogram welch"
 def _over_axes(function: Operation) -> Operation:
     """Let the axes be a list, which CuPy's reductions take."""
 
-    def call(a: Any, axis: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def call(a: object, axis: object = None, *args: object, **kwargs: object) -> object:
         return function(a, _of_list(axis, tuple), *args, **kwargs)
 
     return call
@@ -156,22 +156,22 @@ uniform_filter uniform_filter1d white_tophat"""
 
 def _affine(function: Operation) -> Operation:
     def call(
-        *args: Any, texture_memory: bool = False, float64_coords: bool = False, **kwargs: Any
-    ) -> Any:
+        *args: Any, texture_memory: bool = False, float64_coords: bool = False, **kwargs: object
+    ) -> object:
         del float64_coords  # SciPy's always are
         return (_in_texture if texture_memory else function)(*args, **kwargs)
 
     def _in_texture(
         image: Any,
         matrix: Any,
-        offset: Any = 0.0,
+        offset: object = 0.0,
         output_shape: Any = None,
         output: Any = None,
         order: int = 3,
         mode: str = "constant",
-        cval: Any = 0.0,
+        cval: object = 0.0,
         prefilter: bool = True,
-    ) -> Any:
+    ) -> object:
         del offset, prefilter  # CuPy leaves them out
         if image.ndim not in (2, 3) or image.dtype != np.float32:
             raise ValueError("texture memory has arrays of float32 with 2 or 3 axes")
@@ -198,7 +198,7 @@ def _affine(function: Operation) -> Operation:
 def _instead(made: Operation) -> Callable[[Operation], Operation]:
     """Return an adapter that leaves SciPy's function out, which may be missing, for another one."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> object:
         try:
             return made(*args, **kwargs)
         except ImportError:
@@ -232,7 +232,7 @@ def _table(make: Callable[[str, str], Operation]) -> dict[str, Operation]:
 
 
 def _late(module: str, name: str, otherwise: str) -> Operation:
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> object:
         try:
             function = getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError) as error:
@@ -247,18 +247,16 @@ def _late(module: str, name: str, otherwise: str) -> Operation:
 def _as_arrays(function: Operation) -> Operation:
     """Return a function that returns numbers as arrays without axes, as CuPy does."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> object:
         return _array(function(*args, **kwargs))
 
     call.__name__ = function.__name__
     return call
 
 
-def _array(value: Any) -> Any:
-    if isinstance(value, np.generic):
-        number: Any = cast("Any", value)
-        return np.asarray(number)
+def _array(value: Any) -> object:
+    if issubclass(type(value), np.generic):
+        return np.asarray(value)
     if type(value) in (tuple, list):
-        items: Any = value
-        return type(items)(_array(item) for item in items)
+        return type(value)(map(_array, value))
     return value

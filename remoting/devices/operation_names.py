@@ -25,7 +25,7 @@ _FUNCTIONS = """
     intersect1d isclose iscomplex isin isneginf isposinf isreal kaiser kron lexsort linspace
     logspace matmul max may_share_memory mean median min nan_to_num nanargmax nanargmin
     nancumprod nancumsum nanmax nanmean nanmedian nanmin nanprod nanstd nansum nanvar nonzero
-    outer packbits pad partition percentile place poly polyfit prod ptp put put_along_axis
+    outer packbits pad partition percentile piecewise place poly polyfit prod ptp put put_along_axis
     putmask quantile ravel_multi_index real real_if_close repeat roll roots rot90 searchsorted
     select setdiff1d setxor1d shares_memory sort sort_complex std sum take take_along_axis
     tensordot tile trace trapezoid tri tril trim_zeros triu union1d unique unpackbits
@@ -34,6 +34,11 @@ _FUNCTIONS = """
     cumulative_sum meshgrid resize polyadd polymul polysub polyval
 """
 FUNCTIONS = tuple(_FUNCTIONS.split())
+
+METHODS = (
+    *("byteswap", "copy", "diagonal", "flatten", "partition", "squeeze", "swapaxes", "transpose"),
+)
+"""Methods of arrays that take what the client sends."""
 
 _LINALG = """
     cholesky cond det eig eigh eigvals eigvalsh inv lstsq matrix_power matrix_rank norm pinv qr

@@ -30,6 +30,9 @@ class Described:
         ({"strides": (16,)}, ValueError),
         ({"strides": (-8,)}, ValueError),
         ({"typestr": "<c16"}, ValueError),
+        ({"typestr": ">f8"}, ValueError),
+        ({"mask": 1}, ValueError),
+        ({"data": (8, False)}, TypeError),  # memory of another library
     ],
 )
 def test_a_wrong_description_is_an_error_at_once(cp: Any, fields: Any, error: Any) -> None:
@@ -57,3 +60,10 @@ def test_a_right_description_is_an_array_over_the_same_memory(cp: Any) -> None:
         assert expected is None or made.get().tolist() == expected
     made[0] = 9
     assert a.get().tolist() == [0, 1, 2, 3, 4, 9]
+
+
+def test_a_described_array_is_an_operand(cp: Any) -> None:
+    a = cp.arange(6.0).reshape(2, 3)
+    assert (a + Described(a)).tolist() == cp.add(a, Described(a)).tolist() == (a * 2).tolist()
+    assert cp.asnumpy(Described(a.T)).tolist() == [[0, 3], [1, 4], [2, 5]]
+    assert cp.asarray(Described(cp.zeros((2, 0)))).shape == (2, 0)

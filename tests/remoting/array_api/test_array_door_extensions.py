@@ -75,6 +75,8 @@ def test_what_is_absent_says_what_to_do(cp: Any, monkeypatch: pytest.MonkeyPatch
         of(cp, "scipy.signal").ShortTimeFFT  # noqa: B018 - the look is the test
     with pytest.raises(ModuleNotFoundError, match="no such name either"):
         of(cp, "scipy.optimize")
+    with pytest.raises(AttributeError, match="--door cuda"):
+        cp.ones(3).mdspan  # noqa: B018 - the look is the test
     with pytest.raises(TypeError, match="function"):
         of(cp, "scipy.ndimage").gaussian_filter(cp.ones(3), lambda x: x)
 

@@ -54,6 +54,11 @@ def test_polynomials_are_evaluated_only_by_coefficients_of_one_axis(cp: Any) -> 
     assert of_f4.coeffs.dtype == np.float32
 
 
+def test_a_quantile_takes_its_method_by_the_older_name(cp: Any) -> None:
+    for name, at in (("percentile", 30), ("quantile", 0.3)):
+        assert float(getattr(cp, name)(cp.arange(5.0), at, interpolation="lower")) == 1
+
+
 # --- power series ---------------------------------------------------------------------------------
 
 
@@ -155,31 +160,6 @@ def test_a_generator_checks_bounds_and_outputs_before_it_draws(cp: Any) -> None:
 # --- what the suite showed on 2026-11-23 ----------------------------------------------------------
 
 
-class _Described:
-    """An object of another library that describes an array of ours."""
-
-    def __init__(self, array: Any, **more: Any) -> None:
-        shown = {"shape": array.shape, "typestr": array.dtype.str, "strides": array.strides}
-        self.__cuda_array_interface__ = {**shown, "data": (array.data.ptr, False), **more}
-
-
-def test_an_object_that_describes_our_memory_is_that_array(cp: Any) -> None:
-    a = cp.arange(6.0).reshape(2, 3)
-    for made in (cp.asarray(_Described(a)), cp.array(_Described(a), copy=False)):
-        made[0, 0] += 10
-    assert a.get()[0, 0] == 20
-    assert cp.asarray(_Described(a.T)).strides == a.T.strides
-    assert cp.add(a, _Described(a)).get()[0, 0] == 40
-    assert (a + _Described(a)).get()[0, 0] == 40
-    assert cp.asnumpy(_Described(a[1])).tolist() == [3, 4, 5]
-    assert cp.asarray(_Described(cp.zeros((2, 0)))).shape == (2, 0)
-    for wrong in ({"mask": 1}, {"typestr": ">f8"}):
-        with pytest.raises(ValueError, match="support"):
-            cp.asarray(_Described(a, **wrong))
-    with pytest.raises(TypeError, match="holds GPU memory of this process"):
-        cp.asarray(_Described(a, data=(a.data.ptr + 8, False)))
-
-
 def test_arrays_of_no_element_have_no_strides(cp: Any) -> None:
     for order in ("C", "F"):
         assert cp.empty((1, 0, 2), order=order).strides == (0, 0, 0)
@@ -279,6 +259,8 @@ def test_grids_between_arrays_of_the_device(cp: Any) -> None:
         (lambda cp, a: cp.poly1d(a) ** 2.0, TypeError),
         (lambda cp, a: cp.pad(a, []), TypeError),
         (lambda cp, a: cp.pad(a, 1.5), TypeError),
+        (lambda cp, a: cp.pad(a, 1, lambda *_: None), TypeError),
+        (lambda cp, a: cp.piecewise(a, [a < 1], [lambda x: x]), NotImplementedError),
         (lambda cp, a: cp.repeat(a, cp.ones(2, "i4")), ValueError),
         (lambda cp, a: cp.delete(a, [True, False]), ValueError),
         (lambda cp, a: cp.put(a, cp.arange(1), 1, mode="none"), ValueError),

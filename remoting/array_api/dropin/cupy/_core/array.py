@@ -17,10 +17,10 @@ from cupy._core.dispatch import arguments, make, transfers
 from cupy._core.methods import TRANSPOSED, Methods
 from cupy._core.operators import Operators
 from cupy._core.ufunc import UFUNCS
-from cupy._door import state
+from cupy._door import absent, state
 from cupy._door.meta import intern, reshaped
 
-_frame = sys._getframe  # pyright: ignore[reportPrivateUsage]
+_frame = sys._getframe
 _PYTHON_SCALARS = (int, float, bool, complex)
 
 
@@ -71,12 +71,12 @@ class ndarray(Operators, Methods):
 
     def __new__(
         cls,
-        shape: Any,
+        shape: object,
         dtype: Any = float,
         memptr: Any = None,
         strides: Any = None,
         order: str | None = "C",
-    ) -> Any:
+    ) -> ndarray:
         """Make an uninitialised array, or one over memory that ``memptr`` points to."""
         lengths = arguments.shape_of(shape)
         if len(lengths) > 64:
@@ -96,7 +96,7 @@ class ndarray(Operators, Methods):
             made = made.view(type=cls)
         return made
 
-    def __array_finalize__(self, obj: Any) -> None:
+    def __array_finalize__(self, obj: object) -> None:
         """Finish a new instance of a subclass; see NumPy's guide to subclassing."""
 
     # --- looks ----------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ class ndarray(Operators, Methods):
         return self._gp_meta.strides
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> np.dtype:
         """Type of the elements."""
         return self._gp_meta.dtype
 
@@ -192,17 +192,22 @@ class ndarray(Operators, Methods):
         """Not available: the structure is made by the worker when a kernel is launched."""
         raise AttributeError("cstruct is made on the server, when a kernel is launched")
 
+    @property
+    def mdspan(self) -> Any:
+        """Not available: a kernel takes an array by its pointer."""
+        raise AttributeError(absent.advice("cupy.ndarray", "mdspan"))
+
     # --- to the host ----------------------------------------------------------------------------
 
     def get(
-        self, stream: Any = None, order: str = "C", out: Any = None, blocking: bool = True
-    ) -> np.ndarray[Any, Any]:
+        self, stream: Any = None, order: str = "C", out: object = None, blocking: bool = True
+    ) -> np.ndarray:
         """Return a copy on the host; always complete on return, also with ``blocking=False``."""
         del blocking
         if out is not None:
             if not isinstance(out, np.ndarray):
                 raise TypeError("Only numpy.ndarray can be obtained from cupy.ndarray")
-            host: np.ndarray[Any, Any] = out
+            host: np.ndarray = out
             if self.dtype != host.dtype:
                 raise TypeError(f"{host.dtype} array cannot be obtained from {self.dtype} array")
             if self.shape != host.shape:
@@ -219,11 +224,11 @@ class ndarray(Operators, Methods):
                 return transfers.download(self, letter, out)
         return transfers.download(self, letter, out)
 
-    def set(self, arr: Any, stream: Any = None) -> None:
+    def set(self, arr: object, stream: object = None) -> None:
         """Copy a host array of the same shape and dtype into this one."""
         if not isinstance(arr, np.ndarray):
             raise TypeError("Only numpy.ndarray can be set to cupy.ndarray")
-        host: np.ndarray[Any, Any] = arr
+        host: np.ndarray = arr
         if self.dtype != host.dtype:
             raise TypeError(f"{host.dtype} array cannot be set to {self.dtype} array")
         if self.shape != host.shape:
@@ -314,7 +319,7 @@ class ndarray(Operators, Methods):
     def __copy__(self) -> ndarray:
         return self.copy()
 
-    def __deepcopy__(self, memo: Any) -> ndarray:
+    def __deepcopy__(self, memo: object) -> ndarray:
         with state.on(self._gp_device):
             return self.copy()
 
@@ -335,19 +340,19 @@ class ndarray(Operators, Methods):
     __setitem__ = indexing.setitem
 
     @property
-    def T(self) -> Any:
+    def T(self) -> ndarray:
         """The transpose, as a view."""
         plan = TRANSPOSED.get(self._gp_known)
         return self.transpose() if plan is None else make.send_view(self, plan, b"", _frame(1))
 
     @property
-    def mT(self) -> Any:
+    def mT(self) -> ndarray:
         """The transpose of the last two axes, as a view."""
         if self.ndim < 2:
             raise ValueError("matrix transpose with ndim < 2 is undefined")
         return self.swapaxes(-1, -2)
 
-    def _gp_component(self, name: str, first: bool) -> Any:
+    def _gp_component(self, name: str, first: bool) -> ndarray:
         meta = self._gp_meta
         if meta.dtype.kind != "c":
             if first:
@@ -357,41 +362,41 @@ class ndarray(Operators, Methods):
         return make.view(self, name, (), intern(half, meta.shape, meta.strides))
 
     @property
-    def real(self) -> Any:
+    def real(self) -> ndarray:
         """The real part, as a view."""
         return self._gp_component("ndarray.real", True)
 
     @real.setter
-    def real(self, value: Any) -> None:
+    def real(self, value: object) -> None:
         self._gp_component("ndarray.real", True)[...] = value
 
     @property
-    def imag(self) -> Any:
+    def imag(self) -> ndarray:
         """The imaginary part, as a view; zeros for real arrays."""
         return self._gp_component("ndarray.imag", False)
 
     @imag.setter
-    def imag(self, value: Any) -> None:
+    def imag(self, value: object) -> None:
         if self._gp_meta.dtype.kind != "c":
             raise TypeError("cupy.ndarray does not have imaginary part to set")
         self._gp_component("ndarray.imag", False)[...] = value
 
     # --- other libraries ------------------------------------------------------------------------
 
-    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+    def __array__(self, dtype: object = None, copy: object = None) -> Any:
         raise TypeError(
             "Implicit conversion to a NumPy array is not allowed. "
             "Please use `.get()` to construct a NumPy array explicitly."
         )
 
     @classmethod
-    def __class_getitem__(cls, item: Any) -> Any:
+    def __class_getitem__(cls, item: object) -> Any:
         from types import GenericAlias
 
         return GenericAlias(ndarray, item)
 
     @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
+    def __cuda_array_interface__(self) -> dict[str, object]:
         """Shape and the address on the server, where only kernels of this session reach it."""
         meta = self._gp_meta
         return {
@@ -410,10 +415,10 @@ class ndarray(Operators, Methods):
     def __dlpack__(
         self,
         *,
-        stream: Any = None,
-        max_version: Any = None,
+        stream: object = None,
+        max_version: object = None,
         dl_device: Any = None,
-        copy: Any = None,
+        copy: object = None,
     ) -> Any:
         if dl_device is None or tuple(dl_device) != (1, 0):
             raise BufferError(
@@ -429,7 +434,7 @@ class ndarray(Operators, Methods):
         """Raise: a capsule would hold an address of another machine."""
         return self.__dlpack__()
 
-    def __array_ufunc__(self, function: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+    def __array_ufunc__(self, function: Any, method: str, *inputs: object, **kwargs: Any) -> Any:
         operands = inputs
         if "out" in kwargs:
             if len(kwargs["out"]) != 1:
@@ -437,7 +442,7 @@ class ndarray(Operators, Methods):
             kwargs["out"] = kwargs["out"][0]
             operands = (*inputs, kwargs["out"])
         name = function.__name__
-        found: Any = UFUNCS.get(name) or getattr(sys.modules["cupy"], name, None)
+        found = UFUNCS.get(name) or getattr(sys.modules["cupy"], name, None)
         if found is None:  # it may be one of SciPy's
             found = getattr(importlib.import_module("cupyx.scipy.special"), name, None)
         if method != "__call__":

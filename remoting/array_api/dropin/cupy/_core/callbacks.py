@@ -5,47 +5,13 @@ from typing import Any
 import numpy as np
 
 from cupy._core import convert
-from cupy._core.creation import zeros_like
 from cupy._core.dispatch import arguments, make
 from cupy._core.dispatch.arguments import need
-from cupy._core.elementwise import where
 from cupy._core.joining import expand_dims, stack
 from cupy._core.manipulation import moveaxis
-from cupy._door.older import zip_strict
 
 
-def piecewise(x: Any, condlist: Any, funclist: Any) -> Any:
-    """Evaluate functions, each where its condition holds."""
-    array = convert.asarray(x)
-    if arguments.is_scalar(condlist):
-        condlist = [condlist]
-    conditions = (
-        [convert.asarray(c) for c in condlist]
-        if isinstance(condlist, (list, tuple))
-        else [need(condlist)]
-        if need(condlist).ndim == array.ndim
-        else list(condlist)
-    )
-    if len(funclist) not in (len(conditions), len(conditions) + 1):
-        raise ValueError(
-            f"with {len(conditions)} condition(s), either {len(conditions)} or "
-            f"{len(conditions) + 1} functions are expected"
-        )
-    made = zeros_like(array)
-    if len(funclist) > len(conditions):
-        rest = ~conditions[0]
-        for condition in conditions[1:]:
-            rest = rest & ~condition
-        conditions = [*conditions, rest]
-    for condition, function in zip_strict(conditions, funclist):
-        if callable(function):
-            raise NotImplementedError("Callable functions are not supported currently")
-        value = convert.asarray(function).astype(made.dtype, copy=False)
-        made = where(condition, value, made)
-    return made
-
-
-def apply_along_axis(func1d: Any, axis: int, arr: Any, *args: Any, **kwargs: Any) -> Any:
+def apply_along_axis(func1d: Any, axis: int, arr: object, *args: Any, **kwargs: Any) -> Any:
     """Apply a Python function to vectors along an axis."""
     array = need(arr)
     at = arguments.axis_of(axis, array.ndim)
@@ -60,7 +26,7 @@ def apply_along_axis(func1d: Any, axis: int, arr: Any, *args: Any, **kwargs: Any
     return joined
 
 
-def apply_over_axes(func: Any, a: Any, axes: Any) -> Any:
+def apply_over_axes(func: Any, a: object, axes: Any) -> Any:
     """Apply a function repeatedly, over each axis."""
     value = need(a)
     for axis in (axes,) if isinstance(axes, int) else axes:
@@ -71,4 +37,4 @@ def apply_over_axes(func: Any, a: Any, axes: Any) -> Any:
     return value
 
 
-CALLBACKS: dict[str, Any] = make.public(globals())
+CALLBACKS = make.public(globals())

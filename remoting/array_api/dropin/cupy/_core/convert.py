@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,10 +10,12 @@ from cupy._core.dispatch import make
 from cupy._core.dispatch.arguments import (
     dtype_of,
     integers,
+    is_array,
     is_scalar,
     normalize_order,
     shape_of,
     view_dtype_of,
+    warn_of_complex,
 )
 from cupy._core.dispatch.arguments import operand as _operand
 from cupy._core.dispatch.transfers import upload
@@ -23,25 +24,28 @@ from cupy._door.arrays import Array
 from cupy._door.calls import Plan, Remote
 from cupy._door.meta import Meta, contiguous_strides, fresh, intern, keep_order
 
+if TYPE_CHECKING:
+    from cupy._core.array import ndarray
+
 ARRAY_PROTOCOLS = ("__cupy_get_ndarray__", "__cuda_array_interface__")
 """Attributes of an object that is an array on a device, or describes one."""
 
 
-def asarray(value: Any) -> Any:
+def asarray(value: object) -> ndarray:
     """Return ``value`` as an array on the device, uploading it if it is none yet."""
-    return value if isinstance(value, Array) else array(value)
+    return value if is_array(value) else array(value)
 
 
-def operand(value: Any) -> Any:
+def operand(value: object) -> Any:
     """Return a number as it is, and anything else as an array on the device."""
     is_number = value is None or is_scalar(value)
     return _operand(value) if is_number else asarray(value)
 
 
 def array(
-    obj: Any,
-    dtype: Any = None,
-    copy: Any = True,
+    obj: object,
+    dtype: object = None,
+    copy: object = True,
     order: str | None = "K",
     subok: bool = False,
     ndmin: int = 0,
@@ -69,7 +73,7 @@ def array(
     return made
 
 
-def from_interface(obj: Any) -> Any:
+def from_interface(obj: Any) -> ndarray:
     """Return the array that an object describes by ``__cuda_array_interface__``, without a copy.
 
     Raises:
@@ -79,7 +83,7 @@ def from_interface(obj: Any) -> Any:
     described = obj.__cuda_array_interface__
     if described.get("mask") is not None:
         raise ValueError("CuPy currently does not support masked arrays.")
-    kind, shape = _described_dtype(described), shape_of(described["shape"])
+    kind, shape = view_dtype_of(described["typestr"]), shape_of(described["shape"])
     address = described["data"][0]
     if 0 in shape:
         return make.empty(shape, kind)
@@ -101,27 +105,7 @@ def from_interface(obj: Any) -> Any:
     return pointer.as_array(shape, kind, steps, "C")
 
 
-def _described_dtype(described: Any) -> np.dtype[Any]:
-    """Return the dtype of a description; its ``typestr`` lacks the fields of a structure."""
-    kind = np.dtype(described["typestr"])
-    fields = described.get("descr")
-    if kind.char != "V" or not isinstance(fields, list):
-        return view_dtype_of(kind)
-    parts: list[tuple[str, Any, int]] = []
-    offset = 0
-    for name, *form in fields:  # without a name it is room between fields
-        part = np.dtype((form[0], form[1]) if len(form) > 1 else form[0])
-        if name:
-            parts.append((name, part, offset))
-        offset += part.itemsize
-    if not parts:
-        return view_dtype_of(kind)
-    names, formats, offsets = (list(column) for column in zip(*parts))
-    made: Any = {"names": names, "formats": formats, "offsets": offsets, "itemsize": offset}
-    return view_dtype_of(np.dtype(made))
-
-
-def _from_host(obj: Any, dtype: Any, copy: Any, order: str, ndmin: int) -> Any:
+def _from_host(obj: object, dtype: object, copy: object, order: str, ndmin: int) -> ndarray:
     if copy is False:
         raise ValueError("Unable to avoid copy while creating an array as requested.")
     letter = order if order in ("C", "F") else "K" if isinstance(obj, np.ndarray) else "C"
@@ -136,7 +120,7 @@ def _from_host(obj: Any, dtype: Any, copy: Any, order: str, ndmin: int) -> Any:
 _COPY_NONE = int(np.__version__.split(".")[0]) >= 2
 
 
-def has_device_leaf(obj: Any) -> bool:
+def has_device_leaf(obj: object) -> bool:
     """Say whether a nested sequence holds device arrays; the first leaf of each branch tells."""
     items: Any = obj
     if not isinstance(obj, (list, tuple)):
@@ -152,13 +136,12 @@ def has_device_leaf(obj: Any) -> bool:
     )
 
 
-def _from_nested(obj: Any, dtype: Any, order: str, ndmin: int) -> Any:
+def _from_nested(obj: object, dtype: object, order: str, ndmin: int) -> Any:
     from cupy._core.joining import stack
 
-    def build(value: Any) -> Any:
+    def build(value: object) -> Any:
         if isinstance(value, (list, tuple)):
-            items: Any = value
-            return stack([build(item) for item in items])
+            return stack([build(item) for item in value])
         if not isinstance(value, Remote) and any(hasattr(value, each) for each in ARRAY_PROTOCOLS):
             value = array(value, copy=None)
         if not isinstance(value, Remote):
@@ -171,7 +154,7 @@ def _from_nested(obj: Any, dtype: Any, order: str, ndmin: int) -> Any:
     return made.reshape((1,) * (ndmin - made.ndim) + made.shape) if made.ndim < ndmin else made
 
 
-def _from_device(obj: Any, dtype: Any, copy: Any, order: str, ndmin: int) -> Any:
+def _from_device(obj: Any, dtype: Any, copy: Any, order: str, ndmin: int) -> ndarray:
     kind = obj.dtype if dtype is None else dtype_of(dtype)
     here = state.local.context[0]
     if obj._gp_device != here:
@@ -196,7 +179,7 @@ def _has_order(meta: Meta, letter: str) -> bool:
     return {"K": True, "A": c or f, "C": c, "F": f}[letter]
 
 
-def astype(source: Any, dtype: Any, order: str | None, copy: Any) -> Any:
+def astype(source: Any, dtype: Any, order: str | None, copy: object) -> ndarray:
     """Return a converted copy, or the array itself where ``copy`` allows and nothing changes.
 
     ``copy``: True always, None if needed, False never (ValueError if it would be needed).
@@ -216,11 +199,7 @@ def astype(source: Any, dtype: Any, order: str | None, copy: Any) -> Any:
     if letter == "A":
         letter = "F" if meta.contiguity == (False, True) else "C"
     if meta.dtype.kind == "c" and kind.kind not in "bc":
-        warnings.warn(
-            "Casting complex values to real discards the imaginary part",
-            np.exceptions.ComplexWarning,
-            stacklevel=3,
-        )
+        warn_of_complex()
         key = None  # each time with its warning
     if meta.size and kind != meta.dtype:
         dtypes.check_kernel(meta.dtype)

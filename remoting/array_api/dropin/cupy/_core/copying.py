@@ -11,14 +11,14 @@ from cupy._core.dispatch.arguments import is_array, need
 from cupy._door import state
 
 
-def copyto(dst: Any, src: Any, casting: str = "same_kind", where: Any = None) -> None:
+def copyto(dst: object, src: object, casting: str = "same_kind", where: object = None) -> None:
     """Copy values into an array, broadcasting."""
     target = need(dst, "dst")
     with state.on(target._gp_device):
         _copy_to(target, src, casting, where)
 
 
-def _cast_scalar(value: Any, kind: np.dtype[Any], casting: str) -> Any:
+def _cast_scalar(value: object, kind: np.dtype, casting: str) -> Any:
     """Return a number of the host as the target's type, where NumPy's rule allows; else as it is.
 
     A number of NumPy has a type that the rule judges; a number of Python fits where NumPy says so.
@@ -34,7 +34,7 @@ def _cast_scalar(value: Any, kind: np.dtype[Any], casting: str) -> Any:
     return value.astype(kind)
 
 
-def _copy_to(target: Any, src: Any, casting: str, where: Any) -> None:
+def _copy_to(target: Any, src: Any, casting: str, where: object) -> None:
     if isinstance(src, np.ndarray):
         if src.size != 1:
             raise ValueError("non-scalar numpy.ndarray cannot be used for copyto")

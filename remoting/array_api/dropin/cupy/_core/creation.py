@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,30 +12,33 @@ from cupy._core.dispatch.arguments import need
 from cupy._door import dtypes
 from cupy._door.meta import Meta, fresh, intern, keep_order
 
+if TYPE_CHECKING:
+    from cupy._core.array import ndarray
 
-def empty(shape: Any, dtype: Any = float, order: str = "C") -> Any:
+
+def empty(shape: object, dtype: object = float, order: str = "C") -> ndarray:
     """Return a new array without setting its elements."""
     return make.empty(arguments.shape_of(shape), dtype, order=_c_or_f(order))
 
 
-def zeros(shape: Any, dtype: Any = float, order: str = "C") -> Any:
+def zeros(shape: object, dtype: object = float, order: str = "C") -> ndarray:
     """Return a new array of zeros."""
     return make.new("door.zeros", arguments.shape_of(shape), dtype, _c_or_f(order))
 
 
-def ones(shape: Any, dtype: Any = float, order: str = "C") -> Any:
+def ones(shape: object, dtype: object = float, order: str = "C") -> ndarray:
     """Return a new array of ones."""
     return make.full(arguments.shape_of(shape), 1, dtype, _c_or_f(order))
 
 
-def full(shape: Any, fill_value: Any, dtype: Any = None, order: str = "C") -> Any:
+def full(shape: object, fill_value: object, dtype: object = None, order: str = "C") -> ndarray:
     """Return a new array of one value."""
     if dtype is None:
         dtype = fill_value.dtype if arguments.is_array(fill_value) else np.array(fill_value).dtype
     return _filled(empty(shape, dtype, order), fill_value)
 
 
-def _filled(made: Any, value: Any) -> Any:
+def _filled(made: ndarray, value: object) -> ndarray:
     if isinstance(value, np.ndarray) and value.size == 1:
         value = value.reshape(())
     if arguments.is_array(value):
@@ -54,7 +57,7 @@ def _c_or_f(order: Any) -> str:
     return letter
 
 
-def _like(prototype: Any, dtype: Any, order: Any, subok: Any, shape: Any) -> Meta:
+def _like(prototype: object, dtype: object, order: Any, subok: object, shape: object) -> Meta:
     if subok is not None and subok is not False:
         raise TypeError("subok is not supported yet")
     if isinstance(prototype, np.ndarray):  # CuPy only reads what it looks like
@@ -74,7 +77,7 @@ def _like(prototype: Any, dtype: Any, order: Any, subok: Any, shape: Any) -> Met
     return fresh(kind, lengths, letter)
 
 
-def _dense(meta: Meta) -> tuple[tuple[int, ...], Any, str] | None:
+def _dense(meta: Meta) -> tuple[tuple[int, ...], object, str] | None:
     """Return the arguments of ``empty`` for a layout, or None if it has neither order."""
     c, f = meta.contiguity
     if not (c or f):
@@ -82,7 +85,7 @@ def _dense(meta: Meta) -> tuple[tuple[int, ...], Any, str] | None:
     return meta.shape, meta.dtype, "C" if c else "F"
 
 
-def _allocate(meta: Meta, name: str) -> Any:
+def _allocate(meta: Meta, name: str) -> ndarray:
     dense = _dense(meta)
     if dense is not None:
         return make.forward(name, dense, {}, meta)
@@ -97,39 +100,39 @@ def _allocate(meta: Meta, name: str) -> Any:
 
 
 def empty_like(
-    prototype: Any, dtype: Any = None, order: str = "K", subok: Any = None, shape: Any = None
-) -> Any:
+    prototype: object, dtype: object = None, order: str = "K", subok: Any = None, shape: Any = None
+) -> ndarray:
     """Return a new array that looks like another."""
     return _allocate(_like(prototype, dtype, order, subok, shape), "door.empty")
 
 
 def zeros_like(
-    a: Any, dtype: Any = None, order: str = "K", subok: Any = None, shape: Any = None
-) -> Any:
+    a: object, dtype: object = None, order: str = "K", subok: object = None, shape: object = None
+) -> ndarray:
     """Return zeros that look like another array."""
     return _allocate(_like(a, dtype, order, subok, shape), "door.zeros")
 
 
 def ones_like(
-    a: Any, dtype: Any = None, order: str = "K", subok: Any = None, shape: Any = None
-) -> Any:
+    a: object, dtype: object = None, order: str = "K", subok: object = None, shape: object = None
+) -> ndarray:
     """Return ones that look like another array."""
     return full_like(a, 1, dtype, order, subok, shape)
 
 
 def full_like(
-    a: Any,
-    fill_value: Any,
-    dtype: Any = None,
+    a: object,
+    fill_value: object,
+    dtype: object = None,
     order: str = "K",
-    subok: Any = None,
-    shape: Any = None,
-) -> Any:
+    subok: object = None,
+    shape: object = None,
+) -> ndarray:
     """Return an array of one value that looks like another array."""
     return _filled(empty_like(a, dtype, order, subok, shape), fill_value)
 
 
-def arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) -> Any:
+def arange(start: object, stop: object = None, step: Any = 1, dtype: object = None) -> ndarray:
     """Return evenly spaced values within an interval."""
     first: Any
     first, last = (0, start) if stop is None else (start, stop)
@@ -164,4 +167,4 @@ def arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) -> An
     return make.forward("door.arange", (first, length, step, kind), {}, fresh(kind, (length,)))
 
 
-CREATION: dict[str, Any] = make.public(globals())
+CREATION = make.public(globals())

@@ -1,7 +1,9 @@
 """Functions of single elements that are no ufuncs: the shape and type follow from the operands."""
 
+from __future__ import annotations
+
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,8 +16,11 @@ from cupy._door import dtypes
 from cupy._door.calls import Plan
 from cupy._door.meta import fresh
 
+if TYPE_CHECKING:
+    from cupy._core.array import ndarray
 
-def clip(a: Any, a_min: Any, a_max: Any, out: Any = None) -> Any:
+
+def clip(a: object, a_min: object, a_max: object, out: Any = None) -> ndarray:
     """Limit the elements to a range."""
     if not is_array(a):
         return arguments.able(a, "clip").clip(a_min, a_max, out=out)
@@ -44,10 +49,10 @@ def clip(a: Any, a_min: Any, a_max: Any, out: Any = None) -> Any:
     return make.forward("clip", (array, low, high), {}, fresh(kind, shape))
 
 
-_choices: dict[Any, Plan] = {}
+_choices: dict[object, Plan] = {}
 
 
-def where(condition: Any, x: Any = None, y: Any = None) -> Any:
+def where(condition: object, x: object = None, y: object = None) -> Any:
     """Choose elements by a condition; with the condition alone, the indices where it holds."""
     if (x is None) != (y is None):
         raise ValueError("Must provide both 'x' and 'y' or neither.")
@@ -57,7 +62,7 @@ def where(condition: Any, x: Any = None, y: Any = None) -> Any:
     key = make.looks(args)
     plan = _choices.get(key)
     if plan is not None:
-        return make.send_mixed(args, plan, sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
+        return make.send_mixed(args, plan, sys._getframe(1))
     condition, x, y = arguments.operand(condition), arguments.operand(x), arguments.operand(y)
     shapes = [v.shape for v in (condition, x, y) if is_array(v)]
     kinds = [arguments.operand_type(v) for v in (x, y)]
@@ -72,14 +77,14 @@ def where(condition: Any, x: Any = None, y: Any = None) -> Any:
     return make.forward_planned(_choices, "where", (condition, x, y), meta)
 
 
-def real(val: Any) -> Any:
+def real(val: object) -> ndarray:
     """Return the real part."""
     return convert.asarray(val).real
 
 
-def imag(val: Any) -> Any:
+def imag(val: object) -> ndarray:
     """Return the imaginary part."""
     return convert.asarray(val).imag
 
 
-ELEMENTWISE: dict[str, Any] = make.public(globals())
+ELEMENTWISE = make.public(globals())

@@ -1,7 +1,9 @@
 """Objects that index or walk arrays: `r_`, `mgrid`, `broadcast`, `flatiter`, index arrays."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +17,9 @@ from cupy._core.manipulation import broadcast_to
 from cupy._core.queries import result_type
 from cupy._core.ufunc import broadcast as common_shape
 
+if TYPE_CHECKING:
+    from cupy._core.array import ndarray
+
 
 class AxisConcatenator:
     """The type of ``r_`` and ``c_``: indexing that joins."""
@@ -24,7 +29,7 @@ class AxisConcatenator:
         self.ndmin = ndmin
         self.trans1d = trans1d
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: object) -> ndarray:
         items = key if isinstance(key, tuple) else (key,)
         if any(isinstance(item, (slice, str)) for item in items):
             raise NotImplementedError("slices and text are not supported")
@@ -52,11 +57,11 @@ class AxisConcatenator:
         return 0
 
 
-def _ends(key: Any) -> tuple[Any, ...]:
+def _ends(key: object) -> tuple[object, ...]:
     return (key.start, key.stop, key.step) if isinstance(key, slice) else (key,)
 
 
-def _on_host(key: Any) -> Any:
+def _on_host(key: object) -> Any:
     parts = [part.get() if is_array(part) else part for part in _ends(key)]
     return slice(*parts) if isinstance(key, slice) else parts[0]
 
@@ -67,7 +72,7 @@ class Grid:
     def __init__(self, sparse: bool) -> None:
         self._numpy: Any = np.ogrid if sparse else np.mgrid
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: object) -> Any:
         keys = key if isinstance(key, tuple) else (key,)
         if any(is_array(part) for each in keys for part in _ends(each)):
             keys = tuple(_on_host(each) for each in keys)
@@ -81,7 +86,7 @@ class Grid:
 class broadcast:
     """Arrays in their common shape; see `numpy.broadcast`."""
 
-    def __init__(self, *arrays: Any) -> None:
+    def __init__(self, *arrays: object) -> None:
         shapes = [need(a).shape for a in arrays if is_array(a)]
         self.shape = common_shape(*shapes) if shapes else ()
         self.values = tuple(broadcast_to(a, self.shape) if is_array(a) else a for a in arrays)
@@ -103,17 +108,17 @@ def _flat_index(index: Any) -> Any:
 class flatiter:
     """A 1-D view of the elements, for reading and writing."""
 
-    def __init__(self, a: Any) -> None:
+    def __init__(self, a: ndarray) -> None:
         self.base = a
         self._next = 0
 
     def __len__(self) -> int:
         return self.base.size
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: object) -> ndarray:
         return self.base.ravel()[_flat_index(index)].copy()
 
-    def __setitem__(self, index: Any, value: Any) -> None:
+    def __setitem__(self, index: object, value: object) -> None:
         index = _flat_index(index)
         flat = self.base.ravel()
         if isinstance(index, slice):
@@ -124,11 +129,11 @@ class flatiter:
         if not self.base.flags.c_contiguous:
             self.base[...] = flat.reshape(self.base.shape)
 
-    def __iter__(self) -> "flatiter":
+    def __iter__(self) -> flatiter:
         self._next = 0
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> ndarray:
         place = self._next
         if place >= self.base.size:
             raise StopIteration
@@ -140,7 +145,7 @@ class flatiter:
         return self.base.flatten()
 
 
-def mask_indices(n: int, mask_func: Callable[..., Any], k: int = 0) -> tuple[Any, ...]:
+def mask_indices(n: int, mask_func: Callable[..., object], k: int = 0) -> tuple[ndarray, ...]:
     """Return the indices that a masking function keeps."""
     return nonzero(mask_func(ones((n, n), dtype="int8"), k) != 0)
 

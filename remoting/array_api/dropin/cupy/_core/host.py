@@ -35,20 +35,13 @@ def memoize(for_each_device: bool = False) -> Callable[[Any], Any]:
     return decorator
 
 
-_memos: list[dict[Any, Any]] = []
+_memos: list[dict[object, object]] = []
 
 
 def clear_memo() -> None:
     """Clear the memos of all memoised functions."""
     for memo in _memos:
         memo.clear()
-
-
-def fuse(*args: Any, **kwargs: Any) -> Any:
-    """Return the function as it is: its calls are pipelined, which is where the time would go."""
-    if len(args) == 1 and callable(args[0]) and not kwargs:
-        return args[0]
-    return lambda function: function
 
 
 class RuntimeInfo:

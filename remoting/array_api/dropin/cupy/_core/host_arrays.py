@@ -1,7 +1,9 @@
 """Arrays from and to the host: conversions, files and text of this machine."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -10,15 +12,18 @@ from cupy._core.dispatch import make, transfers
 from cupy._core.dispatch.arguments import able, is_array, need
 from cupy._core.ufunc import UFUNCS
 
+if TYPE_CHECKING:
+    from cupy._core.array import ndarray
+
 
 def asarray(
-    a: Any, dtype: Any = None, order: Any = None, *, copy: Any = None, blocking: bool = False
-) -> Any:
+    a: object, dtype: object = None, order: Any = None, *, copy: Any = None, blocking: bool = False
+) -> ndarray:
     """Return an array on the device, the same one if nothing has to change."""
     return convert.array(a, dtype, copy, order or "K", blocking=blocking)
 
 
-def asarray_chkfinite(a: Any, dtype: Any = None, order: Any = None) -> Any:
+def asarray_chkfinite(a: object, dtype: object = None, order: object = None) -> ndarray:
     """Return an array; ValueError if it holds infinities or NaN."""
     made = asarray(a, dtype, order)
     if not bool(UFUNCS["isfinite"](made).all()):
@@ -26,19 +31,19 @@ def asarray_chkfinite(a: Any, dtype: Any = None, order: Any = None) -> Any:
     return made
 
 
-def asfarray(a: Any, dtype: Any = np.float64) -> Any:
+def asfarray(a: object, dtype: Any = np.float64) -> ndarray:
     """Return an array of floats."""
     if not np.issubdtype(dtype, np.inexact):
         dtype = np.float64
     return asarray(a, dtype)
 
 
-def ascontiguousarray(a: Any, dtype: Any = None) -> Any:
+def ascontiguousarray(a: object, dtype: object = None) -> ndarray:
     """Return an array in C order, of at least one dimension."""
     return convert.array(a, dtype, None, "C", ndmin=1)
 
 
-def asfortranarray(a: Any, dtype: Any = None) -> Any:
+def asfortranarray(a: object, dtype: object = None) -> ndarray:
     """Return an array in Fortran order."""
     return convert.array(a, dtype, None, "F", ndmin=1)
 
@@ -60,17 +65,17 @@ def asnumpy(
     return out
 
 
-def copy(a: Any, order: str = "K") -> Any:
+def copy(a: object, order: str = "K") -> Any:
     """Return a copy."""
     return able(a, "copy").copy(order=order)
 
 
-def astype(x: Any, dtype: Any, /, *, copy: bool = True) -> Any:
+def astype(x: object, dtype: object, /, *, copy: bool = True) -> ndarray:
     """Return a converted array."""
     return need(x).astype(dtype, copy=copy)
 
 
-def from_dlpack(array: Any, *, device: Any = None, copy: Any = None) -> Any:
+def from_dlpack(array: Any, *, device: object = None, copy: object = None) -> ndarray:
     """Return a copy on the device of an array that another library exports on the host."""
     if is_array(array):
         return array
@@ -83,7 +88,7 @@ def from_dlpack(array: Any, *, device: Any = None, copy: Any = None) -> Any:
     return transfers.upload(np.array(host))
 
 
-def _from_dlpack_capsule(dltensor: Any) -> Any:
+def _from_dlpack_capsule(dltensor: object) -> Any:
     """Raise: a bare capsule cannot be copied without knowing its device."""
     raise BufferError("fromDlpack is not possible on a remote GPU; use from_dlpack")
 
@@ -105,35 +110,21 @@ class _Archive:
     def __init__(self, archive: Any) -> None:
         self.npz_file = archive
 
-    def __enter__(self) -> "_Archive":
+    def __enter__(self) -> _Archive:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __getitem__(self, key: str) -> Any:
+    def __getitem__(self, key: str) -> ndarray:
         return convert.array(self.npz_file[key])
-
-    def __contains__(self, key: str) -> bool:
-        return key in self.npz_file
-
-    def __iter__(self) -> Any:
-        return iter(self.npz_file)
-
-    def __len__(self) -> int:
-        return len(self.npz_file)
-
-    @property
-    def files(self) -> list[str]:
-        """Names of the arrays."""
-        return self.npz_file.files
 
     def close(self) -> None:
         """Close the file."""
         self.npz_file.close()
 
 
-def load(file: Any, mmap_mode: Any = None, allow_pickle: Any = None) -> Any:
+def load(file: Any, mmap_mode: Any = None, allow_pickle: object = None) -> Any:
     """Return the arrays in a file of this machine; pickles only with ``allow_pickle``."""
     found = np.load(file, mmap_mode=mmap_mode, allow_pickle=bool(allow_pickle))
     if is_array(found):  # from a pickle of an array of the device
@@ -141,36 +132,36 @@ def load(file: Any, mmap_mode: Any = None, allow_pickle: Any = None) -> Any:
     return convert.array(found) if isinstance(found, np.ndarray) else _Archive(found)
 
 
-def save(file: Any, arr: Any, allow_pickle: Any = None) -> None:
+def save(file: Any, arr: object, allow_pickle: object = None) -> None:
     """Write an array to a file of this machine."""
     np.save(file, asnumpy(arr), allow_pickle=bool(allow_pickle))
 
 
-def savez(file: Any, *args: Any, **kwargs: Any) -> None:
+def savez(file: Any, *args: object, **kwargs: object) -> None:
     """Write arrays to an archive of this machine."""
     np.savez(file, *map(asnumpy, args), **{key: asnumpy(value) for key, value in kwargs.items()})
 
 
-def savez_compressed(file: Any, *args: Any, **kwargs: Any) -> None:
+def savez_compressed(file: Any, *args: object, **kwargs: object) -> None:
     """Write arrays to a compressed archive of this machine."""
     given = {key: asnumpy(value) for key, value in kwargs.items()}
     np.savez_compressed(file, *map(asnumpy, args), **given)
 
 
-def savetxt(fname: Any, X: Any, *args: Any, **kwargs: Any) -> None:
+def savetxt(fname: Any, X: object, *args: Any, **kwargs: object) -> None:
     """Write an array to a text file of this machine."""
     np.savetxt(fname, asnumpy(X), *args, **kwargs)
 
 
 def _text(function: Callable[..., str]) -> Callable[..., str]:
-    def formatted(a: Any, *args: Any, **kwargs: Any) -> str:
+    def formatted(a: object, *args: object, **kwargs: object) -> str:
         return function(asnumpy(a), *args, **kwargs)
 
     formatted.__doc__ = f"Format an array; see `numpy.{function.__name__}`."
     return formatted
 
 
-HOST_ARRAYS: dict[str, Any] = {
+HOST_ARRAYS = {
     **make.public(globals()),
     "asanyarray": asarray,
     **{

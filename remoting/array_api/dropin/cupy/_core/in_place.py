@@ -8,8 +8,8 @@ from cupy._core.dispatch import arguments, learning
 from cupy._core.dispatch.learning import Array
 
 
-def partition(self: Array, kth: Any, axis: Any = -1) -> Any: ...
-def sort(self: Array, axis: Any = -1, kind: Any = None) -> Any:
+def partition(self: Array, kth: object, axis: object = -1) -> Any: ...
+def sort(self: Array, axis: object = -1, kind: object = None) -> Any:
     arguments.check_kind(kind)
 
 

@@ -1,18 +1,23 @@
 """Reading and writing parts of arrays, with the shapes known before anything is sent."""
 
+from __future__ import annotations
+
 import os
 import struct
 import sys
-import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cupy._core import convert
 from cupy._core.dispatch import across, arguments, learning, make, transfers
 from cupy._door import state, wire
-from cupy._door.calls import Plan, Remote, plan_of
+from cupy._door.arrays import Array
+from cupy._door.calls import Plan, plan_of
 from cupy._door.meta import Meta, fresh, intern, of_view
+
+if TYPE_CHECKING:
+    from cupy._core.array import ndarray
 
 _FULL = slice(None)
 _SLICE_COPY = os.environ.get("CUPY_EXPERIMENTAL_SLICE_COPY", "").strip() == "1"
@@ -21,15 +26,15 @@ _NOTHING = object()
 _INT = struct.Struct("<q").pack
 _HANDLE = struct.Struct("<Q").pack
 _FLOAT = struct.Struct("<d").pack
-_frame = sys._getframe  # pyright: ignore[reportPrivateUsage]
+_frame = sys._getframe
 
 
-def prepare(index: Any) -> tuple[Any, ...]:
+def prepare(index: object) -> tuple[Any, ...]:
     """Return an index as a tuple of int, slice, None, Ellipsis and device arrays."""
     items: tuple[Any, ...] = index if isinstance(index, tuple) else (index,)
     made: list[Any] = []
     for item in items:
-        if item is None or item is Ellipsis or isinstance(item, Remote):
+        if item is None or item is Ellipsis or isinstance(item, Array):
             made.append(item)
         elif isinstance(item, slice):
             made.append(slice(_end(item, "start"), _end(item, "stop"), _end(item, "step")))
@@ -40,19 +45,19 @@ def prepare(index: Any) -> tuple[Any, ...]:
         else:
             made.append(_index_array(item))
     for item in made:
-        if isinstance(item, Remote):
-            kind = item._gp_meta.dtype.kind  # type: ignore[attr-defined]
+        if isinstance(item, Array):
+            kind = item._gp_meta.dtype.kind
             if kind not in "biu":
                 raise IndexError(
                     "arrays used as indices must be of integer or boolean type. "
-                    f"(actual: {item._gp_meta.dtype.type})"  # type: ignore[attr-defined]
+                    f"(actual: {item._gp_meta.dtype.type})"
                 )
     return tuple(made)
 
 
 def _end(item: slice, name: str) -> Any:
     """Return one part of a slice as an int; one that is an array is read, as in CuPy."""
-    part: Any = getattr(item, name)
+    part = getattr(item, name)
     if part is None or type(part) is int:
         return part
     try:
@@ -62,7 +67,7 @@ def _end(item: slice, name: str) -> Any:
         raise TypeError(text) from None
 
 
-def _index_array(item: Any) -> Any:
+def _index_array(item: object) -> ndarray:
     if isinstance(item, (list, tuple)) and not convert.has_device_leaf(item):
         host = np.asarray(item)  # ValueError for lists of unequal lengths
         item = host if host.size else host.astype(np.int32)  # no indices, not an empty mask
@@ -87,7 +92,7 @@ _rows: dict[Any, tuple[Plan, int]] = {}
 _parts: dict[Any, tuple[Plan, bytes]] = {}
 
 
-def getitem(a: Any, index: Any) -> Any:
+def getitem(a: ndarray, index: Any) -> ndarray:
     """Return ``a[index]``: a view for basic indices, a copy for arrays."""
     kind = type(index)
     if kind is int:
@@ -111,9 +116,9 @@ def getitem(a: Any, index: Any) -> Any:
             make.remember(_parts, key, found)
         return make.send_view(a, found[0], found[1], _frame(1))
     items = prepare(index)
-    if not any(isinstance(item, Remote) for item in items):
+    if not any(isinstance(item, Array) for item in items):
         return make.view(a, "ndarray.getitem", (items,), basic(a._gp_meta, items))
-    if any(isinstance(item, Remote) and item._gp_meta.dtype.kind == "b" for item in items):  # type: ignore[attr-defined]
+    if any(isinstance(item, Array) and item._gp_meta.dtype.kind == "b" for item in items):
         check_masks(a._gp_meta, items)
         made = make.lazy("ndarray.gather", (a, items), {})
         learning.keep(brief, "ndarray.gather", (a, items), {}, wire.META_UNKNOWN)
@@ -125,13 +130,13 @@ def getitem(a: Any, index: Any) -> Any:
     return made
 
 
-def _is_names(index: Any) -> bool:
+def _is_names(index: object) -> bool:
     return isinstance(index, str) or (
         isinstance(index, list) and all(isinstance(name, str) for name in index)
     )
 
 
-def _fields(a: Any, index: Any) -> Any:
+def _fields(a: ndarray, index: Any) -> ndarray:
     """Return the view of one field of structures, or of those with some of the fields."""
     meta: Meta = a._gp_meta
     if isinstance(index, list):
@@ -186,7 +191,7 @@ def _slice(parts: tuple[int, int, int]) -> slice:
     return slice(start, None if stop < 0 else stop, step)
 
 
-def _row(a: Any) -> tuple[Plan, int]:
+def _row(a: ndarray) -> tuple[Plan, int]:
     meta: Meta = a._gp_meta
     if not meta.shape:
         raise IndexError("too many indices for array: array is 0-dimensional, but 1 were indexed")
@@ -206,15 +211,15 @@ def basic(meta: Meta, items: tuple[Any, ...]) -> Meta:
     return of_view(meta.shadow[items])
 
 
-def _consumed(item: Any) -> int:
+def _consumed(item: object) -> int:
     if item is None or item is Ellipsis or item is _NOTHING:
         return 0
-    if isinstance(item, Remote) and item._gp_meta.dtype.kind == "b":  # type: ignore[attr-defined]
-        return item._gp_meta.ndim  # type: ignore[attr-defined]
+    if isinstance(item, Array) and item._gp_meta.dtype.kind == "b":
+        return item._gp_meta.ndim
     return 1
 
 
-def _expanded(meta: Meta, items: tuple[Any, ...]) -> list[Any]:
+def _expanded(meta: Meta, items: tuple[object, ...]) -> list[object]:
     used = sum(_consumed(item) for item in items)
     if used > meta.ndim:
         raise IndexError(
@@ -236,12 +241,12 @@ def _check_bounds(meta: Meta, index: int, axis: int) -> None:
         raise IndexError(f"Index {index} is out of bounds for axis {axis} with size {length}")
 
 
-def check_masks(meta: Meta, items: tuple[Any, ...]) -> None:
+def check_masks(meta: Meta, items: tuple[object, ...]) -> None:
     """Raise for an int out of bounds, or a mask without the shape of the axes it selects from."""
     axis = 0
     for item in _expanded(meta, items):
-        if isinstance(item, Remote) and item._gp_meta.dtype.kind == "b":  # type: ignore[attr-defined]
-            shape = item._gp_meta.shape  # type: ignore[attr-defined]
+        if isinstance(item, Array) and item._gp_meta.dtype.kind == "b":
+            shape = item._gp_meta.shape
             for offset, length in enumerate(shape):
                 if length not in (0, meta.shape[axis + offset]):
                     raise IndexError(
@@ -254,10 +259,10 @@ def check_masks(meta: Meta, items: tuple[Any, ...]) -> None:
         axis += _consumed(item)
 
 
-def advanced(meta: Meta, items: tuple[Any, ...]) -> tuple[int, ...]:
+def advanced(meta: Meta, items: tuple[object, ...]) -> tuple[int, ...]:
     """Return the shape of a read by integer arrays, by NumPy's rules of their place."""
     expanded = _expanded(meta, items)
-    arrays = [item._gp_meta.shape for item in expanded if isinstance(item, Remote)]  # type: ignore[attr-defined]
+    arrays = [item._gp_meta.shape for item in expanded if isinstance(item, Array)]
     try:
         joined = np.broadcast_shapes(*arrays)
     except ValueError:
@@ -265,7 +270,7 @@ def advanced(meta: Meta, items: tuple[Any, ...]) -> tuple[int, ...]:
         raise IndexError(
             f"shape mismatch: indexing arrays could not be broadcast together with shapes {text}"
         ) from None
-    like = [isinstance(item, (int, Remote)) for item in expanded]
+    like = [isinstance(item, (int, Array)) for item in expanded]
     first = like.index(True)
     together = all(like[first : first + sum(like)])
     # Arrays become full slices, so that the shadow tells the lengths of everything else.
@@ -284,7 +289,7 @@ def advanced(meta: Meta, items: tuple[Any, ...]) -> tuple[int, ...]:
             if type(item) is int:
                 _check_bounds(meta, item, axis)
             axis += 1
-            if isinstance(item, Remote) and place == 0:
+            if isinstance(item, Array) and place == 0:
                 place = len(shape) + 1
     at = place - 1 if together else 0
     return (*shape[:at], *joined, *shape[at:])
@@ -293,7 +298,7 @@ def advanced(meta: Meta, items: tuple[Any, ...]) -> tuple[int, ...]:
 _written: dict[Any, tuple[Plan, bytes]] = {}
 
 
-def setitem(a: Any, index: Any, value: Any) -> None:
+def setitem(a: ndarray, index: object, value: Any) -> None:
     """Perform ``a[index] = value``; nothing waits."""
     kind = type(value)
     key = None
@@ -328,7 +333,7 @@ def setitem(a: Any, index: Any, value: Any) -> None:
     session.emit(found[0], make.HANDLES(0, a._gp_handle) + found[1] + packed, _frame(1))
 
 
-def _plan_written(a: Any, key: Any, value: Any) -> tuple[Plan, bytes]:
+def _plan_written(a: ndarray, key: Any, value: object) -> tuple[Plan, bytes]:
     looks, (meta, *parts) = key
     items = tuple([_slice(item) if type(item) is tuple else item for item in parts])
     target = basic(meta, items)
@@ -340,10 +345,10 @@ def _plan_written(a: Any, key: Any, value: Any) -> tuple[Plan, bytes]:
     return make.remember(_written, key, (plan, plan.packer.pack(0, *values)[16:-8]))
 
 
-def _setitem(a: Any, index: Any, value: Any) -> tuple[Any, Any]:
+def _setitem(a: Any, index: object, value: Any) -> tuple[object, object]:
     """Send a write by any index; return the index and the value, as they are sent."""
     items = (index,) if type(index) is int else prepare(index)
-    arrays = any(isinstance(item, Remote) for item in items)
+    arrays = any(isinstance(item, Array) for item in items)
     if arrays and isinstance(value, (np.ndarray, list, tuple)):
         # CuPy uploads values for index arrays, but not for slices (cupy#2079).
         value = convert.array(value, dtype=a.dtype)
@@ -357,16 +362,15 @@ def _setitem(a: Any, index: Any, value: Any) -> tuple[Any, Any]:
     arguments.check_number(value, a._gp_meta.dtype)
     if not arrays:
         target = basic(a._gp_meta, items)
-        if isinstance(value, Remote):
-            _check_fits(value._gp_meta.shape, target.shape)  # type: ignore[attr-defined]
-    elif any(isinstance(item, Remote) and item._gp_meta.dtype.kind == "b" for item in items):  # type: ignore[attr-defined]
+        if isinstance(value, Array):
+            _check_fits(value._gp_meta.shape, target.shape)
+    elif any(isinstance(item, Array) and item._gp_meta.dtype.kind == "b" for item in items):
         check_masks(a._gp_meta, items)
-    elif isinstance(value, Remote):
-        _check_fits(value._gp_meta.shape, advanced(a._gp_meta, items))  # type: ignore[attr-defined]
+    elif isinstance(value, Array):
+        _check_fits(value._gp_meta.shape, advanced(a._gp_meta, items))
     else:
         advanced(a._gp_meta, items)
-    source: Any = value
-    if isinstance(value, Remote) and source._gp_session is not a._gp_session:
+    if isinstance(value, Array) and value._gp_session is not a._gp_session:
         whole = not arrays and all(item is Ellipsis or item == _FULL for item in items)
         with state.on(a._gp_device):
             if not (whole and across.fill(a, value)):
@@ -377,19 +381,15 @@ def _setitem(a: Any, index: Any, value: Any) -> tuple[Any, Any]:
     return items, value
 
 
-def without_imaginary(value: Any, dtype: np.dtype[Any]) -> Any:
+def without_imaginary(value: object, dtype: np.dtype) -> Any:
     """Return a scalar as a real one, with NumPy's warning, where the target is real."""
     if isinstance(value, (complex, np.complexfloating)) and dtype.kind not in "cb":
-        warnings.warn(
-            "Casting complex values to real discards the imaginary part",
-            np.exceptions.ComplexWarning,
-            stacklevel=4,
-        )
+        arguments.warn_of_complex(5)
         return value.real
     return value
 
 
-def _host_value(a: Any, index: Any, value: np.ndarray[Any, Any]) -> Any:
+def _host_value(a: ndarray, index: object, value: np.ndarray) -> Any:
     if value.ndim == 0:
         return value[()] if value.dtype.char == "V" else value.item()
     if _SLICE_COPY and isinstance(index, slice) and index == _FULL:

@@ -1,7 +1,10 @@
 """Joining arrays, and the axes of length one that they gain for it."""
 
+from __future__ import annotations
+
 import warnings
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -10,8 +13,11 @@ from cupy._core.dispatch import arguments, learning, make
 from cupy._core.dispatch.arguments import need
 from cupy._door.meta import fresh, of_view
 
+if TYPE_CHECKING:
+    from cupy._core.array import ndarray
 
-def expand_dims(a: Any, axis: Any) -> Any:
+
+def expand_dims(a: object, axis: object) -> ndarray:
     """Return the array with new axes of length one."""
     array = need(a)
     places = (axis,) if type(axis) is int else arguments.integers(axis)
@@ -21,28 +27,25 @@ def expand_dims(a: Any, axis: Any) -> Any:
     return array[index]
 
 
-def _at_least(count: int) -> Any:
-    def function(*arys: Any) -> Any:
-        made: list[Any] = []
-        for item in arys:
-            array = convert.asarray(item)
-            if array.ndim < count:
-                shape = {
-                    1: (1,),
-                    2: (1, array.size),
-                    3: {0: (1, 1, 1), 1: (1, array.size, 1)}.get(array.ndim, (*array.shape, 1)),
-                }[count]
-                array = array.reshape(shape)
-            made.append(array)
+def _at_least(count: int, function: Callable[[Any], np.ndarray]) -> Any:
+    def atleast(*arys: object) -> ndarray | list[ndarray]:
+        arrays = [convert.asarray(item) for item in arys]
+        made = [
+            each if each.ndim >= count else each.reshape(function(each._gp_meta.shadow).shape)
+            for each in arrays
+        ]
         return made[0] if len(made) == 1 else made
 
-    return function
+    atleast.__name__ = atleast.__qualname__ = function.__name__
+    return atleast
 
 
-atleast_1d, atleast_2d, atleast_3d = _at_least(1), _at_least(2), _at_least(3)
+atleast_1d = _at_least(1, np.atleast_1d)
+atleast_2d = _at_least(2, np.atleast_2d)
+atleast_3d = _at_least(3, np.atleast_3d)
 
 
-def _joined_dtype(arrays: list[Any], dtype: Any) -> np.dtype[Any]:
+def _joined_dtype(arrays: list[Any], dtype: object) -> np.dtype:
     return (
         arguments.dtype_of(dtype)
         if dtype is not None
@@ -50,15 +53,15 @@ def _joined_dtype(arrays: list[Any], dtype: Any) -> np.dtype[Any]:
     )
 
 
-def _device_arrays(tup: Any) -> list[Any]:
+def _device_arrays(tup: Any) -> list[ndarray]:
     if arguments.is_array(tup):
         tup = list(tup)
     return [need(item, "arrays") for item in tup]
 
 
 def concatenate(
-    tup: Any, axis: Any = 0, out: Any = None, *, dtype: Any = None, casting: str = "same_kind"
-) -> Any:
+    tup: object, axis: object = 0, out: Any = None, *, dtype: Any = None, casting: str = "same_kind"
+) -> ndarray:
     """Join arrays along an axis."""
     plain = out is None and dtype is None and casting == "same_kind"
     brief = learning.short("concatenate", (tup, axis), {}) if plain else None
@@ -107,8 +110,8 @@ def _zero_dimensional() -> int:
 
 
 def stack(
-    tup: Any, axis: int = 0, out: Any = None, *, dtype: Any = None, casting: str = "same_kind"
-) -> Any:
+    tup: object, axis: int = 0, out: object = None, *, dtype: Any = None, casting: str = "same_kind"
+) -> ndarray:
     """Join arrays along a new axis."""
     plain = out is None and dtype is None and casting == "same_kind"
     brief = learning.short("stack", (tup, axis), {}) if plain else None
@@ -130,13 +133,13 @@ def stack(
     return make.forward("stack", (arrays, axis), {}, looks)
 
 
-def vstack(tup: Any, *, dtype: Any = None, casting: str = "same_kind") -> Any:
+def vstack(tup: object, *, dtype: object = None, casting: str = "same_kind") -> ndarray:
     """Join arrays vertically."""
     arrays = [atleast_2d(item) for item in _device_arrays(tup)]
     return concatenate(arrays, 0, dtype=dtype, casting=casting)
 
 
-def row_stack(tup: Any, *, dtype: Any = None, casting: str = "same_kind") -> Any:
+def row_stack(tup: object, *, dtype: object = None, casting: str = "same_kind") -> ndarray:
     """Join arrays vertically, under the name that NumPy 2 deprecates."""
     warnings.warn(
         "`row_stack` alias is deprecated. Use `cupy.vstack` directly.",
@@ -146,19 +149,19 @@ def row_stack(tup: Any, *, dtype: Any = None, casting: str = "same_kind") -> Any
     return vstack(tup, dtype=dtype, casting=casting)
 
 
-def hstack(tup: Any, *, dtype: Any = None, casting: str = "same_kind") -> Any:
+def hstack(tup: object, *, dtype: object = None, casting: str = "same_kind") -> ndarray:
     """Join arrays horizontally."""
     arrays = [atleast_1d(item) for item in _device_arrays(tup)]
     axis = 0 if arrays and arrays[0].ndim == 1 else 1
     return concatenate(arrays, axis, dtype=dtype, casting=casting)
 
 
-def dstack(tup: Any) -> Any:
+def dstack(tup: object) -> ndarray:
     """Join arrays along the third axis."""
     return concatenate([atleast_3d(item) for item in _device_arrays(tup)], 2)
 
 
-def column_stack(tup: Any) -> Any:
+def column_stack(tup: Any) -> ndarray:
     """Join vectors as columns."""
     arrays = [need(item) for item in tup]
     if any(array.ndim not in (1, 2) for array in arrays):
@@ -166,7 +169,7 @@ def column_stack(tup: Any) -> Any:
     return concatenate([a[:, None] if a.ndim == 1 else a for a in arrays], 1)
 
 
-def append(arr: Any, values: Any, axis: Any = None) -> Any:
+def append(arr: object, values: object, axis: object = None) -> ndarray:
     """Return an array with values added at its end."""
     array = convert.asarray(arr)
     more = convert.asarray(values)
@@ -175,4 +178,4 @@ def append(arr: Any, values: Any, axis: Any = None) -> Any:
     return concatenate((array, more), axis)
 
 
-JOINING: dict[str, Any] = {**make.public(globals()), "concat": concatenate}
+JOINING = {**make.public(globals()), "concat": concatenate}

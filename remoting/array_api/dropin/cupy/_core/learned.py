@@ -8,7 +8,7 @@ What loops call is elsewhere, by rules of shape and dtype: operators, ufuncs, su
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,8 +27,10 @@ from cupy._core.dispatch.learning import (
     Scalar,
     Value,
 )
-from cupy._core.manipulation import pad_by
 from cupy._core.queries import may_share_memory
+
+if TYPE_CHECKING:
+    from cupy._core.array import ndarray
 
 UniqueAllResult = learning.named("UniqueAllResult", "values indices inverse_indices counts")
 UniqueCountsResult = learning.named("UniqueCountsResult", "values counts")
@@ -38,70 +40,70 @@ UniqueInverseResult = learning.named("UniqueInverseResult", "values inverse_indi
 # --- creation -------------------------------------------------------------------------------------
 
 
-def bartlett(M: Count) -> Any: ...
-def diag(v: Like, k: int = 0) -> Any: ...
-def diagflat(v: Like, k: int = 0) -> Any: ...
-def diag_indices(n: Any, ndim: int = 2) -> Any: ...
-def diag_indices_from(arr: Array) -> Any: ...
-def eye(N: Any, M: Any = None, k: int = 0, dtype: Any = float, order: str = "C") -> Any: ...
-def identity(n: Any, dtype: Any = float) -> Any:
+def bartlett(M: Count) -> ndarray: ...
+def diag(v: Like, k: int = 0) -> ndarray: ...
+def diagflat(v: Like, k: int = 0) -> ndarray: ...
+def diag_indices(n: object, ndim: int = 2) -> tuple[ndarray, ...]: ...
+def diag_indices_from(arr: Array) -> tuple[ndarray, ...]: ...
+def eye(N: object, M: object = None, k: int = 0, dtype: Any = float, order: str = "C") -> Any: ...
+def identity(n: object, dtype: object = float) -> ndarray:
     return eye(n, dtype=dtype)
 
 
-def indices(dimensions: Any, dtype: Any = int) -> Any: ...
+def indices(dimensions: object, dtype: object = int) -> ndarray: ...
 def ix_(*args: Like) -> Asked: ...
-def kaiser(M: Count, beta: float) -> Any: ...
+def kaiser(M: Count, beta: float) -> ndarray: ...
 def linspace(
     start: Value,
     stop: Value,
-    num: Any = 50,
+    num: object = 50,
     endpoint: bool = True,
     retstep: bool = False,
-    dtype: Any = None,
+    dtype: object = None,
     axis: int = 0,
 ) -> Any: ...
 def logspace(
     start: Value,
     stop: Value,
-    num: Any = 50,
+    num: object = 50,
     endpoint: bool = True,
     base: float = 10.0,
-    dtype: Any = None,
+    dtype: object = None,
     axis: int = 0,
-) -> Any: ...
+) -> ndarray: ...
 def meshgrid(
     *xi: Like, indexing: str = "xy", sparse: bool = False, copy: bool = True
-) -> tuple[Any, ...]: ...
-def tri(N: Count, M: Count = None, k: int = 0, dtype: Any = float) -> Any:
+) -> tuple[ndarray, ...]: ...
+def tri(N: Count, M: Count = None, k: int = 0, dtype: object = float) -> Any:
     arguments.shape_of((N, N if M is None else M))
 
 
-def tril(m: Like, k: int = 0) -> Any: ...
-def tril_indices(n: Count, k: Count = 0, m: Count = None) -> Any: ...
-def tril_indices_from(arr: Array, k: Count = 0) -> Any: ...
-def vander(x: Like, N: Any = None, increasing: bool = False) -> Any: ...
+def tril(m: Like, k: int = 0) -> ndarray: ...
+def tril_indices(n: Count, k: Count = 0, m: Count = None) -> tuple[ndarray, ...]: ...
+def tril_indices_from(arr: Array, k: Count = 0) -> tuple[ndarray, ...]: ...
+def vander(x: Like, N: object = None, increasing: bool = False) -> ndarray: ...
 
 
 # --- sorting, searching, sets ---------------------------------------------------------------------
 
 
-def sort(a: Array, axis: Any = -1, kind: Any = None) -> Any:
+def sort(a: Array, axis: object = -1, kind: object = None) -> Any:
     arguments.check_kind(kind)
 
 
-def argsort(a: Own, axis: Any = -1, kind: Any = None) -> Any:
+def argsort(a: Own, axis: object = -1, kind: object = None) -> Any:
     arguments.check_kind(kind)
 
 
-def partition(a: Array, kth: Any, axis: Any = -1) -> Any: ...
-def argpartition(a: Own, kth: Any, axis: Any = -1) -> Any: ...
-def lexsort(keys: Array) -> Any: ...
-def msort(a: Array) -> Any:
+def partition(a: Array, kth: object, axis: object = -1) -> ndarray: ...
+def argpartition(a: Own, kth: object, axis: object = -1) -> ndarray: ...
+def lexsort(keys: Array) -> ndarray: ...
+def msort(a: Array) -> ndarray:
     return sort(a, 0)
 
 
-def sort_complex(a: Array) -> Any: ...
-def searchsorted(a: Array, v: Value, side: str = "left", sorter: Array = None) -> Any: ...
+def sort_complex(a: Array) -> ndarray: ...
+def searchsorted(a: Array, v: Value, side: str = "left", sorter: Array = None) -> ndarray: ...
 def nonzero(a: Array) -> Asked: ...
 def argwhere(a: Array) -> Elements: ...
 def unique(
@@ -109,7 +111,7 @@ def unique(
     return_index: bool = False,
     return_inverse: bool = False,
     return_counts: bool = False,
-    axis: Any = None,
+    axis: object = None,
     *,
     equal_nan: bool = True,
 ) -> Elements:
@@ -119,15 +121,15 @@ def unique(
     return None
 
 
-def unique_all(x: Like) -> Any:
+def unique_all(x: Like) -> tuple[ndarray, ...]:
     return UniqueAllResult(*unique(x, True, True, True, equal_nan=False))
 
 
-def unique_counts(x: Like) -> Any:
+def unique_counts(x: Like) -> tuple[ndarray, ...]:
     return UniqueCountsResult(*unique(x, return_counts=True, equal_nan=False))
 
 
-def unique_inverse(x: Like) -> Any:
+def unique_inverse(x: Like) -> tuple[ndarray, ...]:
     return UniqueInverseResult(*unique(x, return_inverse=True, equal_nan=False))
 
 
@@ -137,8 +139,8 @@ def unique_values(x: Like) -> Any:
 
 def isin(
     element: Like, test_elements: Like, assume_unique: bool = False, invert: bool = False
-) -> Any: ...
-def in1d(ar1: Like, ar2: Like, assume_unique: bool = False, invert: bool = False) -> Any:
+) -> ndarray: ...
+def in1d(ar1: Like, ar2: Like, assume_unique: bool = False, invert: bool = False) -> ndarray:
     return isin(ar1.ravel(), ar2, assume_unique, invert)
 
 
@@ -152,69 +154,66 @@ def union1d(arr1: Like, arr2: Like) -> Elements: ...
 # --- selection ------------------------------------------------------------------------------------
 
 
-def take(a: Own, indices: Value, axis: Any = None, out: Any = None) -> Any:
+def take(a: Own, indices: Value, axis: object = None, out: Any = None) -> Any:
     if out is not None and out.dtype != a.dtype:
         raise TypeError("Output dtype mismatch")
 
 
-def take_along_axis(a: Array, indices: Array, axis: Any) -> Any: ...
-def put(a: Array, ind: Value, v: Value, mode: str = "wrap") -> Any:
+def take_along_axis(a: Array, indices: Array, axis: object) -> ndarray: ...
+def put(a: Array, ind: Value, v: Value, mode: str = "wrap") -> None:
     if mode not in ("raise", "wrap", "clip"):
         raise ValueError(f"clipmode not understood: {mode}")
 
 
-def put_along_axis(arr: Array, indices: Array, values: Value, axis: Any) -> Any: ...
-def putmask(a: Array, mask: Array, values: Value) -> Any:
+def put_along_axis(arr: Array, indices: Array, values: Value, axis: object) -> None: ...
+def putmask(a: Array, mask: Array, values: Value) -> None:
     if is_array(values):
         arguments.check_cast(values.dtype, a.dtype, "same_kind")
 
 
 def place(arr: Array, mask: Like, vals: Like) -> Asked: ...
-def fill_diagonal(a: Array, val: Value, wrap: bool = False) -> Any: ...
-def choose(a: Own, choices: Any, out: Any = None, mode: str = "raise") -> Asked: ...
-def select(condlist: Any, choicelist: Any, default: Any = 0) -> Any:
+def fill_diagonal(a: Array, val: Value, wrap: bool = False) -> None: ...
+def choose(a: Own, choices: object, out: object = None, mode: str = "raise") -> Asked: ...
+def select(condlist: object, choicelist: object, default: object = 0) -> Any:
     if not is_scalar(default):
         raise TypeError("default only accepts scalar values")
 
 
-def compress(condition: Like, a: Own, axis: Any = None, out: Any = None) -> Elements: ...
+def compress(condition: Like, a: Own, axis: object = None, out: object = None) -> Elements: ...
 def extract(condition: Like, a: Like) -> Elements: ...
-def unravel_index(indices: Like, dims: Any, order: Any = "C") -> Asked: ...
+def unravel_index(indices: Like, dims: object, order: object = "C") -> Asked: ...
 def ravel_multi_index(
-    multi_index: Likes, dims: Any, mode: Any = "wrap", order: str = "C"
+    multi_index: Likes, dims: object, mode: object = "wrap", order: str = "C"
 ) -> Asked: ...
 
 
 # --- arrangement ----------------------------------------------------------------------------------
 
 
-def delete(arr: Array, indices: Any, axis: Any = None) -> Elements: ...
-def packbits(a: Array, axis: Any = None, bitorder: str = "big") -> Any:
+def delete(arr: Array, indices: object, axis: object = None) -> Elements: ...
+def packbits(a: Array, axis: object = None, bitorder: str = "big") -> Any:
     if bitorder not in ("big", "little"):
         raise ValueError("bitorder must be either 'big' or 'little'")
 
 
-def pad(array: Like, pad_width: Any, mode: Any = "constant", **kwargs: Any) -> Any:
-    return pad_by(array, pad_width, mode, kwargs) if callable(mode) else None
-
-
-def repeat(a: Own, repeats: Decides, axis: Any = None) -> Any: ...
-def resize(a: Like, new_shape: Any) -> Any: ...
-def roll(a: Array, shift: Free, axis: Any = None) -> Any: ...
-def rot90(a: Array, k: Count = 1, axes: Any = (0, 1)) -> Any: ...
-def tile(A: Like, reps: Any) -> Any: ...
+def pad(array: Like, pad_width: object, mode: object = "constant", **kwargs: object) -> ndarray: ...
+def repeat(a: Own, repeats: Decides, axis: object = None) -> ndarray: ...
+def resize(a: Like, new_shape: object) -> ndarray: ...
+def roll(a: Array, shift: Free, axis: object = None) -> ndarray: ...
+def rot90(a: Array, k: Count = 1, axes: object = (0, 1)) -> ndarray: ...
+def tile(A: Like, reps: object) -> ndarray: ...
 def trim_zeros(filt: Array, trim: str = "fb") -> Elements: ...
 
 
 # --- products -------------------------------------------------------------------------------------
 
 
-def convolve(a: Like, v: Like, mode: str = "full") -> Any: ...
-def correlate(a: Like, v: Like, mode: str = "valid") -> Any: ...
+def convolve(a: Like, v: Like, mode: str = "full") -> ndarray: ...
+def correlate(a: Like, v: Like, mode: str = "valid") -> ndarray: ...
 def cross(
-    a: Like, b: Like, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: Any = None
-) -> Any: ...
-def _einsum_view(text: str, a: Any) -> Any:
+    a: Like, b: Like, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: object = None
+) -> ndarray: ...
+def _einsum_view(text: str, a: ndarray) -> ndarray | None:
     """Return the view that a sum of one operand is where nothing is added; None for another."""
     text = text.replace(" ", "")
     unnamed = a.ndim - len(text.partition("->")[0].replace(".", ""))
@@ -231,7 +230,7 @@ def _einsum_view(text: str, a: Any) -> Any:
     return make.as_strided(a, shape, tuple([steps[name] for name in wanted]))
 
 
-def einsum(*operands: Scalar, **kwargs: Any) -> Any:
+def einsum(*operands: Scalar, **kwargs: object) -> ndarray | None:
     if not operands:
         raise ValueError("must provide at least an operand and a subscripts list for einsum")
     unknown = kwargs.keys() - {"dtype", "optimize"}
@@ -242,17 +241,17 @@ def einsum(*operands: Scalar, **kwargs: Any) -> Any:
     return None
 
 
-def inner(a: Value, b: Value) -> Any: ...
-def kron(a: Like, b: Like) -> Any: ...
-def outer(a: Like, b: Like, out: Any = None) -> Any: ...
-def tensordot(a: Array, b: Array, axes: Any = 2) -> Any: ...
+def inner(a: Value, b: Value) -> ndarray: ...
+def kron(a: Like, b: Like) -> ndarray: ...
+def outer(a: Like, b: Like, out: object = None) -> ndarray: ...
+def tensordot(a: Array, b: Array, axes: object = 2) -> ndarray: ...
 def trace(
-    a: Own, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None, out: Any = None
-) -> Any:
+    a: Own, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: object = None, out: Any = None
+) -> ndarray:
     return a.diagonal(offset, axis1, axis2).sum(-1, dtype, out, False)
 
 
-def vdot(a: Array, b: Array) -> Any: ...
+def vdot(a: Array, b: Array) -> ndarray: ...
 
 
 # --- statistics -----------------------------------------------------------------------------------
@@ -260,23 +259,23 @@ def vdot(a: Array, b: Array) -> Any: ...
 
 def average(
     a: Like,
-    axis: Any = None,
+    axis: object = None,
     weights: Decides = None,
     returned: bool = False,
     *,
-    keepdims: Any = False,
+    keepdims: object = False,
 ) -> Any: ...
-def bincount(x: Array, weights: Array = None, minlength: Any = None) -> Asked: ...
+def bincount(x: Array, weights: Array = None, minlength: object = None) -> Asked: ...
 def corrcoef(
     a: Like,
     y: Like = None,
     rowvar: bool = True,
-    bias: Any = None,
-    ddof: Any = None,
+    bias: object = None,
+    ddof: object = None,
     *,
-    dtype: Any = None,
-) -> Any: ...
-def count_nonzero(a: Array, axis: Any = None) -> Any: ...
+    dtype: object = None,
+) -> ndarray: ...
+def count_nonzero(a: Array, axis: object = None) -> ndarray: ...
 def cov(
     a: Like,
     y: Like = None,
@@ -286,26 +285,26 @@ def cov(
     fweights: Decides = None,
     aweights: Decides = None,
     *,
-    dtype: Any = None,
+    dtype: object = None,
 ) -> Any:
     count = a.shape[0 if a.ndim > 1 and not rowvar else -1] if a.ndim else 1
     if fweights is None and aweights is None and count <= (not bias if ddof is None else ddof):
         warnings.warn("Degrees of freedom <= 0 for slice", RuntimeWarning, stacklevel=4)
 
 
-def cumsum(a: Array, axis: Any = None, dtype: Any = None, out: Any = None) -> Any: ...
+def cumsum(a: Array, axis: object = None, dtype: object = None, out: object = None) -> ndarray: ...
 def cumulative_sum(
     x: Array,
     /,
     *,
-    axis: Any = None,
-    dtype: Any = None,
-    out: Any = None,
+    axis: object = None,
+    dtype: object = None,
+    out: object = None,
     include_initial: bool = False,
-) -> Any: ...
-def digitize(x: Like, bins: Like, right: bool = False) -> Any: ...
+) -> ndarray: ...
+def digitize(x: Like, bins: Like, right: bool = False) -> ndarray: ...
 def histogram(
-    x: Like, bins: Value = 10, range: Any = None, weights: Like = None, density: Any = False
+    x: Like, bins: Value = 10, range: object = None, weights: Like = None, density: object = False
 ) -> Asked: ...
 def histogram2d(
     x: Like, y: Like, bins: Any = 10, range: Any = None, weights: Like = None, density: Any = None
@@ -319,80 +318,61 @@ def histogramdd(
 
 def median(
     a: Array,
-    axis: Any = None,
-    out: Any = None,
+    axis: object = None,
+    out: object = None,
     overwrite_input: bool = False,
     keepdims: bool = False,
-) -> Any: ...
+) -> ndarray: ...
 def percentile(
     a: Array,
     q: Decides,
-    axis: Any = None,
-    out: Any = None,
+    axis: object = None,
+    out: object = None,
     overwrite_input: bool = False,
     method: str = "linear",
     keepdims: bool = False,
     *,
-    interpolation: Any = None,
-) -> Any:
-    if interpolation is not None:
-        return percentile(a, q, axis, out, overwrite_input, interpolation, keepdims)
-    return None
-
-
-def quantile(
-    a: Array,
-    q: Decides,
-    axis: Any = None,
-    out: Any = None,
-    overwrite_input: bool = False,
-    method: str = "linear",
-    keepdims: bool = False,
-    *,
-    interpolation: Any = None,
-) -> Any:
-    if interpolation is not None:
-        return quantile(a, q, axis, out, overwrite_input, interpolation, keepdims)
-    return None
-
-
+    interpolation: object = None,
+) -> ndarray: ...
 def std(
     a: Own,
-    axis: Any = None,
-    dtype: Any = None,
-    out: Any = None,
-    ddof: Any = 0,
+    axis: object = None,
+    dtype: object = None,
+    out: object = None,
+    ddof: object = 0,
     keepdims: bool = False,
-) -> Any: ...
+) -> ndarray: ...
 
 
 # --- elements, logic ------------------------------------------------------------------------------
 
 
-def angle(z: Like, deg: bool = False) -> Any: ...
-def around(a: Like, decimals: int = 0, out: Any = None) -> Any:
+def angle(z: Like, deg: bool = False) -> ndarray: ...
+def around(a: Like, decimals: int = 0, out: object = None) -> Any:
     if out is not None:
         kind = np.dtype(np.float16) if a.dtype.kind == "b" else a.dtype
         arguments.check_out(out, kind, a.shape)
 
 
-def array_equal(a1: Like, a2: Like, equal_nan: bool = False) -> Any: ...
-def array_equiv(a1: Like, a2: Like) -> Any: ...
+def array_equal(a1: Like, a2: Like, equal_nan: bool = False) -> ndarray: ...
+def array_equiv(a1: Like, a2: Like) -> ndarray: ...
 def diff(
     a: Like, n: int = 1, axis: int = -1, prepend: Value = None, append: Value = None
-) -> Any: ...
-def ediff1d(arr: Like, to_end: Value = None, to_begin: Value = None) -> Any: ...
-def gradient(f: Like, *varargs: Value, axis: Any = None, edge_order: int = 1) -> list[Any]: ...
+) -> ndarray: ...
+def ediff1d(arr: Like, to_end: Value = None, to_begin: Value = None) -> ndarray: ...
+def gradient(
+    f: Like, *varargs: Value, axis: object = None, edge_order: int = 1
+) -> list[ndarray]: ...
 def interp(
-    x: Like, xp: Like, fp: Like, left: Any = None, right: Any = None, period: Any = None
-) -> Any: ...
-def isneginf(x: Like, out: Any = None) -> Any: ...
-def isreal(x: Like) -> Any: ...
+    x: Like, xp: Like, fp: Like, left: object = None, right: object = None, period: object = None
+) -> ndarray: ...
+def isneginf(x: Like, out: object = None) -> ndarray: ...
+def isreal(x: Like) -> ndarray: ...
 def isclose(
     a: Like, b: Like, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
-) -> Any: ...
+) -> ndarray: ...
 def nan_to_num(
-    x: Like, copy: bool = True, nan: Any = 0.0, posinf: Any = None, neginf: Any = None
+    x: Like, copy: bool = True, nan: object = 0.0, posinf: object = None, neginf: object = None
 ) -> Any:
     if copy:
         return None
@@ -401,21 +381,26 @@ def nan_to_num(
 
 
 def poly(seq_of_zeros: Like) -> Elements: ...
-def polyadd(a1: Like, a2: Like) -> Any: ...
+def piecewise(x: Like, condlist: object, funclist: Any) -> None:
+    if any(map(callable, funclist)):
+        raise NotImplementedError("Callable functions are not supported currently")
+
+
+def polyadd(a1: Like, a2: Like) -> ndarray: ...
 def polyfit(
     x: Like,
     y: Like,
-    deg: Any,
-    rcond: Any = None,
+    deg: object,
+    rcond: object = None,
     full: bool = False,
     w: Like = None,
-    cov: Any = False,
+    cov: object = False,
 ) -> Asked: ...
 def polymul(a1: Like, a2: Like) -> Elements: ...
-def polyval(p: Array, x: Like) -> Any: ...
-def real_if_close(a: Like, tol: Any = 100) -> Elements: ...
+def polyval(p: Array, x: Like) -> ndarray: ...
+def real_if_close(a: Like, tol: object = 100) -> Elements: ...
 def roots(p: Like) -> Elements: ...
-def shares_memory(a: Array, b: Array, max_work: Any = None) -> Asked:
+def shares_memory(a: Array, b: Array, max_work: object = None) -> Asked:
     if max_work == "MAY_SHARE_BOUNDS":
         return may_share_memory(a, b)
     if max_work not in (None, "MAY_SHARE_EXACT"):
@@ -423,18 +408,18 @@ def shares_memory(a: Array, b: Array, max_work: Any = None) -> Asked:
     return make.ask("shares_memory", a, b)
 
 
-def trapezoid(y: Like, x: Like = None, dx: Any = 1.0, axis: int = -1) -> Any: ...
+def trapezoid(y: Like, x: Like = None, dx: object = 1.0, axis: int = -1) -> ndarray: ...
 def unwrap(
-    p: Like, discont: Any = None, axis: int = -1, *, period: Any = 6.283185307179586
-) -> Any: ...
+    p: Like, discont: object = None, axis: int = -1, *, period: object = 6.283185307179586
+) -> ndarray: ...
 
 
 _ALSO = """
     allclose:isclose blackman:bartlett cumprod:cumsum cumulative_prod:cumulative_sum
     flatnonzero:argwhere hamming:bartlett hanning:bartlett iscomplex:isreal isposinf:isneginf
     nancumprod:cumsum nancumsum:cumsum nanmedian:median nanstd:std nanvar:std polysub:polyadd
-    setxor1d:setdiff1d triu:tril triu_indices:tril_indices
+    quantile:percentile setxor1d:setdiff1d triu:tril triu_indices:tril_indices
     triu_indices_from:tril_indices_from unpackbits:packbits var:std
 """
-LEARNED: dict[str, Any] = learning.rows(globals(), also=_ALSO)
+LEARNED = learning.rows(globals(), also=_ALSO)
 LEARNED["round"] = around

@@ -2,82 +2,71 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cupy._core import convert
-from cupy._core.creation import zeros
 from cupy._core.dispatch import arguments, make
 from cupy._core.dispatch.arguments import is_array, need
 from cupy._core.joining import JOINING
 from cupy._core.ufunc import broadcast
-from cupy._door.meta import Meta, of_view
-from cupy._door.older import zip_strict
+from cupy._door.meta import of_view
+
+if TYPE_CHECKING:
+    from cupy._core.array import ndarray
 
 
-def reshape(a: Any, newshape: Any, order: str = "C", *, copy: Any = None) -> Any:
+def reshape(a: object, newshape: object, order: str = "C", *, copy: object = None) -> ndarray:
     """Return the elements in another shape."""
     return arguments.able(a, "reshape").reshape(newshape, order=order, copy=copy)
 
 
-def ravel(a: Any, order: str = "C") -> Any:
+def ravel(a: object, order: str = "C") -> ndarray:
     """Return the elements in one dimension."""
     return arguments.able(a, "ravel").ravel(order)
 
 
-def transpose(a: Any, axes: Any = None) -> Any:
+def transpose(a: object, axes: object = None) -> ndarray:
     """Return the axes in another order."""
     return arguments.able(a, "transpose").transpose(axes)
 
 
-def matrix_transpose(x: Any, /) -> Any:
+def matrix_transpose(x: Any, /) -> ndarray:
     """Return the transpose of the last two axes."""
     if x.ndim < 2:
         raise ValueError(f"Input array must be at least 2-dimensional, but it is {x.ndim}")
     return x.swapaxes(-1, -2)
 
 
-def swapaxes(a: Any, axis1: int, axis2: int) -> Any:
+def swapaxes(a: object, axis1: int, axis2: int) -> ndarray:
     """Return two axes exchanged."""
     return arguments.able(a, "swapaxes").swapaxes(axis1, axis2)
 
 
-def moveaxis(a: Any, source: Any, destination: Any) -> Any:
+def _moved(function: Callable[..., np.ndarray], a: object, *places: object) -> ndarray:
+    array = need(a)
+    # The axis of the length n is the one with the number n.
+    return array.transpose(function(np.empty(range(array.ndim)), *places).shape)
+
+
+def moveaxis(a: object, source: object, destination: object) -> ndarray:
     """Return axes moved to other places."""
-    meta: Meta = need(a)._gp_meta
-    sources = arguments.axes_of(source, meta.ndim)
-    targets = arguments.axes_of(destination, meta.ndim)
-    if len(sources) != len(targets):
-        raise ValueError(
-            "`source` and `destination` arguments must have the same number of elements"
-        )
-    order = [axis for axis in range(meta.ndim) if axis not in sources]
-    for target, axis in sorted(zip_strict(targets, sources)):
-        order.insert(target, axis)
-    return a.transpose(order) if order else a.view()
+    return _moved(np.moveaxis, a, source, destination)
 
 
-def rollaxis(a: Any, axis: int, start: int = 0) -> Any:
+def rollaxis(a: object, axis: int, start: int = 0) -> ndarray:
     """Return an axis rolled back to a place."""
-    ndim = need(a).ndim
-    at = arguments.axis_of(axis, ndim)
-    begin = start + ndim if start < 0 else start
-    if not 0 <= begin <= ndim:
-        raise np.exceptions.AxisError(start, ndim)
-    if at < begin:
-        begin -= 1
-    order = [item for item in range(ndim) if item != at]
-    order.insert(begin, at)
-    return a.transpose(order)
+    return _moved(np.rollaxis, a, axis, start)
 
 
-def squeeze(a: Any, axis: Any = None) -> Any:
+def squeeze(a: object, axis: object = None) -> Any:
     """Return the array without axes of length one."""
     return arguments.able(a, "squeeze").squeeze(axis)
 
 
-def broadcast_to(array: Any, shape: Any) -> Any:
+def broadcast_to(array: object, shape: object) -> ndarray:
     """Return a read view of the array in a larger shape."""
     source = convert.asarray(array)
     lengths = arguments.shape_of(shape)
@@ -89,21 +78,22 @@ def broadcast_to(array: Any, shape: Any) -> Any:
     )
 
 
-def broadcast_arrays(*args: Any) -> tuple[Any, ...]:
+def broadcast_arrays(*args: object) -> tuple[ndarray, ...]:
     """Return the arrays in their common shape."""
-    shape = broadcast(*[need(item).shape for item in args])
-    return tuple([item if item.shape == shape else broadcast_to(item, shape) for item in args])
+    arrays = [need(item) for item in args]
+    shape = broadcast(*[item.shape for item in arrays])
+    return tuple([item if item.shape == shape else broadcast_to(item, shape) for item in arrays])
 
 
 # --- splitting ------------------------------------------------------------------------------------
 
 
-def _cuts(indices_or_sections: Any) -> int | tuple[int, ...]:
+def _cuts(indices_or_sections: object) -> int | tuple[int, ...]:
     on_device = is_array(indices_or_sections)
     return arguments.plain(indices_or_sections.get() if on_device else indices_or_sections)
 
 
-def array_split(ary: Any, indices_or_sections: Any, axis: int = 0) -> list[Any]:
+def array_split(ary: object, indices_or_sections: object, axis: int = 0) -> list[ndarray]:
     """Split into parts that need not be equal."""
     array = need(ary)
     if not array.ndim:
@@ -124,7 +114,7 @@ def array_split(ary: Any, indices_or_sections: Any, axis: int = 0) -> list[Any]:
     return [array[(*full, slice(a, b))] for a, b in zip(cuts, cuts[1:])]
 
 
-def split(ary: Any, indices_or_sections: Any, axis: int = 0) -> list[Any]:
+def split(ary: object, indices_or_sections: object, axis: int = 0) -> list[ndarray]:
     """Split into equal parts, or at indices."""
     array = need(ary)
     if array.ndim <= axis:
@@ -139,7 +129,7 @@ def split(ary: Any, indices_or_sections: Any, axis: int = 0) -> list[Any]:
 
 
 def _split_along(name: str, axis: int, least: int) -> Any:
-    def function(ary: Any, indices_or_sections: Any) -> list[Any]:
+    def function(ary: Any, indices_or_sections: object) -> list[Any]:
         if need(ary).ndim < least:
             raise ValueError(f"Cannot {name} an array with less than {least} dimensions")
         at = 0 if name == "hsplit" and ary.ndim == 1 else axis
@@ -151,7 +141,7 @@ def _split_along(name: str, axis: int, least: int) -> Any:
 # --- rearranging ----------------------------------------------------------------------------------
 
 
-def flip(a: Any, axis: Any = None) -> Any:
+def flip(a: Any, axis: Any = None) -> ndarray:
     """Return a view with axes reversed."""
     array = a if hasattr(a, "ndim") else need(a)
     axes = arguments.axes_of(axis, array.ndim)
@@ -159,37 +149,24 @@ def flip(a: Any, axis: Any = None) -> Any:
     return array[index] if index else array.view()
 
 
-def fliplr(a: Any) -> Any:
+def fliplr(a: ndarray) -> ndarray:
     """Return a view with the second axis reversed."""
     if np.ndim(a) < 2:
         raise ValueError("Input must be >= 2-d")
     return a[:, ::-1]
 
 
-def flipud(a: Any) -> Any:
+def flipud(a: ndarray) -> ndarray:
     """Return a view with the first axis reversed."""
     if np.ndim(a) < 1:
         raise ValueError("Input must be >= 1-d")
     return a[::-1]
 
 
-def pad_by(source: Any, pad_width: Any, function: Any, kwargs: Any) -> Any:
-    """Return the array with borders that a function of the program fills."""
-    widths = np.broadcast_to(pad_width, (source.ndim, 2)).tolist()
-    shape = tuple(length + a + b for length, (a, b) in zip_strict(source.shape, widths))
-    padded = zeros(shape, source.dtype)
-    padded[tuple(slice(a, a + n) for n, (a, _) in zip_strict(source.shape, widths))] = source
-    for axis in range(padded.ndim):
-        view = moveaxis(padded, axis, -1)
-        for index in np.ndindex(view.shape[:-1]):
-            function(view[index], tuple(widths[axis]), axis, kwargs)
-    return padded
-
-
 _REQUIREMENTS = ["C", "CONTIGUOUS", "C_CONTIGUOUS", "F", "FORTRAN", "F_CONTIGUOUS", "O", "OWNDATA"]
 
 
-def require(a: Any, dtype: Any = None, requirements: Any = None) -> Any:
+def require(a: object, dtype: Any = None, requirements: Any = None) -> ndarray:
     """Return an array that meets requirements of dtype and layout."""
     given = [requirements] if isinstance(requirements, str) else requirements or []
     wanted = {str(item).upper() for item in given}
@@ -207,14 +184,14 @@ def require(a: Any, dtype: Any = None, requirements: Any = None) -> Any:
     return made.copy() if "O" in letters and made.base is not None else made
 
 
-def diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
+def diagonal(a: object, offset: int = 0, axis1: int = 0, axis2: int = 1) -> ndarray:
     """Return a view of a diagonal."""
     return arguments.able(a, "diagonal").diagonal(offset, axis1, axis2)
 
 
-MANIPULATION: dict[str, Any] = {
+MANIPULATION = {
     **JOINING,
-    **{name: each for name, each in make.public(globals()).items() if name != "pad_by"},
+    **make.public(globals()),
     "permute_dims": transpose,
     "hsplit": _split_along("hsplit", 1, 1),
     "vsplit": _split_along("vsplit", 0, 2),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,12 +15,15 @@ from cupy._core.reductions import REDUCTIONS
 from cupy._core.ufunc import UFUNCS
 from cupy._door import dtypes
 from cupy._door.arrays import Array
-from cupy._door.calls import Plan, Remote, remote_object
+from cupy._door.calls import Plan
 from cupy._door.meta import fresh, intern, keep_order, of_view, reshaped
 from cupy._door.older import zip_strict
 
+if TYPE_CHECKING:
+    from cupy._core.array import ndarray
+
 _TYPE = type
-_frame = sys._getframe  # pyright: ignore[reportPrivateUsage]
+_frame = sys._getframe
 
 TRANSPOSED: dict[Any, Plan] = {}
 _reshaped: dict[Any, tuple[Plan, bytes]] = {}
@@ -44,14 +47,6 @@ def _in_memory(strides: list[int]) -> list[int]:
     return found[::-1]
 
 
-class Mdspan(Remote):
-    """An array as a kernel sees it that takes a ``cuda::std::mdspan``."""
-
-    __slots__ = ("_array",)
-    _array: Any
-    """The array, kept alive for its memory."""
-
-
 class Methods(Array):
     """Methods of `cupy.ndarray`, other than operators and conversions."""
 
@@ -59,9 +54,9 @@ class Methods(Array):
 
     # --- views ----------------------------------------------------------------------------------
 
-    def view(self, dtype: Any = None, type: Any = None) -> Any:  # noqa: A002
+    def view(self, dtype: object = None, type: Any = None) -> Any:  # noqa: A002
         """Return a view, maybe of another dtype."""
-        ndarray: Any = make.classes.ndarray
+        ndarray = make.classes.ndarray
         if isinstance(dtype, _TYPE) and issubclass(dtype, ndarray):
             if type is not None:
                 raise ValueError("Cannot specify output type twice.")
@@ -78,7 +73,7 @@ class Methods(Array):
             looks = of_view(meta.shadow.view(kind))
         return make.view(self, "ndarray.view", (kind,), looks, type)
 
-    def reshape(self, *shape: Any, order: str = "C", copy: Any = None) -> Any:
+    def reshape(self, *shape: object, order: str = "C", copy: object = None) -> ndarray:
         """Return the elements in another shape, as a view where that is possible."""
         if copy is None:
             try:
@@ -110,11 +105,11 @@ class Methods(Array):
             return make.view(self, "ndarray.reshape_view", args, meta)
         return make.forward("ndarray.reshape", (self, meta.shape, letter), {}, meta)
 
-    def ravel(self, order: str = "C") -> Any:
+    def ravel(self, order: str = "C") -> ndarray:
         """Return the elements in one dimension, as a view where that is contiguous."""
         letter = arguments.normalize_order(order)
         meta = self._gp_meta
-        source: Any = self
+        source = self
         if letter == "K":
             steps = [0 if n == 1 else step for n, step in zip_strict(meta.shape, meta.strides)]
             axes = _in_memory(steps)
@@ -125,16 +120,16 @@ class Methods(Array):
         made = source.reshape(-1, order=letter)
         return made if made._gp_meta.contiguity[0] else made.copy()
 
-    def flatten(self, order: str = "C") -> Any:
+    def flatten(self, order: str = "C") -> ndarray:
         """Return a copy in one dimension."""
         meta = self._gp_meta
         letter = arguments.normalize_order(order)
         flat = fresh(meta.dtype, (meta.size,))
         return make.forward("ndarray.flatten", (self, letter), {}, flat)
 
-    def transpose(self, *axes: Any) -> Any:
+    def transpose(self, *axes: object) -> Any:
         """Return a view with the axes in another order."""
-        order: Any = axes[0] if len(axes) == 1 else axes or None
+        order = axes[0] if len(axes) == 1 else axes or None
         meta = self._gp_meta
         if order is None:
             if meta.ndim <= 1:
@@ -148,12 +143,12 @@ class Methods(Array):
             return self
         return make.view(self, "ndarray.transpose", (order,), of_view(meta.shadow.transpose(order)))
 
-    def swapaxes(self, axis1: int, axis2: int) -> Any:
+    def swapaxes(self, axis1: int, axis2: int) -> ndarray:
         """Return a view with two axes exchanged."""
         meta = of_view(self._gp_meta.shadow.swapaxes(axis1, axis2))
         return make.view(self, "ndarray.swapaxes", (axis1, axis2), meta)
 
-    def squeeze(self, axis: Any = None) -> Any:
+    def squeeze(self, axis: object = None) -> Any:
         """Return a view without axes of length one."""
         axis = axis if axis is None else arguments.plain(axis)
         meta = of_view(self._gp_meta.shadow.squeeze(axis))
@@ -161,7 +156,7 @@ class Methods(Array):
             make.view(self, "ndarray.squeeze", (axis,), meta) if meta is not self._gp_meta else self
         )
 
-    def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
+    def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> ndarray:
         """Return a view of a diagonal."""
         meta = of_view(self._gp_meta.shadow.diagonal(offset, axis1, axis2))
         return make.view(self, "ndarray.diagonal", (offset, axis1, axis2), meta)
@@ -170,12 +165,12 @@ class Methods(Array):
 
     def astype(
         self,
-        dtype: Any,
+        dtype: object,
         order: str = "K",
-        casting: Any = None,
-        subok: Any = None,
+        casting: object = None,
+        subok: object = None,
         copy: bool = True,
-    ) -> Any:
+    ) -> ndarray:
         """Return the elements as another type."""
         if casting is not None:
             raise TypeError("casting is not supported yet")
@@ -208,7 +203,7 @@ class Methods(Array):
             return self
         return made
 
-    def fill(self, value: Any) -> None:
+    def fill(self, value: object) -> None:
         """Set every element to one scalar."""
         if arguments.is_array(value) and value.shape != ():
             raise ValueError("non-scalar cupy.ndarray cannot be used for fill")
@@ -223,50 +218,26 @@ class Methods(Array):
         arguments.check_number(scalar, self._gp_meta.dtype)
         self._gp_session.call("ndarray.fill", (self, scalar), {})
 
-    def mdspan(self, *, index_type: Any, allow_unsafe: bool = False) -> Any:
-        """Return the kernel argument for a ``cuda::std::mdspan`` of this array.
-
-        Args:
-            index_type: of the lengths and steps: `numpy.int32` or `numpy.int64`.
-            allow_unsafe: whether axes without elements, and steps of 0 or below, are no error.
-        """
-        meta = self._gp_meta
-        if index_type not in (np.int32, np.int64):
-            raise ValueError(f"index_type is cupy.int32 or cupy.int64, and not {index_type}")
-        if index_type is np.int32 and meta.size > np.iinfo(np.int32).max:
-            raise ValueError(f"{meta.size} elements are too many for an index_type of 32 bits")
-        if not allow_unsafe:
-            for at, length in enumerate(meta.shape):
-                if length == 0:  # sentences that CuPy's own tests look for
-                    raise RuntimeError(f"{at}-th dimension has size zero")
-            for at, step in enumerate(meta.strides):
-                if step <= 0:
-                    raise RuntimeError(f"{at}-th dimension has non-positive stride")
-        kind, unsafe = np.dtype(index_type), bool(allow_unsafe)
-        made = remote_object(Mdspan, self._gp_session, "ndarray.mdspan", (self, kind, unsafe))
-        made._array = self
-        return made
-
-    def put(self, indices: Any, values: Any, mode: str = "wrap") -> None:
+    def put(self, indices: object, values: object, mode: str = "wrap") -> None:
         """Set elements of the flattened array."""
         learned.put(self, indices, values, mode)
 
-    def _gp_scatter(self, name: str, slices: Any, value: Any) -> None:
+    def _gp_scatter(self, name: str, slices: object, value: object) -> None:
         UFUNCS[name].at(self, slices, value)
 
-    def scatter_add(self, slices: Any, value: Any) -> None:
+    def scatter_add(self, slices: object, value: object) -> None:
         """Add in place at indices."""
         self._gp_scatter("add", slices, value)
 
-    def scatter_max(self, slices: Any, value: Any) -> None:
+    def scatter_max(self, slices: object, value: object) -> None:
         """Take the maximum in place at indices."""
         self._gp_scatter("maximum", slices, value)
 
-    def scatter_min(self, slices: Any, value: Any) -> None:
+    def scatter_min(self, slices: object, value: object) -> None:
         """Take the minimum in place at indices."""
         self._gp_scatter("minimum", slices, value)
 
-    def reduced_view(self, dtype: Any = None) -> Any:
+    def reduced_view(self, dtype: object = None) -> ndarray:
         """Return a view with the fewest dimensions."""
         made = self.view(dtype)
         return made.ravel() if made.flags.c_contiguous else made
@@ -287,22 +258,22 @@ class Methods(Array):
     partition, sort = in_place.partition, in_place.sort
 
     def argmax(
-        self, axis: Any = None, out: Any = None, dtype: Any = None, keepdims: bool = False
-    ) -> Any:
+        self, axis: object = None, out: object = None, dtype: object = None, keepdims: bool = False
+    ) -> ndarray:
         """Return the index of the maximum."""
         return REDUCTIONS["argmax"](self, axis, dtype, out, keepdims)
 
     def argmin(
-        self, axis: Any = None, out: Any = None, dtype: Any = None, keepdims: bool = False
-    ) -> Any:
+        self, axis: object = None, out: object = None, dtype: object = None, keepdims: bool = False
+    ) -> ndarray:
         """Return the index of the minimum."""
         return REDUCTIONS["argmin"](self, axis, dtype, out, keepdims)
 
-    def clip(self, min: Any = None, max: Any = None, out: Any = None) -> Any:  # noqa: A002
+    def clip(self, min: object = None, max: object = None, out: object = None) -> Any:  # noqa: A002
         """Return the elements limited to a range."""
         return elementwise.clip(self, min, max, out)
 
-    def compress(self, condition: Any, axis: Any = None, out: Any = None) -> Any:
+    def compress(self, condition: object, axis: object = None, out: object = None) -> ndarray:
         """Return the slices where a condition holds."""
         return learned.compress(condition, self, axis, out)
 

@@ -1,22 +1,28 @@
 """Operators of arrays: the hot paths to ufuncs, and CuPy's rules of deferral."""
 
+from __future__ import annotations
+
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cupy._core import products
 from cupy._core.dispatch import make
-from cupy._core.ufunc import UFUNCS
+from cupy._core.ufunc import UFUNCS, ufunc
 from cupy._door import dtypes
 from cupy._door.arrays import Array
 
+if TYPE_CHECKING:
+    from cupy._core.array import ndarray
+
+Operator = Callable[[Any, Any], "ndarray"]
 _MISSING = object()
 _NEGATIVE = UFUNCS["negative"]
 
 
-def should_defer(x: Any, y: Any) -> bool:
+def should_defer(x: object, y: object) -> bool:
     """Say whether ``x`` leaves the operation to ``y``: NEP 13, then ``__array_priority__``."""
     other = getattr(y, "__array_ufunc__", _MISSING)
     if other is not _MISSING:
@@ -24,11 +30,11 @@ def should_defer(x: Any, y: Any) -> bool:
     return getattr(x, "__array_priority__", 0) < getattr(y, "__array_priority__", 0)
 
 
-def _binary(name: str, with_host: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def _binary(name: str, with_host: Operator) -> Operator:
     """Make an operator; ``with_host`` computes with an operand that is no device array."""
     function = UFUNCS[name]
 
-    def operator(self: Any, other: Any) -> Any:
+    def operator(self: object, other: object) -> Any:
         kind = type(other)
         if kind is type(self):
             return function.pair(self, other)
@@ -43,15 +49,15 @@ def _binary(name: str, with_host: Callable[[Any, Any], Any]) -> Callable[[Any, A
     return operator
 
 
-def _forward(name: str) -> Callable[[Any, Any], Any]:
+def _forward(name: str) -> Operator:
     return _binary(name, getattr(np, name))
 
 
-def _reflected(name: str) -> Callable[[Any, Any], Any]:
+def _reflected(name: str) -> Operator:
     function = UFUNCS[name]
-    numpy_function: Any = getattr(np, name)
+    numpy_function = getattr(np, name)
 
-    def operator(self: Any, other: Any) -> Any:
+    def operator(self: object, other: object) -> Any:
         kind = type(other)
         if kind is float or kind is int:
             return function.left(other, self)
@@ -62,10 +68,10 @@ def _reflected(name: str) -> Callable[[Any, Any], Any]:
     return operator
 
 
-def _in_place(name: str) -> Callable[[Any, Any], Any]:
+def _in_place(name: str) -> Operator:
     function = UFUNCS[name]
 
-    def operator(self: Any, other: Any) -> Any:
+    def operator(self: object, other: object) -> Any:
         kind = type(other)
         if kind is float or kind is type(self):
             return function.into(self, other)
@@ -74,10 +80,10 @@ def _in_place(name: str) -> Callable[[Any, Any], Any]:
     return operator
 
 
-def _comparison(name: str) -> Callable[[Any, Any], Any]:
-    numpy_function: Any = getattr(np, name)
+def _comparison(name: str) -> Operator:
+    numpy_function = getattr(np, name)
 
-    def with_host(self: Any, other: Any) -> Any:
+    def with_host(self: ndarray, other: object) -> Any:
         kind = type(other)
         if isinstance(other, np.ndarray) and other.ndim == 0:
             other = other.item()
@@ -144,38 +150,38 @@ class Operators:
 
     _gp_power = _forward("power")
 
-    def __pow__(self, other: Any, _modulo: Any = None) -> Any:
+    def __pow__(self, other: object, _modulo: object = None) -> Any:
         function, cast = _short_power(self, other)
         if function is not None:
             return function(self) if cast is None else function(self, dtype=cast)
         return self._gp_power(other)
 
-    def __divmod__(self, other: Any) -> Any:
+    def __divmod__(self, other: object) -> Any:
         if should_defer(self, other):
             return NotImplemented
         return UFUNCS["divmod"](self, other)
 
-    def __rdivmod__(self, other: Any) -> Any:
+    def __rdivmod__(self, other: object) -> Any:
         if should_defer(self, other):
             return NotImplemented
         return UFUNCS["divmod"](other, self)
 
-    def __matmul__(self, other: Any) -> Any:
+    def __matmul__(self, other: object) -> Any:
         if isinstance(other, Array):
             return products.operator(self, other)
         if should_defer(self, other):
             return NotImplemented
         return np.matmul(self, other)  # type: ignore[arg-type]
 
-    def __rmatmul__(self, other: Any) -> Any:
+    def __rmatmul__(self, other: object) -> Any:
         if should_defer(self, other):
             return NotImplemented
         return np.matmul(other, self)  # type: ignore[arg-type]
 
-    def __neg__(self) -> Any:
+    def __neg__(self) -> ndarray:
         return _NEGATIVE(self)
 
-    def __pos__(self: Any) -> Any:
+    def __pos__(self: Any) -> ndarray:
         if self.dtype == np.bool_:
             warnings.warn(
                 "Applying '+' to a non-numerical array is ill-defined. Returning a copy, but in "
@@ -186,14 +192,14 @@ class Operators:
             return self.copy()
         return UFUNCS["positive"](self)
 
-    def __abs__(self) -> Any:
+    def __abs__(self) -> ndarray:
         return UFUNCS["absolute"](self)
 
-    def __invert__(self) -> Any:
+    def __invert__(self) -> ndarray:
         return UFUNCS["invert"](self)
 
 
-def _short_power(x: Any, y: Any) -> tuple[Any, Any]:
+def _short_power(x: Any, y: Any) -> tuple[ufunc | None, np.dtype | None]:
     """Return the cheaper function that CuPy 14.2 takes for some exponents, and its dtype."""
     kind = type(y)
     if kind is int and y == 2:

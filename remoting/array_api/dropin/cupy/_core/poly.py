@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,8 +11,11 @@ from cupy._core.creation import zeros
 from cupy._core.dispatch import arguments
 from cupy._core.joining import atleast_1d, concatenate
 
+if TYPE_CHECKING:
+    from cupy._core.array import ndarray
 
-def _padded(a: Any, size: int) -> Any:
+
+def _padded(a: ndarray, size: int) -> ndarray:
     if a.size == size:
         return a
     return concatenate([zeros(size - a.size, a.dtype), a])
@@ -22,7 +25,7 @@ def _computed(name: str) -> Any:
     """Make a function of polynomials: of `poly1d` if one of its arguments is one."""
     row = getattr(learned, name)
 
-    def function(a1: Any, a2: Any) -> Any:
+    def function(a1: object, a2: object) -> Any:
         made = row(a1, a2)
         return poly1d(made) if any(isinstance(each, poly1d) for each in (a1, a2)) else made
 
@@ -40,7 +43,7 @@ def polyval(p: Any, x: Any) -> Any:
         raise (ValueError if series.ndim else TypeError)("p must be 1d array")
     if isinstance(x, poly1d):
         # A number of Python leaves the type of these coefficients as it is.
-        total: Any = poly1d(convert.array([0], np.result_type(x.coeffs.dtype.type(0), 1)))
+        total = poly1d(convert.array([0], np.result_type(x.coeffs.dtype.type(0), 1)))
         for at in range(series.size):
             total = polyadd(polymul(total, x), poly1d(series[at : at + 1]))
         return total
@@ -70,12 +73,12 @@ class poly1d:
         self._variable = "x" if variable is None else variable
 
     @property
-    def coeffs(self) -> Any:
+    def coeffs(self) -> ndarray:
         """Coefficients, the highest power first."""
         return self._coeffs
 
     @coeffs.setter
-    def coeffs(self, value: Any) -> None:
+    def coeffs(self, value: object) -> None:
         if value is not self._coeffs:
             raise AttributeError("Cannot set attribute")
 
@@ -94,23 +97,23 @@ class poly1d:
     o = order
 
     @property
-    def roots(self) -> Any:
+    def roots(self) -> ndarray:
         """Zeros of the polynomial."""
         return learned.roots(self._coeffs)
 
     r = roots
 
-    def __cupy_get_ndarray__(self) -> Any:
+    def __cupy_get_ndarray__(self) -> ndarray:
         return self._coeffs
 
-    def get(self, stream: Any = None, out: Any = None) -> np.poly1d:
+    def get(self, stream: object = None, out: Any = None) -> np.poly1d:
         """Return the polynomial on the host."""
         if out is not None:
             self._coeffs.get(out=out.coeffs)
             return out
         return np.poly1d(self._coeffs.get(stream), variable=self._variable)
 
-    def set(self, polyin: np.poly1d, stream: Any = None) -> None:
+    def set(self, polyin: np.poly1d, stream: object = None) -> None:
         """Take over a polynomial of the host."""
         given: Any = polyin
         if not isinstance(given, np.poly1d):
@@ -127,7 +130,7 @@ class poly1d:
     def __len__(self) -> int:
         return self.order
 
-    def __call__(self, value: Any) -> Any:
+    def __call__(self, value: object) -> Any:
         return polyval(self, value)
 
     def __neg__(self) -> poly1d:
@@ -136,29 +139,29 @@ class poly1d:
     def __pos__(self) -> poly1d:
         return self
 
-    def __add__(self, other: Any) -> Any:
+    def __add__(self, other: object) -> Any:
         return poly1d(polyadd(self, other))
 
-    def __sub__(self, other: Any) -> Any:
+    def __sub__(self, other: object) -> Any:
         return poly1d(polysub(self, other))
 
-    def __mul__(self, other: Any) -> Any:
+    def __mul__(self, other: object) -> Any:
         return (
             poly1d(self._coeffs * other)
             if arguments.is_scalar(other)
             else poly1d(polymul(self, other))
         )
 
-    def __radd__(self, other: Any) -> Any:
+    def __radd__(self, other: object) -> Any:
         return poly1d(polyadd(other, self))
 
-    def __rsub__(self, other: Any) -> Any:
+    def __rsub__(self, other: object) -> Any:
         return poly1d(polysub(other, self))
 
-    def __rmul__(self, other: Any) -> Any:
+    def __rmul__(self, other: object) -> Any:
         return self * other
 
-    def __truediv__(self, other: Any) -> Any:
+    def __truediv__(self, other: object) -> Any:
         if not arguments.is_scalar(other):
             raise NotImplementedError("division of polynomials is not supported")
         return poly1d(self._coeffs / other)
@@ -168,7 +171,7 @@ class poly1d:
             raise ValueError("Power to non-negative integers only.")
         if isinstance(exponent, (float, np.floating)):
             raise TypeError("Power must be an integer.")
-        made: Any = poly1d(convert.array([1]))
+        made = poly1d(convert.array([1]))
         for _ in range(int(exponent)):
             made = poly1d(polymul(made, self))
         return made
@@ -183,12 +186,12 @@ class poly1d:
     def __ne__(self, other: object) -> bool:
         return not self == other
 
-    def __getitem__(self, power: int) -> Any:
+    def __getitem__(self, power: int) -> ndarray:
         if 0 <= power <= self.order:
             return self._coeffs[self.order - power]
         return convert.array(0, dtype=self._coeffs.dtype)
 
-    def __setitem__(self, power: int, value: Any) -> None:
+    def __setitem__(self, power: int, value: object) -> None:
         if power < 0:
             raise ValueError("Negative powers are not supported.")
         if power > self.order:
@@ -198,13 +201,5 @@ class poly1d:
     def __iter__(self) -> Any:
         return iter(self._coeffs)
 
-    def deriv(self, m: int = 1, k: Any = 0) -> Any:
-        """Raise: CuPy does not have it either."""
-        raise NotImplementedError
 
-    integ = deriv
-
-
-POLY: dict[str, Any] = {
-    each.__name__: each for each in (poly1d, polyadd, polymul, polysub, polyval)
-}
+POLY = {each.__name__: each for each in (poly1d, polyadd, polymul, polysub, polyval)}

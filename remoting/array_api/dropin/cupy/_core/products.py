@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,10 +13,13 @@ from cupy._core.ufunc import UFUNCS, broadcast
 from cupy._door.calls import Plan
 from cupy._door.meta import fresh
 
-_frame = sys._getframe  # pyright: ignore[reportPrivateUsage]
+if TYPE_CHECKING:
+    from cupy._core.array import ndarray
+
+_frame = sys._getframe
 
 
-def _result(a: Any, b: Any) -> np.dtype[Any]:
+def _result(a: ndarray, b: ndarray) -> np.dtype:
     return np.promote_types(a.dtype, b.dtype)
 
 
@@ -37,12 +40,12 @@ def _matmul_shape(left: Any, right: Any) -> tuple[int, ...]:
     return batch + (left[-2:-1]) + (right[-1:] if len(right) > 1 else ())
 
 
-def _matters(key: str, value: Any) -> bool:
+def _matters(key: str, value: object) -> bool:
     """Say whether a keyword of a ufunc differs from its default."""
     return value is not None and not (key in ("casting", "order") and value in ("same_kind", "K"))
 
 
-def matmul(*args: Any, out: Any = None, **kwargs: Any) -> Any:
+def matmul(*args: Any, out: Any = None, **kwargs: Any) -> ndarray:
     """Return the matrix product, broadcasting over leading axes."""
     short = out is None and not kwargs and len(args) == 2
     if short and type(args[0]) is type(args[1]) is make.classes.ndarray:
@@ -82,9 +85,9 @@ def operator(a: Any, b: Any) -> Any:
     return matmul(a, b) if plan is None else make.send_pair(a, b, plan, _frame(2))
 
 
-def dot(a: Any, b: Any, out: Any = None) -> Any:
+def dot(a: Any, b: Any, out: Any = None) -> ndarray:
     """Return the dot product of two arrays."""
-    ndarray: Any = make.classes.ndarray
+    ndarray = make.classes.ndarray
     if out is None and type(a) is type(b) is ndarray:
         plan = _dots.get((a._gp_known, b._gp_known))
         if plan is not None:
@@ -113,4 +116,4 @@ def dot(a: Any, b: Any, out: Any = None) -> Any:
     return make.send_pair(a, b, plan, None)
 
 
-PRODUCTS: dict[str, Any] = {"dot": dot, "matmul": matmul}
+PRODUCTS = {"dot": dot, "matmul": matmul}

@@ -1,5 +1,7 @@
 """Questions about arrays and types that this machine answers by itself."""
 
+from __future__ import annotations
+
 import sys
 from typing import Any
 
@@ -13,7 +15,7 @@ from cupy._door.meta import Meta
 from cupy._door.older import zip_strict
 
 
-def get_array_module(*args: Any) -> Any:
+def get_array_module(*args: object) -> Any:
     """Return `cupy` if any argument is on a device, else `numpy`."""
     for arg in args:
         if isinstance(arg, Remote) or hasattr(arg, "__cupy_get_ndarray__"):
@@ -31,7 +33,7 @@ def shape(a: Any) -> tuple[int, ...]:
     return a.shape if is_array(a) else np.shape(a)
 
 
-def size(a: Any, axis: Any = None) -> int:
+def size(a: object, axis: int | None = None) -> int:
     """Return the number of elements, or the length of an axis."""
     array = need(a)
     if axis is None:
@@ -41,7 +43,7 @@ def size(a: Any, axis: Any = None) -> int:
     return array.shape[axis]
 
 
-def isscalar(element: Any) -> bool:
+def isscalar(element: object) -> bool:
     """Say whether it is a scalar; arrays of no dimensions are not."""
     return np.isscalar(element)
 
@@ -56,7 +58,7 @@ def iscomplexobj(x: Any) -> bool:
     return x.dtype.kind == "c" if is_array(x) else np.iscomplexobj(x)
 
 
-def isrealobj(x: Any) -> bool:
+def isrealobj(x: object) -> bool:
     """Say whether the type is not complex."""
     return not iscomplexobj(x)
 
@@ -76,7 +78,7 @@ def result_type(*arrays_and_dtypes: Any) -> Any:
     return np.result_type(*[x.dtype if is_array(x) else x for x in arrays_and_dtypes])
 
 
-def can_cast(from_: Any, to: Any, casting: str = "safe") -> bool:
+def can_cast(from_: object, to: object, casting: str = "safe") -> bool:
     """Say whether a cast is allowed."""
     return np.can_cast(from_.dtype if is_array(from_) else from_, to, casting)  # type: ignore[arg-type]
 
@@ -88,7 +90,7 @@ def min_scalar_type(a: Any) -> Any:
     return np.min_scalar_type(a)
 
 
-def common_type(*arrays: Any) -> Any:
+def common_type(*arrays: object) -> Any:
     """Return the float type that is common to arrays."""
     if not arrays:
         return np.float16
@@ -112,7 +114,7 @@ def byte_bounds(a: Any) -> tuple[int, int]:
     return low, high + meta.dtype.itemsize
 
 
-def may_share_memory(a: Any, b: Any, max_work: Any = None) -> bool:
+def may_share_memory(a: object, b: object, max_work: object = None) -> bool:
     """Say whether the ranges of two arrays' memory overlap."""
     del max_work
     if (
@@ -131,4 +133,4 @@ def is_available() -> bool:
     return sys.modules["cupy"].cuda.is_available()
 
 
-QUERIES: dict[str, Any] = make.public(globals())
+QUERIES = make.public(globals())

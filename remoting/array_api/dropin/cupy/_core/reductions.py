@@ -1,8 +1,10 @@
 """Reductions and scans: the shape and dtype follow from the axes, so nothing waits."""
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,30 +13,35 @@ from cupy._core.dispatch.arguments import need
 from cupy._door.calls import Plan, Remote
 from cupy._door.meta import Meta, fresh
 
-_frame = sys._getframe  # pyright: ignore[reportPrivateUsage]
+if TYPE_CHECKING:
+    from cupy._core.array import ndarray
+
+_frame = sys._getframe
 _memo: dict[Any, tuple[Plan, bytes]] = {}
 _INT64 = np.dtype(np.int64)
 _FLOAT64 = np.dtype(np.float64)
 _BOOL = np.dtype(np.bool_)
+"""Of a quantile's list that travels as it is. A longer one is uploaded."""
+
 _BY_METHOD = ("argmax", "argmin", "max", "mean", "min", "prod", "ptp", "std", "sum", "var")
 """Functions of which CuPy does not check that they get an array of a device."""
 
-Rule = Callable[[np.dtype[Any]], np.dtype[Any]]
+Rule = Callable[[np.dtype], np.dtype]
 
 
-def wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def wide(dtype: np.dtype) -> np.dtype:
     """Sum small integers in 64 bits."""
     if dtype.kind in "bi":
         return _INT64
     return np.dtype(np.uint64) if dtype.kind == "u" else dtype
 
 
-def floating(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def floating(dtype: np.dtype) -> np.dtype:
     """Take the mean of integers in float64."""
     return _FLOAT64 if dtype.kind in "biu" else dtype
 
 
-def reduced_shape(meta: Meta, axis: Any, keepdims: bool) -> tuple[int, ...]:
+def reduced_shape(meta: Meta, axis: object, keepdims: bool) -> tuple[int, ...]:
     """Return the shape of a reduction along ``axis``."""
     if axis is None and not keepdims:
         return ()
@@ -46,14 +53,14 @@ def reduced_shape(meta: Meta, axis: Any, keepdims: bool) -> tuple[int, ...]:
 
 def reduce(
     name: str,
-    a: Any,
+    a: object,
     rule: Rule,
-    axis: Any,
-    dtype: Any,
-    out: Any,
+    axis: object,
+    dtype: object,
+    out: object,
     keepdims: bool,
     empty_ok: bool = True,
-    **extra: Any,
+    **extra: object,
 ) -> Any:
     """Send one reduction."""
     if name in _BY_METHOD and hasattr(a, name) and not isinstance(a, Remote):
@@ -83,7 +90,7 @@ def reduce(
     return out
 
 
-def _keywords(axis: Any, dtype: Any, keepdims: bool, extra: dict[str, Any]) -> dict[str, Any]:
+def _keywords(axis: object, dtype: object, keepdims: bool, extra: dict[str, Any]) -> dict[str, Any]:
     keywords: dict[str, Any] = {}
     if axis is not None:
         keywords["axis"] = axis
@@ -95,7 +102,7 @@ def _keywords(axis: Any, dtype: Any, keepdims: bool, extra: dict[str, Any]) -> d
 
 
 def _plan(
-    key: Any, array: Any, rule: Rule, empty_ok: bool, extra: dict[str, Any]
+    key: Any, array: object, rule: Rule, empty_ok: bool, extra: dict[str, object]
 ) -> tuple[Plan, bytes]:
     name, meta, axis, dtype, keepdims, _ = key
     shape = reduced_shape(meta, axis, keepdims)
@@ -112,8 +119,8 @@ def _plan(
 
 def _reduction(name: str, rule: Rule, *, typed: bool, empty_ok: bool = True) -> Any:
     def with_dtype(
-        a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False
-    ) -> Any:
+        a: ndarray, axis: object = None, dtype: Any = None, out: Any = None, keepdims: bool = False
+    ) -> ndarray:
         # Of ints alone, because True and 1.0 are the same key as 1.
         plain = axis is None or type(axis) is int
         if plain and out is None and type(a) is make.classes.ndarray:
@@ -122,7 +129,7 @@ def _reduction(name: str, rule: Rule, *, typed: bool, empty_ok: bool = True) -> 
                 return make.send(a, found[0], found[1], _frame(1))
         return reduce(name, a, rule, axis, dtype, out, keepdims, empty_ok)
 
-    def without_dtype(a: Any, axis: Any = None, out: Any = None, keepdims: bool = False) -> Any:
+    def without_dtype(a: Any, axis: Any = None, out: Any = None, keepdims: bool = False) -> ndarray:
         # Of ints alone, because True and 1.0 are the same key as 1.
         plain = axis is None or type(axis) is int
         if plain and out is None and type(a) is make.classes.ndarray:
@@ -137,7 +144,7 @@ def _reduction(name: str, rule: Rule, *, typed: bool, empty_ok: bool = True) -> 
     return function
 
 
-REDUCTIONS: dict[str, Any] = {
+REDUCTIONS = {
     **{name: _reduction(name, lambda _: _BOOL, typed=False) for name in ("all", "any")},
     **{
         name: _reduction(name, np.dtype, typed=False, empty_ok=False)

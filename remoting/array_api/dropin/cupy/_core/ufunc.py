@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 import sys
-from typing import Any, Union
+from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 
@@ -17,8 +17,10 @@ from cupy._door.calls import Plan
 from cupy._door.meta import Meta, fresh
 from cupy._door.older import zip_strict
 
-_frame = sys._getframe  # pyright: ignore[reportPrivateUsage]
-_MEMO_MAX = 1 << 14
+if TYPE_CHECKING:
+    from cupy._core.array import ndarray
+
+_frame = sys._getframe
 _PAIR = struct.Struct("<QQQ").pack
 _ONE = struct.Struct("<QQ").pack
 _FLOAT_RIGHT = struct.Struct("<QQd").pack
@@ -27,7 +29,7 @@ _FLOAT_INTO = struct.Struct("<QQdQ").pack
 _FLOAT_LEFT = struct.Struct("<QdQ").pack
 _INT_RIGHT = struct.Struct("<QQq").pack
 _INT_LEFT = struct.Struct("<QqQ").pack
-_WEAK: dict[type, np.dtype[Any]] = {
+_WEAK: dict[type, np.dtype] = {
     int: np.dtype(np.int64),
     float: np.dtype(np.float64),
     complex: np.dtype(np.complex128),
@@ -44,7 +46,7 @@ _REAL = ("arctan2", "copysign", "hypot", "i0", "nextafter")
 
 _AT = frozenset(("add", "subtract", "maximum", "minimum", *_BITS))
 
-Operand = Union[np.dtype[Any], type]
+Operand = Union[np.dtype, type]
 """A dtype, or int, float, complex for a Python number, a type that yields to the arrays'."""
 
 
@@ -62,7 +64,7 @@ def _use_weak(operands: tuple[Operand, ...]) -> bool:
     return bool(arrays) and bool(scalars) and max(arrays) >= max(scalars)
 
 
-def _accepts(operand: Operand, wanted: np.dtype[Any], weak: bool) -> bool:
+def _accepts(operand: Operand, wanted: np.dtype, weak: bool) -> bool:
     if isinstance(operand, np.dtype):
         return np.can_cast(operand, wanted)
     if np.can_cast(_WEAK[operand], wanted):
@@ -90,13 +92,13 @@ class ufunc:
         self.nin = len(self._loops[0].inputs)
         self.nout = len(self._loops[0].outputs)
         self.nargs = self.nin + self.nout
-        self._memo: dict[Any, Plan] = {}
-        self._resolved: dict[Any, Loop] = {}
+        self._memo: dict[object, Plan] = {}
+        self._resolved: dict[object, Loop] = {}
 
     def __repr__(self) -> str:
         return f"<ufunc '{self.name}'>"
 
-    def resolve(self, operands: tuple[Operand, ...], dtype: Any = None) -> Loop:
+    def resolve(self, operands: tuple[Operand, ...], dtype: object = None) -> Loop:
         """Return the loop that CuPy's ``guess_routine`` chooses; TypeError if there is none."""
         key = (operands, dtype)
         found = self._resolved.get(key)
@@ -104,7 +106,7 @@ class ufunc:
             found = self._resolved[key] = self._find(operands, dtype)
         return found
 
-    def _find(self, operands: tuple[Operand, ...], dtype: Any) -> Loop:
+    def _find(self, operands: tuple[Operand, ...], dtype: object) -> Loop:
         if self._by_fields and dtype is None and dtypes.are_compared(operands):
             return self._loops[0]  # whose result has the right type
         loops = loops_for(self.operation, self._loops, operands, dtype)
@@ -138,7 +140,7 @@ class ufunc:
 
     # --- the hot paths --------------------------------------------------------------------------
 
-    def pair(self, a: Any, b: Any) -> Any:
+    def pair(self, a: Any, b: Any) -> ndarray:
         """Apply to two arrays."""
         plan = self._memo.get((a._gp_known, b._gp_known))
         session = a._gp_session
@@ -153,7 +155,7 @@ class ufunc:
             a, kind = b, type(b)
         return make.result(session, handle, plan.metas[0], device, kind, source=a)
 
-    def right(self, a: Any, number: Any) -> Any:
+    def right(self, a: Any, number: Any) -> ndarray:
         """Apply to an array and a Python int or float, in this order."""
         kind = type(number)
         plan = self._memo.get((a._gp_known, kind)) or self._plan_scalar(a, kind, right=True)
@@ -171,7 +173,7 @@ class ufunc:
             return make.plain(session, handle, plan.metas[0], device)
         return make.result(session, handle, plan.metas[0], device, type(a), source=a)
 
-    def left(self, number: Any, a: Any) -> Any:
+    def left(self, number: Any, a: Any) -> ndarray:
         """Apply to a Python int or float and an array, in this order."""
         kind = type(number)
         plan = self._memo.get((kind, a._gp_known)) or self._plan_scalar(a, kind, right=False)
@@ -189,14 +191,14 @@ class ufunc:
             return make.plain(session, handle, plan.metas[0], device)
         return make.result(session, handle, plan.metas[0], device, type(a), source=a)
 
-    def one(self, a: Any) -> Any:
+    def one(self, a: Any) -> ndarray:
         """Apply to one array."""
         plan = self._memo.get(a._gp_known)
         if plan is None:
             meta = a._gp_meta
             loop = self.resolve((meta.dtype,))
             outputs = tuple(fresh(output, meta.shape) for output in loop.outputs)
-            plan = self._remember(meta, Plan(self.operation, ("h",), (), "Q", outputs))
+            plan = make.remember(self._memo, meta, Plan(self.operation, ("h",), (), "Q", outputs))
         session = a._gp_session
         handle = next(session.handles)
         device = session.emit(plan, _ONE(handle, a._gp_handle), _frame(2))
@@ -204,7 +206,7 @@ class ufunc:
             return make.plain(session, handle, plan.metas[0], device)
         return make.result(session, handle, plan.metas[0], device, type(a), source=a)
 
-    def into(self, a: Any, b: Any) -> Any:
+    def into(self, a: Any, b: Any) -> ndarray:
         """Apply to two arrays, or to an array and a float, and put the result into the first."""
         scalar: bool = type(b) is float
         plan = self._memo.get(("into", a._gp_known, float if scalar else b._gp_known))
@@ -221,7 +223,7 @@ class ufunc:
         session.emit(plan, packed, _frame(2))
         return a
 
-    def _plan_into(self, a: Any, b: Any, scalar: bool) -> Plan | None:
+    def _plan_into(self, a: ndarray, b: Any, scalar: bool) -> Plan | None:
         meta: Meta = a._gp_meta
         other = float if scalar else b._gp_meta
         if not scalar and b._gp_session is not a._gp_session:
@@ -233,15 +235,9 @@ class ufunc:
         nodes = ("h", "f" if scalar else "h")
         layout = "QdQ" if scalar else "QQQ"
         plan = Plan(self.operation, nodes, (("out", "h"),), layout, ())
-        return self._remember(("into", meta, other), plan)
+        return make.remember(self._memo, ("into", meta, other), plan)
 
-    def _remember(self, key: Any, plan: Plan) -> Plan:
-        if len(self._memo) >= _MEMO_MAX:
-            self._memo.clear()
-        self._memo[key] = plan
-        return plan
-
-    def _plan_pair(self, a: Any, b: Any) -> Plan:
+    def _plan_pair(self, a: ndarray, b: ndarray) -> Plan:
         if b._gp_session is not a._gp_session:
             a._gp_session.refuse(b)
         first: Meta = a._gp_meta
@@ -249,9 +245,9 @@ class ufunc:
         loop = self.resolve((first.dtype, second.dtype))
         shape = broadcast(first.shape, second.shape)
         plan = Plan(self.operation, ("h", "h"), (), "QQ", (fresh(loop.outputs[0], shape),))
-        return self._remember((first, second), plan)
+        return make.remember(self._memo, (first, second), plan)
 
-    def _plan_scalar(self, a: Any, kind: type, *, right: bool) -> Plan:
+    def _plan_scalar(self, a: ndarray, kind: type, *, right: bool) -> Plan:
         meta: Meta = a._gp_meta
         loop = self.resolve((meta.dtype, kind) if right else (kind, meta.dtype))
         code = "f" if kind is float else "i"
@@ -263,14 +259,14 @@ class ufunc:
         if wanted.kind in "iu" and self.operation not in _COMPARE:
             limits = np.iinfo(wanted)
             plan.limits = (int(limits.min), min(int(limits.max), (1 << 63) - 1))
-        return self._remember((meta, kind) if right else (kind, meta), plan)
+        return make.remember(self._memo, (meta, kind) if right else (kind, meta), plan)
 
     # --- the general call -----------------------------------------------------------------------
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Apply the function; ``out``, ``dtype`` and ``casting`` are as in CuPy."""
         if not kwargs and len(args) == self.nin and self.nout == 1:
-            ndarray: Any = make.classes.ndarray
+            ndarray = make.classes.ndarray
             if self.nin == 1:
                 if type(args[0]) is ndarray:
                     return self.one(args[0])
@@ -320,7 +316,14 @@ class ufunc:
             keywords["_where"] = arguments.operand(where)
         session = make.session_of(*inputs, *given)
         if given:
-            return self._into(session, inputs, outs, given, keywords, loop, shape)
+            # The worker has one form to handle: outputs that are not given are made here.
+            made = [
+                make.empty(shape, result, session) if item is None else item
+                for item, result in zip_strict(outs, loop.outputs)
+            ]
+            keywords["out"] = made[0] if self.nout == 1 else tuple(made)
+            session.call(self.operation, inputs, keywords)
+            return keywords["out"]
         metas = [fresh(result, shape) for result in loop.outputs]
         handle, device = session.call(self.operation, inputs, keywords, *metas)
         source = next((item for item in inputs if make.is_subclassed(item)), None)
@@ -331,29 +334,8 @@ class ufunc:
         ]
         return results[0] if self.nout == 1 else tuple(results)
 
-    def _into(
-        self,
-        session: Any,
-        inputs: Any,
-        outs: Any,
-        given: Any,
-        keywords: Any,
-        loop: Loop,
-        shape: Any,
-    ) -> Any:
-        if len(given) < self.nout:
-            # Some of several outputs are given: the others are made here, so that the worker
-            # has only one form to handle.
-            outs = [
-                item if item is not None else make.empty(shape, result, session)
-                for item, result in zip_strict(outs, loop.outputs)
-            ]
-        keywords["out"] = tuple(outs) if self.nout > 1 else outs[0]
-        session.call(self.operation, inputs, keywords)
-        return outs[0] if self.nout == 1 else tuple(outs)
-
-    def _outs(self, positional: tuple[Any, ...], out: Any) -> list[Any]:
-        outs: tuple[Any, ...] = positional
+    def _outs(self, positional: tuple[object, ...], out: object) -> list[object]:
+        outs: tuple[object, ...] = positional
         if out is not None:
             if positional:
                 raise ValueError("Cannot specify 'out' as both a positional and keyword argument")
@@ -367,9 +349,9 @@ class ufunc:
                 raise TypeError("Output arguments type must be cupy.ndarray")
         return [*outs, *[None] * (self.nout - len(outs))]
 
-    def _checked(self, inputs: Any, loop: Loop) -> tuple[Any, ...]:
+    def _checked(self, inputs: Any, loop: Loop) -> tuple[object, ...]:
         """Refuse Python integers that the loop's type cannot hold, as NEP 50 has it."""
-        made: list[Any] = []
+        made: list[object] = []
         for item, wanted in zip_strict(inputs, loop.inputs):
             if type(item) is int:
                 if wanted.kind in "iu" and self.operation not in _COMPARE:
@@ -386,7 +368,7 @@ class ufunc:
 
     # --- methods --------------------------------------------------------------------------------
 
-    def outer(self, a: Any, b: Any, **kwargs: Any) -> Any:
+    def outer(self, a: object, b: object, **kwargs: object) -> ndarray:
         """Apply to all pairs of elements of two arrays."""
         left, right = convert.asarray(a), convert.asarray(b)
         return self(
@@ -395,7 +377,7 @@ class ufunc:
             **kwargs,
         )
 
-    def at(self, a: Any, indices: Any, b: Any = None) -> None:
+    def at(self, a: Any, indices: object, b: Any = None) -> None:
         """Apply in place at ``indices``, repeated ones as often as they occur."""
         if self.operation not in _AT:
             raise NotImplementedError(f"`{self.name}.at` is not supported yet")
@@ -405,7 +387,7 @@ class ufunc:
 
     def reduce(
         self, array: Any, axis: Any = 0, dtype: Any = None, out: Any = None, keepdims: bool = False
-    ) -> Any:
+    ) -> ndarray:
         """Reduce along ``axis``; CuPy has this for ``add`` and ``multiply`` only."""
         if self.operation == "add":
             return array.sum(axis, dtype, out, keepdims)
@@ -413,7 +395,7 @@ class ufunc:
             return array.prod(axis, dtype, out, keepdims)
         raise NotImplementedError(f"`{self.name}.reduce` is not supported yet")
 
-    def accumulate(self, array: Any, axis: Any = 0, dtype: Any = None, out: Any = None) -> Any:
+    def accumulate(self, array: Any, axis: Any = 0, dtype: Any = None, out: Any = None) -> ndarray:
         """Accumulate along ``axis``; CuPy has this for ``add`` and ``multiply`` only."""
         if self.operation == "add":
             return array.cumsum(axis, dtype, out)
@@ -422,8 +404,8 @@ class ufunc:
         raise NotImplementedError(f"`{self.name}.accumulate` is not supported yet")
 
     def reduceat(
-        self, array: Any, indices: Any, axis: int = 0, dtype: Any = None, out: Any = None
-    ) -> Any:
+        self, array: object, indices: object, axis: int = 0, dtype: object = None, out: Any = None
+    ) -> ndarray:
         """Reduce between ``indices``; CuPy has this for ``add`` only."""
         if self.operation != "add":
             raise NotImplementedError(f"`{self.name}.reduceat` is not supported yet")

@@ -36,6 +36,7 @@ _LEFT_TO_CUPY = {
     "functions of Python over images": """
         cupyx.scipy.ndimage.generic_gradient_magnitude cupyx.scipy.ndimage.generic_laplace
     """,
+    "arrays as `cuda::std::mdspan`": "cupy.ndarray.mdspan",
     "Cholesky solvers": "cupyx.linalg.cho_solve cupyx.linalg.invh",
 }
 _LEFT = {

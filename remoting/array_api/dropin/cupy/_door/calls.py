@@ -97,8 +97,8 @@ def remote_object(kind: Any, session: Any, operation: str, args: Any, /, **kwarg
     """Make an object in the worker; return the instance of ``kind``, a `Remote`, for it."""
     handle, _ = session.call(operation, args, kwargs, wire.META_OBJECT)
     made: Remote = object.__new__(kind)
-    made._gp_handle = handle  # pyright: ignore[reportPrivateUsage]
-    made._gp_session = session  # pyright: ignore[reportPrivateUsage]
+    made._gp_handle = handle
+    made._gp_session = session
     return made
 
 
@@ -177,9 +177,9 @@ def flatten(value: Any, session: Any, values: list[Any], layout: list[str]) -> A
     if kind is str:
         return ("q", value)
     if isinstance(value, Remote):
-        if value._gp_session is not session:  # pyright: ignore[reportPrivateUsage]
+        if value._gp_session is not session:
             session.refuse(value)
-        values.append(value._gp_handle)  # pyright: ignore[reportPrivateUsage]
+        values.append(value._gp_handle)
         layout.append("Q")
         return "h"
     if len(values) > LEAVES_MAX:

@@ -12,7 +12,7 @@ SITES_MASK = SITES_MAX - 1
 #: The folder of this package.
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 #: Returns the frame so many callers up: that of the function that asks for 0.
-frame_at = sys._getframe  # pyright: ignore[reportPrivateUsage]
+frame_at = sys._getframe
 Sites = list[Union[tuple[Any, int], None]]
 """Of the latest calls, each at its number modulo `SITES_MAX`: code, offset of the instruction."""
 

@@ -115,9 +115,7 @@ def streamSynchronize(stream: int) -> None:
     """Wait for a stream by its number."""
     from cupy.cuda import stream as _stream
 
-    _stream._streams.get(  # pyright: ignore[reportPrivateUsage]
-        stream, _stream.Stream.null
-    ).synchronize()
+    _stream._streams.get(stream, _stream.Stream.null).synchronize()
 
 
 def profilerStart() -> None:

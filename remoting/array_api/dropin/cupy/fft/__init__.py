@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cupy._core.dispatch import arguments as _arguments
 from cupy._core.dispatch import learning as _learning
@@ -14,6 +14,9 @@ from cupy._door import absent as _absent
 from cupy.cuda import cufft as _cufft
 from cupy.fft import _plans
 from cupy.fft._plans import config as config
+
+if TYPE_CHECKING:
+    from cupy._core.array import ndarray
 
 __all__ = ["fft", "fft2", "fftfreq", "fftn", "fftshift", "hfft", "ifft", "ifft2", "ifftn"]
 __all__ += ["ifftshift", "ihfft", "irfft", "irfft2", "irfftn", "rfft", "rfft2", "rfftfreq", "rfftn"]
@@ -42,7 +45,7 @@ def _check_plan(name: str, a: Any, s: Any, axes: Any) -> None:
 
 
 def _one(name: str) -> Any:
-    def row(a: Array, n: Any = None, axis: int = -1, norm: Any = None) -> Any:
+    def row(a: Array, n: object = None, axis: int = -1, norm: object = None) -> Any:
         _check_plan(name, a, None if n is None else (n,), (axis,))
         operation, first = _plans.transform(name)
         return _make.lazy(operation, (*first, a, n, axis, norm), {}) if first else None
@@ -50,8 +53,8 @@ def _one(name: str) -> Any:
     return row
 
 
-def _many(name: str, default: Any = None) -> Any:
-    def row(a: Array, s: Any = None, axes: Any = default, norm: Any = None) -> Any:
+def _many(name: str, default: object = None) -> Any:
+    def row(a: Array, s: object = None, axes: object = default, norm: object = None) -> Any:
         _check_plan(name, a, s, axes)
         return a if axes == () and "r" not in name else None
 
@@ -65,10 +68,10 @@ rfft2, irfft2 = _many("rfft2", (-2, -1)), _many("irfft2", (-2, -1))
 fftn, ifftn, rfftn, irfftn = _many("fftn"), _many("ifftn"), _many("rfftn"), _many("irfftn")
 
 
-def fftfreq(n: Count, d: Any = 1.0) -> Any: ...
-def fftshift(x: Like, axes: Any = None) -> Any: ...
-def ifftshift(x: Like, axes: Any = None) -> Any: ...
-def rfftfreq(n: Count, d: Any = 1.0) -> Any: ...
+def fftfreq(n: Count, d: object = 1.0) -> ndarray: ...
+def fftshift(x: Like, axes: object = None) -> ndarray: ...
+def ifftshift(x: Like, axes: object = None) -> ndarray: ...
+def rfftfreq(n: Count, d: object = 1.0) -> ndarray: ...
 
 
 _learning.rows(globals(), "fft.", special=_is_special)

@@ -19,7 +19,7 @@ class PlanCache:
     def __init__(self, dev: int) -> None:
         self.dev = dev
 
-    def _ask(self, what: str, *args: Any) -> Any:
+    def _ask(self, what: str, *args: object) -> Any:
         with state.on(self.dev):
             return pool.current().ask(f"fft.cache.{what}", args)
 
@@ -116,7 +116,7 @@ class Config:
 
     _enable_nd_planning = contextvars.ContextVar("cupy.fft.config.enable_nd_planning", default=True)
     _use_multi_gpus = contextvars.ContextVar("cupy.fft.config.use_multi_gpus", default=False)
-    _devices: contextvars.ContextVar[Any] = contextvars.ContextVar(
+    _devices: contextvars.ContextVar[object] = contextvars.ContextVar(
         "cupy.fft.config.devices", default=None
     )
     __getattr__ = absent.of_class("cupy.fft.config")
@@ -128,7 +128,7 @@ class Config:
     set_plan_cache_max_memsize = staticmethod(set_plan_cache_max_memsize)
     show_plan_cache_info = staticmethod(show_plan_cache_info)
 
-    def set_cufft_gpus(self, gpus: Any) -> None:
+    def set_cufft_gpus(self, gpus: object) -> None:
         """Name the GPUs of a transform by several, or how many of the first ones."""
         if isinstance(gpus, int):
             devices = tuple(range(gpus))
@@ -146,7 +146,7 @@ class Config:
         return self._use_multi_gpus.get()
 
     @use_multi_gpus.setter
-    def use_multi_gpus(self, value: Any) -> None:
+    def use_multi_gpus(self, value: object) -> None:
         self._use_multi_gpus.set(bool(value))
 
     @property
@@ -175,7 +175,7 @@ def _warn_of_planning() -> None:
 config = Config()
 
 
-def transform(name: str) -> tuple[str, tuple[Any, ...]]:
+def transform(name: str) -> tuple[str, tuple[object, ...]]:
     """Return the operation of a transform over one axis, and its leading arguments."""
     devices = config.devices
     if devices is None:

@@ -1,13 +1,18 @@
 """Copies between devices of different servers: from worker to worker where they can meet."""
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from cupy._core.dispatch import make, transfers
 from cupy._door import peers, pool, state
 from cupy._door.meta import Meta, fresh
 
+if TYPE_CHECKING:
+    from cupy._core.array import ndarray
 
-def copy_here(source: Any, order: str, meta: Meta) -> Any:
+
+def copy_here(source: Any, order: str, meta: Meta) -> ndarray:
     """Return a copy on the current device that looks like ``meta``, wherever ``source`` is."""
     session = pool.current()
     if source._gp_session is session:
@@ -23,7 +28,7 @@ def copy_here(source: Any, order: str, meta: Meta) -> Any:
     return make.result(session, handle, meta, device)
 
 
-def bring(source: Any, target: Any) -> Any:
+def bring(source: Any, target: Any) -> ndarray:
     """Return a copy on the device of ``target``."""
     with state.on(target._gp_device):
         return copy_here(source, "C", fresh(source.dtype, source.shape))
@@ -42,7 +47,7 @@ def fill(target: Any, source: Any) -> bool:
     return moved is not None
 
 
-def _in_memory_order(source: Any, meta: Meta) -> Any:
+def _in_memory_order(source: ndarray, meta: Meta) -> ndarray:
     """Return a view with axes in the memory order of ``meta``."""
     axes = tuple(sorted(range(meta.ndim), key=lambda axis: -meta.strides[axis]))
     return source if axes == tuple(range(meta.ndim)) else source.transpose(axes)

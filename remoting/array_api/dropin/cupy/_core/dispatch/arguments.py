@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from operator import index as _integer
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,11 @@ from cupy._door import dtypes, wire
 from cupy._door.arrays import Array
 from cupy._door.calls import Remote
 from cupy._door.older import zip_strict
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
+    from cupy._core.array import ndarray
 
 SUPPORTED = frozenset(wire.DTYPES)
 _SCALARS = SUPPORTED | {"V", "E"}
@@ -22,7 +27,7 @@ _SCALARS = SUPPORTED | {"V", "E"}
 _PYTHON_NUMBERS = (bool, int, float, complex)
 
 
-def dtype_of(dtype: Any) -> np.dtype[Any]:
+def dtype_of(dtype: Any) -> np.dtype:
     """Return a dtype of arrays on a device: of numbers, of bytes or of structures.
 
     Raises:
@@ -40,18 +45,18 @@ def dtype_of(dtype: Any) -> np.dtype[Any]:
     return made
 
 
-def view_dtype_of(dtype: Any) -> np.dtype[Any]:
+def view_dtype_of(dtype: Any) -> np.dtype:
     """Return a dtype that memory may be viewed as: also dates, with which no device computes."""
     made = np.dtype(dtype)
     return made if made.char in "mM" and made.isnative else dtype_of(made)
 
 
-def is_scalar(value: Any) -> bool:
+def is_scalar(value: object) -> bool:
     """Say whether a value is a number or text of the host; `numpy.isscalar` without its guard."""
     return bool(np.isscalar(value))
 
 
-def operand(value: Any) -> Any:
+def operand(value: object) -> Any:
     """Return ``value`` as an array or scalar that a kernel takes; TypeError for host arrays.
 
     CuPy never uploads operands by itself (cupy#589): the cost would be hidden.
@@ -70,7 +75,7 @@ def operand(value: Any) -> Any:
     raise TypeError(f"Unsupported type {type(value)}")
 
 
-def operand_type(value: Any) -> Any:
+def operand_type(value: object) -> Any:
     """Return an operand's dtype, or int, float, complex for a Python number."""
     if isinstance(value, Remote):
         return value._gp_meta.dtype  # type: ignore[attr-defined]
@@ -81,7 +86,7 @@ def operand_type(value: Any) -> Any:
     return int if isinstance(value, int) else float if isinstance(value, float) else complex
 
 
-def check_cast(source: np.dtype[Any], target: np.dtype[Any], casting: str) -> None:
+def check_cast(source: np.dtype, target: np.dtype, casting: str) -> None:
     """Raise as a ufunc does for an output that cannot take the result."""
     if casting != "unsafe" and not np.can_cast(source, target, casting):  # type: ignore[arg-type]
         raise TypeError(
@@ -91,37 +96,37 @@ def check_cast(source: np.dtype[Any], target: np.dtype[Any], casting: str) -> No
         )
 
 
-def check_out(out: Any, source: np.dtype[Any], shape: tuple[int, ...]) -> None:
+def check_out(out: Any, source: np.dtype, shape: tuple[int, ...]) -> None:
     """Raise for an output of another shape, or of a type that cannot take the result."""
     if need(out, "out").shape != shape:
         raise ValueError("Out shape is mismatched")
     check_cast(source, out.dtype, "same_kind")
 
 
-def check_number(value: Any, dtype: np.dtype[Any]) -> None:
+def check_number(value: object, dtype: np.dtype) -> None:
     """Raise for a number of Python that a whole type cannot hold, as the worker's NumPy would."""
     if isinstance(value, _PYTHON_NUMBERS) and dtype.kind in "iu":
         np.empty((), dtype)[()] = value.real if isinstance(value, complex) else value
 
 
-def check_kind(kind: Any) -> None:
+def check_kind(kind: object) -> None:
     """Raise for a kind of sorting that CuPy does not have."""
     if kind is not None and kind != "stable":
         raise ValueError(f"kind can only be None or 'stable', got {kind}")
 
 
-def check_added(name: str, dtype: np.dtype[Any]) -> None:
+def check_added(name: str, dtype: np.dtype) -> None:
     """Raise for types in which no GPU adds atomically."""
     if name == "add" and dtype.char in "?bBhH":
         raise TypeError(f"cupyx.scatter_add does not support {dtype} as data type")
 
 
-def warn_of_complex() -> None:
-    """Warn as NumPy does where imaginary parts are lost."""
+def warn_of_complex(level: int = 4) -> None:
+    """Warn as NumPy does where imaginary parts are lost; ``level`` finds the program's line."""
     warnings.warn(
         "Casting complex values to real discards the imaginary part",
         np.exceptions.ComplexWarning,
-        stacklevel=4,
+        stacklevel=level,
     )
 
 
@@ -148,13 +153,13 @@ def plain(value: Any) -> int | tuple[int, ...]:
     return tuple([int(_integer(item)) for item in value])
 
 
-def integers(value: Any) -> tuple[int, ...]:
+def integers(value: object) -> tuple[int, ...]:
     """Return an integer, or those of any sequence, as a tuple."""
     made = plain(value)
     return made if isinstance(made, tuple) else (made,)
 
 
-def axes_of(axis: Any, ndim: int) -> tuple[int, ...]:
+def axes_of(axis: object, ndim: int) -> tuple[int, ...]:
     """Return non-negative axes, all of them for None; ValueError for duplicates."""
     if axis is None:
         return tuple(range(ndim))
@@ -164,7 +169,7 @@ def axes_of(axis: Any, ndim: int) -> tuple[int, ...]:
     return made
 
 
-def shape_of(shape: Any) -> tuple[int, ...]:
+def shape_of(shape: object) -> tuple[int, ...]:
     """Return a shape as a tuple of non-negative ints; True is 1, as in CuPy."""
     if type(shape) is tuple:
         for length in shape:
@@ -202,14 +207,14 @@ def normalize_order(order: str | None) -> str:
     return letter
 
 
-def is_array(value: Any) -> bool:
+def is_array(value: object) -> TypeIs[ndarray]:
     """Say whether a value is an array on a device."""
     return isinstance(value, Array)
 
 
-def need(a: Any, name: str = "a") -> Any:
+def need(a: object, name: str = "a") -> ndarray:
     """Return ``a`` if it is a device array; CuPy's functions take nothing else."""
-    if isinstance(a, Array):
+    if is_array(a):
         return a
     convert = getattr(a, "__cupy_get_ndarray__", None)
     if convert is not None:
@@ -219,12 +224,12 @@ def need(a: Any, name: str = "a") -> Any:
     )
 
 
-def able(a: Any, method: str) -> Any:
+def able(a: object, method: str) -> Any:
     """Return an object with this method: ``a`` itself, or the array that it converts to."""
     return a if hasattr(a, method) else need(a)
 
 
-def weak_result(dtype: np.dtype[Any], kinds: list[Any]) -> np.dtype[Any]:
+def weak_result(dtype: np.dtype, kinds: list[Any]) -> np.dtype:
     """Return the promoted type of an array with Python numbers, as weak types (NEP 50)."""
     result = dtype
     for kind in kinds:

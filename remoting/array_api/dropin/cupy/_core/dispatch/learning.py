@@ -32,19 +32,19 @@ Array = Any
 """An array of a device, and nothing else."""
 Like = Any
 """An array, or a number, a list or an array of the host, from which one is made."""
-Value = Any
+Value = object
 """A number, or something from which an array is made."""
-Likes = Any
+Likes = object
 """One array, or a sequence; arrays are made from its items."""
 Own = Any
 """An array, or an object with a method of the function's name."""
 Scalar = Any
 """As it is, but a number becomes an array."""
-Count = Any
+Count = object
 """A number that decides the shape of the result."""
-Decides = Any
+Decides = object
 """As it is; the elements of an array decide whether there is an error, so each call waits."""
-Free = Any
+Free = object
 """A number with a value that no check reads."""
 
 # Results. Of any other the looks are remembered.
@@ -70,10 +70,10 @@ named: Any = namedtuple
 
 
 def rows(
-    module: dict[str, Any],
+    module: dict[str, object],
     prefix: str = "",
     also: str = "",
-    special: Any = None,
+    special: object = None,
     results: Any = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Put functions in the place of a module's rows; return them by name.
@@ -117,8 +117,8 @@ def _function(entry: _Row, special: Any) -> Any:
 def short(name: str, args: Any, kwargs: Any, free: int = -1) -> tuple[Any, Any, list[Any]] | None:
     """Return session, kind and packed values of a call on arrays and plain values; else None."""
     ndarray = make.classes.ndarray
-    session: Any = None
-    key: list[Any] = [name, tuple(kwargs) if kwargs else None]
+    session = None
+    key: list[object] = [name, tuple(kwargs) if kwargs else None]
     values: list[Any] = []
     for arg in (*args, *kwargs.values()) if kwargs else args:
         kind = type(arg)
@@ -156,7 +156,7 @@ def _items(arg: Any) -> Any:
         return arg.start, arg.stop, arg.step
     if slice not in map(type, arg):
         return arg
-    made: list[Any] = []
+    made: list[object] = []
     for item in arg:
         made += (slice, item.start, item.stop, item.step) if type(item) is slice else (item,)
     return made
@@ -179,7 +179,7 @@ def keep(brief: Any, name: str, args: Any, kwargs: Any, *metas: Any) -> None:
         _keep(brief, plan, values, form)
 
 
-def _keep(brief: Any, plan: Plan, values: list[Any], form: Any) -> None:
+def _keep(brief: Any, plan: Plan, values: list[Any], form: object) -> None:
     session, kind, given = brief
     arrays = sum([type(each) is Meta for each in kind])
     same = str(plan.packer.format).count("Q") == 1 + arrays  # none of the arguments became one
@@ -196,9 +196,10 @@ class _Row:
         self.places = code.co_varnames[: code.co_argcount]
         self.kinds = row.__annotations__
         rest = code.co_varnames[code.co_argcount + code.co_kwonlyargcount :]
-        self.rest = self.kinds.get(rest[0], "Any") if code.co_flags & 4 else "Any"
-        self.result = self.kinds.get("return", "Any")
-        self.named = named or {"list[Any]": list, "tuple[Any, ...]": tuple}.get(self.result)
+        self.rest = self.kinds.get(rest[0], "") if code.co_flags & 4 else ""
+        self.result = self.kinds.get("return", "")
+        forms = {"list[ndarray]": list, "tuple[ndarray, ...]": tuple}
+        self.named = named or forms.get(self.result)
         kinds = [self.kinds.get(place) for place in self.places]
         self.free = kinds.index("Free") if "Free" in kinds else -1
         self.owner = kinds.index("Own") if "Own" in kinds else len(kinds)
@@ -230,7 +231,7 @@ class _Row:
         result = self._run(made, named, brief)
         return result if out is None else out
 
-    def _travelling(self, at: int, arg: Any) -> Any:
+    def _travelling(self, at: int, arg: object) -> Any:
         if at >= len(self.places):
             return _travelling(self.rest, "a", arg)
         name = self.places[at]
@@ -241,9 +242,9 @@ class _Row:
         given = {**dict(zip(self.places, args)), **kwargs}
         return any(self.kinds.get(at) == "Decides" and is_array(x) for at, x in given.items())
 
-    def _run(self, args: Any, kwargs: Any, brief: Any) -> Any:
-        session: Any = make.session_of(*args, *kwargs.values())
-        kind: Any = judged.EACH
+    def _run(self, args: Any, kwargs: Any, brief: object) -> Any:
+        session = make.session_of(*args, *kwargs.values())
+        kind = judged.EACH
         if self.result != "Asked" and not self._decided(args, kwargs):
             kind = judged.kind_of(self.name, args, kwargs, free=_FLOATS)
         found = session.judged.known.get(kind)
@@ -263,18 +264,15 @@ class _Row:
                 _keep(brief, plan, values, form)
         return made
 
-    def _read(self, answer: Any) -> tuple[Any, Any, Any]:
+    def _read(self, answer: object) -> tuple[Any, Any, Any]:
         """Return the result of an answer, and its looks and form, or None if it has others."""
         if answer is None:
             return None, (), None
         if not isinstance(answer, (tuple, list)):
             made = answer if self.result == "Asked" else convert.asarray(answer)
             return made, (made._gp_meta,) if is_array(made) else None, _ARRAY
-        items: Any = answer
-        form: Any = type(answer)
-        parts = [convert.asarray(x) if isinstance(x, np.generic) else x for x in items]
-        if self.named is not None:
-            form = self.named
+        parts = [convert.asarray(x) if isinstance(x, np.generic) else x for x in answer]
+        form = type(answer) if self.named is None else self.named
         metas = tuple([x._gp_meta for x in parts]) if all(map(is_array, parts)) else None
         made = _formed(form, parts)
         return made, metas if metas and 1 < len(metas) <= _RESULTS_MAX else None, form
@@ -286,7 +284,7 @@ _RESULTS_MAX = 32
 """Results that one call may have."""
 
 
-def _travelling(kind: Any, name: str, value: Any) -> Any:
+def _travelling(kind: object, name: str, value: Any) -> Any:
     """Return an argument as it travels to a parameter of a kind; TypeError if it cannot."""
     if kind == "Count" and getattr(value, "ndim", 0):
         raise TypeError(f"{name} must be a number, not an array")
@@ -307,10 +305,9 @@ def _travelling(kind: Any, name: str, value: Any) -> Any:
         is_list = value.size <= _LEAVES_MAX and keeps
         value = value.tolist() if is_list else convert.asarray(value)
     if isinstance(value, (list, tuple)):
-        items: Any = value
-        if len(items) > _LEAVES_MAX:
-            return convert.asarray(items)
-        made = [_travelling(kind, "", item) for item in items]
+        if len(value) > _LEAVES_MAX:
+            return convert.asarray(value)
+        made = [_travelling(kind, "", item) for item in value]
         return made if isinstance(value, list) and name not in ("axis", "axes") else tuple(made)
     return convert.array(value) if hasattr(value, "__cupy_get_ndarray__") else value
 
@@ -319,7 +316,7 @@ def _formed(form: Any, parts: list[Any]) -> Any:
     return parts if form is list else tuple(parts) if form is tuple else form(*parts)
 
 
-def _send(session: Any, plan: Plan, values: list[Any], form: Any) -> Any:
+def _send(session: Any, plan: Plan, values: list[Any], form: object) -> Any:
     """Send a call of a known kind; return its results."""
     if form is _LATER:
         array = make.result(session, 0, None, 0)

@@ -26,7 +26,7 @@ def _of_bfloat16(loop: Loop, kind: Any) -> Loop:
     return made
 
 
-def loops_for(name: str, loops: list[Loop], operands: tuple[Any, ...], dtype: Any) -> list[Loop]:
+def loops_for(name: str, loops: list[Loop], operands: tuple[Any, ...], dtype: object) -> list[Loop]:
     """Return the loops in CuPy's order: with one of bfloat16 after that of float16, where asked."""
     kinds = [each for each in (*operands, dtype) if isinstance(each, np.dtype)]
     asked = [each for each in kinds if dtypes.is_bfloat16(each)]

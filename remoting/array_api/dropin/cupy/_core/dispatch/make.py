@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from inspect import isfunction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cupy._core.dispatch.arguments import dtype_of, integers, shape_of
 from cupy._door import dtypes, pool
@@ -14,6 +14,9 @@ from cupy._door.arrays import result as result
 from cupy._door.calls import Plan, Remote, plan_of
 from cupy._door.meta import Meta, fresh, intern
 from cupy._door.session import Session
+
+if TYPE_CHECKING:
+    from cupy._core.array import ndarray
 
 ONE = struct.Struct("<Q").pack
 """Pack the handle of a result that is made from no array."""
@@ -26,7 +29,7 @@ _new = object.__new__
 _MEMO_MAX = 1 << 14
 
 
-def is_subclassed(item: Any) -> bool:
+def is_subclassed(item: object) -> bool:
     """Say whether it is an array of a class that a program derived, which results then have."""
     return isinstance(item, Remote) and type(item) is not classes.ndarray
 
@@ -35,22 +38,22 @@ def session_of(*values: Any) -> Session:
     """Return the session of the first remote argument, or of the current device."""
     for value in values:
         if isinstance(value, Remote):
-            return value._gp_session  # pyright: ignore[reportPrivateUsage]
+            return value._gp_session
         if type(value) in (tuple, list):
             for item in value:
                 if isinstance(item, Remote):
-                    return item._gp_session  # pyright: ignore[reportPrivateUsage]
+                    return item._gp_session
     return pool.current()
 
 
-def forward(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], meta: Meta) -> Any:
+def forward(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], meta: Meta) -> ndarray:
     """Send a call that returns one new array of known dtype and shape."""
     session = session_of(*args, *kwargs.values())
     handle, device = session.call(name, args, kwargs, meta)
     return result(session, handle, meta, device)
 
 
-def lazy(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def lazy(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ndarray:
     """Send a call that returns one array; only the worker can describe it."""
     session = session_of(*args, *kwargs.values())
     array = result(session, 0, None, 0)
@@ -63,7 +66,7 @@ def in_place(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     session_of(*args, *kwargs.values()).call(name, args, kwargs)
 
 
-def ask(name: str, *args: Any, **kwargs: Any) -> Any:
+def ask(name: str, *args: object, **kwargs: object) -> Any:
     """Run a call and wait for its result, of any structure."""
     return session_of(*args, *kwargs.values()).ask(name, args, kwargs)
 
@@ -77,7 +80,7 @@ def view(source: Any, name: str, args: tuple[Any, ...], meta: Meta, kind: Any = 
     return result(session, handle, meta, source._gp_device, kind or type(source), base, source)
 
 
-def send(source: Any, plan: Plan, tail: bytes, frame: Any) -> Any:
+def send(source: ndarray, plan: Plan, tail: bytes, frame: object) -> ndarray:
     """Send a planned call on ``source`` and packed constants; return the new array."""
     session: Session = source._gp_session
     handle = next(session.handles)
@@ -85,7 +88,7 @@ def send(source: Any, plan: Plan, tail: bytes, frame: Any) -> Any:
     return plain(session, handle, plan.metas[0], device)
 
 
-def send_pair(a: Any, b: Any, plan: Plan, frame: Any) -> Any:
+def send_pair(a: ndarray, b: ndarray, plan: Plan, frame: object) -> ndarray:
     """Send a planned call on two arrays; return the new array."""
     session: Session = a._gp_session
     if b._gp_session is not session:
@@ -95,13 +98,13 @@ def send_pair(a: Any, b: Any, plan: Plan, frame: Any) -> Any:
     return plain(session, handle, plan.metas[0], device)
 
 
-def looks(args: tuple[Any, ...]) -> tuple[Any, ...]:
+def looks(args: tuple[Any, ...]) -> tuple[object, ...]:
     """Return the key of a memo for the plan of a call on arrays and floats."""
     ndarray = classes.ndarray
     return tuple([arg._gp_known if type(arg) is ndarray else type(arg) for arg in args])
 
 
-def send_mixed(args: tuple[Any, ...], plan: Plan, frame: Any) -> Any:
+def send_mixed(args: tuple[Any, ...], plan: Plan, frame: object) -> ndarray:
     """Send a planned call on arrays and floats; return the new array."""
     session = session_of(*args)
     values: list[Any] = []
@@ -117,7 +120,7 @@ def send_mixed(args: tuple[Any, ...], plan: Plan, frame: Any) -> Any:
     return plain(session, handle, plan.metas[0], device)
 
 
-def forward_planned(memo: dict[Any, Plan], name: str, args: tuple[Any, ...], meta: Meta) -> Any:
+def forward_planned(memo: dict[Any, Plan], name: str, args: tuple[Any, ...], meta: Meta) -> ndarray:
     """Send a call, and keep its plan in ``memo`` for `send_mixed` if all arguments allow that."""
     session = session_of(*args)
     plan, values = plan_of(session.plans, name, args, {}, (meta,), session)
@@ -131,13 +134,13 @@ def forward_planned(memo: dict[Any, Plan], name: str, args: tuple[Any, ...], met
     return result(session, handle, meta, session.emit(plan, plan.packer.pack(handle, *values)))
 
 
-def send_view(source: Any, plan: Plan, tail: bytes, frame: Any) -> Any:
+def send_view(source: Any, plan: Plan, tail: bytes, frame: Any) -> ndarray:
     """Send a planned call that returns a view of ``source``; ``tail`` is packed."""
     session: Session = source._gp_session
     handle = next(session.handles)
     session.emit(plan, HANDLES(handle, source._gp_handle) + tail, frame)
     kind = type(source)
-    array: Any = _new(kind)
+    array = _new(kind)
     array._gp_handle = handle
     array._gp_session = session
     array._gp_known = plan.metas[0]
@@ -149,7 +152,7 @@ def send_view(source: Any, plan: Plan, tail: bytes, frame: Any) -> Any:
     return array
 
 
-def remember(memo: dict[Any, Any], key: Any, value: Any) -> Any:
+def remember(memo: dict[Any, Any], key: object, value: object) -> Any:
     """Keep ``value`` for the next call of the same looks, in a memo of bounded size."""
     if len(memo) >= _MEMO_MAX:
         memo.clear()
@@ -173,8 +176,8 @@ _made: dict[Any, tuple[Plan, bytes]] = {}
 
 
 def new(
-    name: str, shape: tuple[int, ...], dtype: Any, order: str = "C", session: Any = None
-) -> Any:
+    name: str, shape: tuple[int, ...], dtype: object, order: str = "C", session: Any = None
+) -> ndarray:
     """Return a new array on the current device, by an operation that needs only its looks."""
     session = session or pool.current()
     key = (name, shape, dtype, order)
@@ -194,13 +197,13 @@ def new(
 
 
 def empty(
-    shape: tuple[int, ...], dtype: Any, session: Session | None = None, order: str = "C"
-) -> Any:
+    shape: tuple[int, ...], dtype: object, session: Session | None = None, order: str = "C"
+) -> ndarray:
     """Return a new uninitialised array on the current device."""
     return new("door.empty", shape, dtype, order, session)
 
 
-def full(shape: tuple[int, ...], value: Any, dtype: Any, order: str = "C") -> Any:
+def full(shape: tuple[int, ...], value: object, dtype: object, order: str = "C") -> ndarray:
     """Return a new array of one value."""
     kind = dtype_of(dtype)
     dtypes.check_kernel(kind)
@@ -210,7 +213,7 @@ def full(shape: tuple[int, ...], value: Any, dtype: Any, order: str = "C") -> An
     return result(session, handle, meta, device)
 
 
-def as_strided(x: Any, shape: Any = None, strides: Any = None) -> Any:
+def as_strided(x: ndarray, shape: object = None, strides: object = None) -> ndarray:
     """Return a view with any shape and strides; they are not checked."""
     meta: Meta = x._gp_meta
     lengths = meta.shape if shape is None else shape_of(shape)
@@ -218,7 +221,7 @@ def as_strided(x: Any, shape: Any = None, strides: Any = None) -> Any:
     return view(x, "ndarray.as_strided", (lengths, steps), intern(meta.dtype, lengths, steps))
 
 
-def public(module: dict[str, Any]) -> dict[str, Any]:
+def public(module: dict[str, object]) -> dict[str, Any]:
     """Return the functions that a module defines for programs, by their own names."""
     return {
         name: value

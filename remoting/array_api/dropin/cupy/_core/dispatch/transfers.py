@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,13 +14,14 @@ from cupy._door.meta import Meta, fresh
 from cupy._door.session import INLINE_MAX, Session
 from cupy._door.transport.receiver import Reply
 
+if TYPE_CHECKING:
+    from cupy._core.array import ndarray
+
 SHARED_MIN = 256 << 10
 """Bytes from which shared memory is faster than the socket that announces it."""
 
 
-def upload(
-    array: np.ndarray[Any, Any], session: Session | None = None, order: str | None = None
-) -> Any:
+def upload(array: np.ndarray, session: Session | None = None, order: str | None = None) -> ndarray:
     """Send a host array, in an order if one is named; nothing waits for its arrival."""
     session = session or pool.current()
     if not array.dtype.isnative:
@@ -42,7 +43,7 @@ def upload(
     return make.result(session, handle, meta, device)
 
 
-def _order(array: np.ndarray[Any, Any], kind: np.dtype[Any]) -> str:
+def _order(array: np.ndarray, kind: np.dtype) -> str:
     """Return the order of a dense host array."""
     order = "C" if array.flags.c_contiguous else "F"
     if array.flags.f_contiguous and array.strides == fresh(kind, array.shape, "F").strides:
@@ -52,9 +53,7 @@ def _order(array: np.ndarray[Any, Any], kind: np.dtype[Any]) -> str:
     return order
 
 
-def download(
-    source: Any, order: str = "C", out: np.ndarray[Any, Any] | None = None
-) -> np.ndarray[Any, Any]:
+def download(source: ndarray, order: str = "C", out: np.ndarray | None = None) -> np.ndarray:
     """Fetch an array's elements; the one place where bulk bytes come in."""
     if not state.local.may_wait:
         state.waits()
@@ -64,9 +63,9 @@ def download(
         return _download(source, order, out)
 
 
-def _download(source: Any, order: str, out: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any]:
+def _download(source: Any, order: str, out: np.ndarray | None) -> np.ndarray:
     session: Session = source._gp_session
-    made: list[np.ndarray[Any, Any]] = []
+    made: list[np.ndarray] = []
     known: Meta | None = source._gp_known
     letter = "C"
     if out is not None:
@@ -74,13 +73,13 @@ def _download(source: Any, order: str, out: np.ndarray[Any, Any] | None) -> np.n
     elif order == "F" or (order == "A" and source._gp_meta.contiguity == (False, True)):
         letter = "F"
 
-    def host(_: Any = None) -> np.ndarray[Any, Any]:
+    def host(_: object = None) -> np.ndarray:
         meta: Meta = source._gp_known
         target = out if out is not None else np.empty(meta.shape, meta.dtype, order=letter)  # type: ignore[call-overload]
         made.append(target)
         return target
 
-    def sink(_body: Any, _nbytes: int) -> memoryview:
+    def sink(_body: object, _nbytes: int) -> memoryview:
         flat = host().reshape(-1, order=letter)  # type: ignore[call-overload]
         return host_bytes(flat.view(np.uint8))
 
@@ -91,7 +90,7 @@ def _download(source: Any, order: str, out: np.ndarray[Any, Any] | None) -> np.n
             dense = make.forward("ndarray.copy", (source, letter), {}, looks)
         session.shared.download(dense, np.frombuffer(sink(None, known.nbytes), np.uint8))
     elif known is None or known.nbytes:
-        reply: Any = session.ask("door.get", (source, letter), sink=sink)
+        reply = session.ask("door.get", (source, letter), sink=sink)
         assert isinstance(reply, Reply)
     if not made:  # an empty array has no bytes to send
         if source._gp_meta.nbytes:
@@ -101,7 +100,7 @@ def _download(source: Any, order: str, out: np.ndarray[Any, Any] | None) -> np.n
     return made[0]
 
 
-def refill(target: Any, host: np.ndarray[Any, Any]) -> bool:
+def refill(target: ndarray, host: np.ndarray) -> bool:
     """Send a host array into a dense array of the same shape and type; False if it is not dense."""
     meta: Meta = target._gp_meta
     c, f = meta.contiguity

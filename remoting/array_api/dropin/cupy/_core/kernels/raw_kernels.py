@@ -254,7 +254,7 @@ _MOST = (2**31 - 1, 65535, 65535, 1024, 1024, 64)
 
 def _argument(value: Any) -> Any:
     if isinstance(value, MemoryPointer):
-        return value._bytes(1)  # pyright: ignore[reportPrivateUsage]
+        return value._bytes(1)
     if isinstance(value, np.ndarray):
         if value.size != 1:
             raise TypeError(
