@@ -38,7 +38,7 @@ FUNCTIONS = tuple(_FUNCTIONS.split())
 METHODS = (
     *("byteswap", "copy", "diagonal", "flatten", "partition", "squeeze", "swapaxes", "transpose"),
 )
-"""Methods of arrays that take what the client sends."""
+"""Methods of arrays that take the arguments of the client."""
 
 _LINALG = """
     cholesky cond det eig eigh eigvals eigvalsh inv lstsq matrix_power matrix_rank norm pinv qr
