@@ -126,7 +126,7 @@ def run(
     python: str,
     seconds: float,
     test_s: int,
-    processes: int,
+    processes: int = 1,
 ) -> Result:
     """Run the tests of a library, as libraries.toml has it, in its folder."""
     with tempfile.TemporaryDirectory() as work:

@@ -26,13 +26,7 @@ def run(folder: Path, seconds: float) -> run_library.Result:
     (folder / "test_other.py").write_text("import no_such_module")
     library = {"arguments": ["-c", "/dev/null", "-p", "no:trio"]}
     return run_library.run(
-        folder,
-        library,
-        on="emulated",
-        python=sys.executable,
-        seconds=seconds,
-        test_s=60,
-        processes=1,
+        folder, library, on="emulated", python=sys.executable, seconds=seconds, test_s=60
     )
 
 
