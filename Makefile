@@ -277,7 +277,7 @@ test-wheels: $(VENV)/installed-dev $(VENV)/wheels/installed
 	  tests/remoting/driver_api/test_fake_cuda_clients.py tests/remoting/driver_api/test_cuda_door_wheels.py
 
 # CuPy's own tests on emulated GPUs, from a checkout of CuPy at the version that the drop-in names:
-#   make test-cupy CUPY=/path/to/cupy FOLDERS="math_tests fft_tests"
+#   make test-cupy CUPY=/path/to/cupy FOLDERS="cupy_tests/math_tests cupy_tests/fft_tests"
 CUPY ?=
 FOLDERS ?=
 .PHONY: test-cupy

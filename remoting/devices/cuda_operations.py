@@ -66,20 +66,11 @@ def _memory(cupy: Any) -> Operation:
 # --- random ---------------------------------------------------------------------------------------
 
 
-def _drawn(name: str) -> Operation:
+def _drawn(name: str, *, typed: bool = True) -> Operation:
     def draw(source: object, shape: tuple[int, ...], dtype: object, *values: Any) -> object:
         if name in ("dirichlet", "multivariate_normal"):
             shape = shape[: len(shape) - values[0].ndim]
-        return getattr(source, name)(*values, size=shape, dtype=dtype)
-
-    return draw
-
-
-def _generated(name: str) -> Operation:
-    def draw(source: object, shape: tuple[int, ...], dtype: object, *values: Any) -> object:
-        if name == "dirichlet":
-            shape = shape[: len(shape) - values[0].ndim]
-        if name in _TYPED:
+        if typed:
             return getattr(source, name)(*values, size=shape, dtype=dtype)
         return getattr(source, name)(*values, size=shape).astype(dtype, copy=False)
 

@@ -282,7 +282,8 @@ def _einsum(text: Any, *arrays: Array, **kwargs: Any) -> Array:
 
 def _solve(a: Array, b: Array) -> Array:
     kind = np.result_type(a, b, np.float32 if a.dtype.char in "fF" else np.float64)
-    return np.linalg.solve(a, b) if b.size else np.empty(b.shape, kind)
+    judged = b.size or b.shape[:-1] != a.shape[:-1]
+    return np.linalg.solve(a, b) if judged else np.empty(b.shape, kind)
 
 
 def _eigh(a: Array, UPLO: Any = "L") -> object:
@@ -461,7 +462,7 @@ def operations(backend: Any) -> Mapping[str, Operation]:
         | _METHODS
         | {
             "rsqrt": lambda x, **kwargs: np.reciprocal(np.sqrt(x), **kwargs),
-            **{name: _argument(name) for name in ("argmax", "argmin")},
+            **{name: _argument(name) for name in ("argmax", "argmin", "nanargmax", "nanargmin")},
             **{name: _reduction(name) for name in ("cumprod", "cumsum", "prod", "sum")},
             "argsort": lambda a, axis=-1, kind=None: np.argsort(a, axis, kind="stable"),
             "diag": lambda v, k=0: np.diag(v, k).copy(),

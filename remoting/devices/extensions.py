@@ -38,7 +38,7 @@ NO_SCIPY = _no_scipy()
 
 def real_extensions() -> dict[str, Operation]:
     """Return the operations of a real GPU: CuPy's own functions."""
-    table = _table(lambda path, name: _late(PREFIX + path, name, "this CuPy lacks it"))
+    table = _table(lambda path, name: _late(PREFIX + path, name, "the server's CuPy lacks it"))
     return table | {PREFIX + name: adapt(table[PREFIX + name]) for name, adapt in REAL.items()}
 
 
@@ -55,10 +55,18 @@ def emulated_extensions() -> Mapping[str, Operation]:
 
 def _as_cupy(name: str, function: Operation) -> Operation:
     """Return a function of SciPy with CuPy's conventions, or with the reason why it has none."""
+    if not name.startswith("scipy."):
+        return _no_signal
     if name in ("scipy.fft." + each for each in ("dct", "dst", "idct", "idst")):
         return _of_two_types(function)
     adapter = _ADAPTERS.get(name)
     return function if adapter is None else adapter(function)
+
+
+def _no_signal(*_args: Any, **_kwargs: Any) -> Any:
+    raise UnsupportedError(
+        "an emulated GPU lacks the functions of cupyx.signal: a real one has them"
+    )
 
 
 def _of_two_types(function: Operation) -> Operation:
@@ -233,8 +241,9 @@ def _late(module: str, name: str, otherwise: str) -> Operation:
     def call(*args: object, **kwargs: object) -> object:
         try:
             function = getattr(importlib.import_module(module), name)
-        except (ImportError, AttributeError):
-            raise UnsupportedError(f"{module}.{name}: {otherwise}") from None
+        except (ImportError, AttributeError) as error:
+            why = otherwise if isinstance(error, ImportError) else "the server's version lacks it"
+            raise UnsupportedError(f"{module}.{name}: {why}") from None
         return function(*args, **kwargs)
 
     call.__name__ = name

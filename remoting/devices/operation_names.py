@@ -31,8 +31,7 @@ _FUNCTIONS = """
     tensordot tile trace trapezoid tri tril trim_zeros triu union1d unique unpackbits
     unravel_index unwrap vander var vdot where angle stack cumulative_prod diag_indices
     diag_indices_from ix_ tril_indices tril_indices_from triu_indices triu_indices_from
-    cumulative_sum meshgrid resize unique_all unique_counts unique_inverse unique_values
-polyadd polymul polysub polyval
+    cumulative_sum meshgrid resize polyadd polymul polysub polyval
 """
 FUNCTIONS = tuple(_FUNCTIONS.split())
 

@@ -4,8 +4,8 @@
         [--gpu | --native] [--beside FILE] [--jobs N [--seconds N]]
 
 CUPY is a checkout of CuPy (github.com/cupy/cupy) at the tag of the version that the drop-in names;
-it is only read, and nothing of it is copied into this project. FOLDER is one such as `math_tests`
-or `cupyx/signal_tests`, or a file in it. Without one, all folders of `FOLDERS` run. `--record`
+it is only read, and nothing of it is copied into this project. FOLDER is a folder or a file below
+its `tests`, such as `cupyx_tests/scipy_tests/signal_tests`. Without one, nearly all run. `--record`
 writes their record anew; `--late` runs in the door's default mode, where what only the worker
 knows comes late.
 With `--gpu` the worker has the first GPUs of this machine and its CuPy; with `--native` that CuPy
@@ -31,40 +31,8 @@ from pathlib import Path
 import suite_outcomes as so
 
 HERE = Path(__file__).resolve().parent
-FOLDERS = (
-    "binary_tests",
-    "core_tests",
-    "creation_tests",
-    "cuda_tests",
-    "fft_tests",
-    "functional_tests",
-    "indexing_tests",
-    "io_tests",
-    "lib_tests",
-    "linalg_tests",
-    "logic_tests",
-    "manipulation_tests",
-    "math_tests",
-    "misc_tests",
-    "padding_tests",
-    "polynomial_tests",
-    "random_tests",
-    "sorting_tests",
-    "statistics_tests",
-    "cupyx/fft_tests",
-    "cupyx/fftpack_tests",
-    "cupyx/interpolate_tests",
-    "cupyx/linalg_tests",
-    "cupyx/ndimage_tests",
-    "cupyx/own/linalg_tests",
-    "cupyx/own/profiler_tests",
-    "cupyx/own/signal_tests",
-    "cupyx/signal_tests",
-    "cupyx/sparse_tests",
-    "cupyx/spatial_tests",
-    "cupyx/special_tests",
-    "cupyx/stats_tests",
-)
+OTHERS = ("distributed_tests", "jit_tests", "testing_tests", "tools_tests")
+"""Tests of packages that the drop-in leaves to CuPy, or takes from it."""
 TEST_S = 60
 SHOWN = 40
 PART_BYTES = 12_000
@@ -84,9 +52,20 @@ class Part:
         return self.place + (f" ({self.index + 1} of {self.of})" if self.of > 1 else "")
 
 
+def folders_of(cupy: Path) -> list[str]:
+    """Return the folders of tests that run."""
+    found = (
+        place.relative_to(cupy / "tests").as_posix()
+        for parent in ("cupy_tests", "cupyx_tests", "cupyx_tests/scipy_tests")
+        for place in (cupy / "tests" / parent).glob("*_tests")
+        if place.name not in (*OTHERS, "scipy_tests")
+    )
+    return sorted(found)
+
+
 def parts_of(work: Path, folder: str) -> Iterator[tuple[int, Part]]:
     """Yield the parts of a folder, each with its size in bytes."""
-    place = work / so.place_of(folder)
+    place = work / folder
     for file in sorted(place.rglob("test_*.py")) if place.is_dir() else [place]:
         size = file.stat().st_size
         count = 1 + size // PART_BYTES
@@ -209,13 +188,13 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="so many processes side by side")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin none after it")
     options = parser.parse_intermixed_args()
+    folders = options.folders or folders_of(options.cupy)
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
         lines: Path = options.outcomes or work / "outcomes.jsonl"
         if not lines.exists():
             prepare(options.cupy.resolve(), work)
-            folders = options.folders or FOLDERS
-            parts = [Part(so.place_of(folder)) for folder in folders]
+            parts = [Part(folder) for folder in folders]
             if options.jobs > 1:
                 sized = [each for folder in folders for each in parts_of(work, folder)]
                 parts = [part for _, part in sorted(sized, key=lambda each: -each[0])]
@@ -228,8 +207,8 @@ def main() -> int:
         }
         outcomes = [each for each in outcomes if each.test in passed]
     if options.record:
-        kept = so.without(so.read_record(), options.folders or FOLDERS)
-        so.write_record(kept | so.patterns(outcomes))
+        known = so.read_record()
+        so.write_record(so.without(known, folders) | so.patterns(outcomes, known))
     return report(outcomes, so.read_record())
 
 

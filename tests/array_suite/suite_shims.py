@@ -34,10 +34,6 @@ INTERNALS = (
 CUDA = ("driver", "compiler", "cub", "curand", "cusolver", "cublas", "nvrtc")
 # The private modules of `cupyx.scipy` that the drop-in lacks; its own come before any stand-in.
 _PRIVATE = re.compile(r"cupyx\.scipy\.(\w+\.)*_")
-# Public modules that programs may use: a test of them counts as missing, never as internal.
-_PUBLIC = ("cupy.cuda.nccl",)
-SAYS = "internals of CuPy: "
-SAYS_MISSING = "not implemented: "
 # A module that is loading may call a stand-in, to decorate a test for example; a test may not.
 running = False
 
@@ -54,8 +50,7 @@ class Anything:
 
     def __call__(self, *_args: object, **_kwargs: object) -> "Anything":
         if running:
-            says = SAYS_MISSING if self._name.startswith(_PUBLIC) else SAYS
-            raise InternalsUsed(says + self._name)
+            raise InternalsUsed(f"internals of CuPy: {self._name}")
         return self
 
     def __getattr__(self, name: str) -> "Anything":
@@ -154,8 +149,6 @@ def _compilers_without_effect(compiler: Any) -> None:
     compiler._run_cc = _version_of_nvcc
     cache: Any = importlib.import_module("cupy.cuda._compiler_cache")
     cache.DiskKernelCacheBackend = _Unused
-    util: Any = importlib.import_module("cupy._util")
-    util.clear_memo = _nothing
 
 
 def _version_of_nvcc(*_args: object) -> str:
@@ -197,7 +190,6 @@ def install(cupy: Any) -> None:
     _choices_without_effect(core)
     util: Any = importlib.import_module("cupy._util")
     util.ENABLE_SLICE_COPY = False  # an experiment of CuPy that is off by default
-    util.PerformanceWarning = cupy.exceptions.__dict__.get("PerformanceWarning", UserWarning)
     cupy._util = util
     cupy.cuda.device.get_compute_capability = lambda: "90"
     cupyx: Any = importlib.import_module("cupyx")

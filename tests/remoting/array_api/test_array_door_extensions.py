@@ -82,6 +82,13 @@ def test_what_is_absent_says_what_to_do(cp: Any, monkeypatch: pytest.MonkeyPatch
         extensions.emulated_extensions()["cupyx.scipy.special.erf"](1.0)
 
 
+def test_what_scipy_lacks_is_refused_with_the_reason(cp: Any) -> None:
+    with pytest.raises(
+        NotImplementedError, match=r"an emulated GPU lacks the functions of cupyx\.signal"
+    ):
+        importlib.import_module("cupyx.signal").freq_shift(cp.ones(3), 1.0, 2.0)
+
+
 def test_the_package_follows_its_arguments(cp: Any) -> None:
     scipy = of(cp, "scipy")
     assert scipy.get_array_module(cp.ones(1)) is scipy

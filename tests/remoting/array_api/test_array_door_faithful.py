@@ -38,12 +38,24 @@ def test_ravel_in_the_order_of_memory(cp: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "subscripts", ["ii->i", "ij->ji", "ji", "...ij->...ji", "ii...->i...", "ij", "...->..."]
+    "subscripts",
+    [
+        "ii->i",
+        "ij->ji",
+        "ji",
+        "...ij->...ji",
+        "ii...->i...",
+        "ij",
+        "...->...",
+        "j...i",
+        "ij...->ij",
+    ],
 )
 def test_einsum_of_one_operand_is_a_view(cp: Any, subscripts: str) -> None:
     host, device = np.arange(4.0).reshape(2, 2), cp.arange(4.0).reshape(2, 2)
     wanted, made = np.einsum(subscripts, host), cp.einsum(subscripts, device, dtype="f4")
     assert made.dtype == np.float64  # of the operand, as a view has it
+    assert made.base is device.base
     assert made.get().tolist() == wanted.tolist()
     wanted[...] = 9
     made[...] = 9

@@ -4,6 +4,7 @@
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+import importlib
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -57,6 +58,56 @@ def test_a_float_that_is_a_count_is_known_by_its_value(cp: Any) -> None:
         assert cp.fft.fftfreq(count, 0.5).shape == (int(count),)
         assert cp.tri(count).shape == (int(count), int(count))
         assert cp.rot90(cp.ones((2, 3)), count / 4).shape == ((2, 3) if count == 8 else (3, 2))
+
+
+_FIXED = """bartlett blackman diag_indices einsum eye hamming hanning identity indices kaiser
+    linspace logspace matrix_power meshgrid pad repeat resize tile tri tril_indices triu_indices"""
+"""Rows with results that values of the host decide, and no elements."""
+
+
+@pytest.mark.parametrize(
+    "module", ["cupy._core.learned", "cupy.linalg", "cupy.polynomial.polynomial"]
+)
+def test_no_row_remembers_what_elements_decide(cp: Any, module: str) -> None:
+    from cupy._door.errors import MismatchError  # pyright: ignore[reportMissingImports]
+
+    values = [0, 3, 0, 0], [0, 0, 2, 1], [1, 1, 1, 1], [0, 0, 0, 0], [-1, 4, 4, 2]
+    for name, function in vars(importlib.import_module(module)).items():
+        if not hasattr(function, "__wrapped__") or name in _FIXED.split():
+            continue
+        needed = [each.default for each in inspect.signature(function).parameters.values()]
+        count = max(1, needed.count(inspect.Parameter.empty))
+        for made in [each for value in values for each in (cp.asarray(value), cp.diag(value))]:
+            try:
+                function(*[made * 1.0] * count)
+                cp.cuda.Device().synchronize()
+            except MismatchError:
+                raise
+            except Exception:  # noqa: BLE001 - some take no such arguments
+                continue
+
+
+def test_arguments_keep_their_types_and_are_checked(cp: Any) -> None:
+    rows = np.ones((2, 3), np.float32)
+    assert cp.average(rows, weights=rows).dtype == np.float32
+    assert cp.average(rows, weights=rows.astype("F")).dtype == np.complex64
+    assert cp.nanargmax(cp.ones(3), dtype="i4").dtype == np.int32
+    assert cp.around(2.55, 1).tolist() == np.around(2.55, 1)
+    with pytest.warns(RuntimeWarning, match="Degrees of freedom"):
+        cp.cov(cp.ones((2, 3)), ddof=3)
+    wrong: list[tuple[Any, Any]] = [
+        (TypeError, lambda: cp.tri(cp.ones(2))),
+        (TypeError, lambda: cp.polyval(cp.asarray(3), cp.ones(3))),
+        (TypeError, lambda: cp.polyval(np.float32(3), cp.poly1d(cp.ones(3)))),
+        (TypeError, lambda: cp.select([cp.ones(2, bool)], [cp.ones(2)], [3])),
+        (ValueError, lambda: cp.tri(-2)),
+        (ValueError, lambda: cp.packbits(cp.ones(3, bool), bitorder="none")),
+        (ValueError, lambda: cp.histogramdd(cp.ones((3, 1)), bins=[[1, 2]])),
+        (ValueError, lambda: cp.linalg.solve(cp.eye(3), cp.ones(0))),
+    ]
+    for error, call in wrong:
+        with pytest.raises(error):
+            call()
 
 
 def test_a_wrong_memory_is_an_error_and_no_wrong_number(cp: Any) -> None:

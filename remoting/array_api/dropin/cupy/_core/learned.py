@@ -7,12 +7,13 @@ What loops call is elsewhere, by rules of shape and dtype: operators, ufuncs, su
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+import warnings
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cupy._core.dispatch import arguments, learning, make
-from cupy._core.dispatch.arguments import is_array
+from cupy._core.dispatch.arguments import is_array, is_scalar
 from cupy._core.dispatch.learning import (
     Array,
     Asked,
@@ -31,28 +32,9 @@ from cupy._core.queries import may_share_memory
 if TYPE_CHECKING:
     from cupy._core.array import ndarray
 
-
-class UniqueAllResult(NamedTuple):
-    """Result of `unique_all`."""
-
-    values: ndarray
-    indices: ndarray
-    inverse_indices: ndarray
-    counts: ndarray
-
-
-class UniqueCountsResult(NamedTuple):
-    """Result of `unique_counts`."""
-
-    values: ndarray
-    counts: ndarray
-
-
-class UniqueInverseResult(NamedTuple):
-    """Result of `unique_inverse`."""
-
-    values: ndarray
-    inverse_indices: ndarray
+UniqueAllResult = learning.named("UniqueAllResult", "values indices inverse_indices counts")
+UniqueCountsResult = learning.named("UniqueCountsResult", "values counts")
+UniqueInverseResult = learning.named("UniqueInverseResult", "values inverse_indices")
 
 
 # --- creation -------------------------------------------------------------------------------------
@@ -92,7 +74,10 @@ def logspace(
 def meshgrid(
     *xi: Like, indexing: str = "xy", sparse: bool = False, copy: bool = True
 ) -> tuple[ndarray, ...]: ...
-def tri(N: Count, M: Count = None, k: int = 0, dtype: object = float) -> ndarray: ...
+def tri(N: Count, M: Count = None, k: int = 0, dtype: object = float) -> Any:
+    arguments.shape_of((N, N if M is None else M))
+
+
 def tril(m: Like, k: int = 0) -> ndarray: ...
 def tril_indices(n: Count, k: Count = 0, m: Count = None) -> tuple[ndarray, ...]: ...
 def tril_indices_from(arr: Array, k: Count = 0) -> tuple[ndarray, ...]: ...
@@ -136,10 +121,22 @@ def unique(
     return None
 
 
-def unique_all(x: Like) -> UniqueAllResult: ...
-def unique_counts(x: Like) -> UniqueCountsResult: ...
-def unique_inverse(x: Like) -> UniqueInverseResult: ...
-def unique_values(x: Like) -> Elements: ...
+def unique_all(x: Like) -> tuple[ndarray, ...]:
+    return UniqueAllResult(*unique(x, True, True, True, equal_nan=False))
+
+
+def unique_counts(x: Like) -> tuple[ndarray, ...]:
+    return UniqueCountsResult(*unique(x, return_counts=True, equal_nan=False))
+
+
+def unique_inverse(x: Like) -> tuple[ndarray, ...]:
+    return UniqueInverseResult(*unique(x, return_inverse=True, equal_nan=False))
+
+
+def unique_values(x: Like) -> Any:
+    return unique(x, equal_nan=False)
+
+
 def isin(
     element: Like, test_elements: Like, assume_unique: bool = False, invert: bool = False
 ) -> ndarray: ...
@@ -177,7 +174,11 @@ def putmask(a: Array, mask: Array, values: Value) -> None:
 def place(arr: Array, mask: Like, vals: Like) -> Asked: ...
 def fill_diagonal(a: Array, val: Value, wrap: bool = False) -> None: ...
 def choose(a: Own, choices: object, out: object = None, mode: str = "raise") -> Asked: ...
-def select(condlist: object, choicelist: object, default: object = 0) -> ndarray: ...
+def select(condlist: object, choicelist: object, default: object = 0) -> Any:
+    if not is_scalar(default):
+        raise TypeError("default only accepts scalar values")
+
+
 def compress(condition: Like, a: Own, axis: object = None, out: object = None) -> Elements: ...
 def extract(condition: Like, a: Like) -> Elements: ...
 def unravel_index(indices: Like, dims: object, order: object = "C") -> Asked: ...
@@ -190,7 +191,11 @@ def ravel_multi_index(
 
 
 def delete(arr: Array, indices: object, axis: object = None) -> Elements: ...
-def packbits(a: Array, axis: object = None, bitorder: str = "big") -> ndarray: ...
+def packbits(a: Array, axis: object = None, bitorder: str = "big") -> Any:
+    if bitorder not in ("big", "little"):
+        raise ValueError("bitorder must be either 'big' or 'little'")
+
+
 def pad(array: Like, pad_width: object, mode: object = "constant", **kwargs: object) -> ndarray: ...
 def repeat(a: Own, repeats: Decides, axis: object = None) -> ndarray: ...
 def resize(a: Like, new_shape: object) -> ndarray: ...
@@ -210,14 +215,16 @@ def cross(
 ) -> ndarray: ...
 def _einsum_view(text: str, a: ndarray) -> ndarray | None:
     """Return the view that a sum of one operand is where nothing is added; None for another."""
-    names, arrow, right = text.replace(" ", "").partition("->")
+    text = text.replace(" ", "")
+    unnamed = a.ndim - len(text.partition("->")[0].replace(".", ""))
+    names, arrow, right = text.replace("...", "".join(map(chr, range(unnamed)))).partition("->")
     wanted = right if arrow else "".join(sorted(names))
     lengths, steps = dict(zip(names, a.shape)), dict.fromkeys(names, 0)
     for name, length, step in zip(names, a.shape, a.strides):
         if lengths[name] != length:
             return None
         steps[name] += step
-    if "." in text or len(names) != a.ndim or sorted(wanted) != sorted(lengths):
+    if "." in names or len(names) != a.ndim or sorted(wanted) != sorted(lengths):
         return None
     shape = tuple([lengths[name] for name in wanted])
     return make.as_strided(a, shape, tuple([steps[name] for name in wanted]))
@@ -274,12 +281,17 @@ def cov(
     y: Like = None,
     rowvar: bool = True,
     bias: bool = False,
-    ddof: object = None,
+    ddof: Any = None,
     fweights: Decides = None,
     aweights: Decides = None,
     *,
     dtype: object = None,
-) -> ndarray: ...
+) -> Any:
+    count = a.shape[0 if a.ndim > 1 and not rowvar else -1] if a.ndim else 1
+    if fweights is None and aweights is None and count <= (not bias if ddof is None else ddof):
+        warnings.warn("Degrees of freedom <= 0 for slice", RuntimeWarning, stacklevel=4)
+
+
 def cumsum(a: Array, axis: object = None, dtype: object = None, out: object = None) -> ndarray: ...
 def cumulative_sum(
     x: Array,
@@ -298,8 +310,12 @@ def histogram2d(
     x: Like, y: Like, bins: Any = 10, range: Any = None, weights: Like = None, density: Any = None
 ) -> Asked: ...
 def histogramdd(
-    sample: Like, bins: object = 10, range: Any = None, weights: Like = None, density: Any = False
-) -> Asked: ...
+    sample: Like, bins: Any = 10, range: Any = None, weights: Like = None, density: Any = False
+) -> Asked:
+    if isinstance(bins, (list, tuple)) and any(isinstance(each, (list, tuple)) for each in bins):
+        raise ValueError("array-like bins not supported")
+
+
 def median(
     a: Array,
     axis: object = None,
@@ -332,7 +348,7 @@ def std(
 
 
 def angle(z: Like, deg: bool = False) -> ndarray: ...
-def around(a: Own, decimals: int = 0, out: object = None) -> Any:
+def around(a: Like, decimals: int = 0, out: object = None) -> Any:
     if out is not None:
         kind = np.dtype(np.float16) if a.dtype.kind == "b" else a.dtype
         arguments.check_out(out, kind, a.shape)
@@ -381,11 +397,7 @@ def polyfit(
     cov: object = False,
 ) -> Asked: ...
 def polymul(a1: Like, a2: Like) -> Elements: ...
-def polyval(p: Array, x: Like) -> Any:
-    if p.ndim != 1:
-        raise ValueError("p must be 1d array")
-
-
+def polyval(p: Array, x: Like) -> ndarray: ...
 def real_if_close(a: Like, tol: object = 100) -> Elements: ...
 def roots(p: Like) -> Elements: ...
 def shares_memory(a: Array, b: Array, max_work: object = None) -> Asked:

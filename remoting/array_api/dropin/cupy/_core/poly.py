@@ -38,14 +38,16 @@ polyadd, polymul, polysub = _computed("polyadd"), _computed("polymul"), _compute
 
 def polyval(p: Any, x: Any) -> Any:
     """Evaluate a polynomial, by Horner's rule."""
+    series = arguments.need(p.coeffs if isinstance(p, poly1d) else p, "p")
+    if series.ndim != 1:
+        raise (ValueError if series.ndim else TypeError)("p must be 1d array")
     if isinstance(x, poly1d):
         # A number of Python leaves the type of these coefficients as it is.
         total = poly1d(convert.array([0], np.result_type(x.coeffs.dtype.type(0), 1)))
-        series = p.coeffs if isinstance(p, poly1d) else p
         for at in range(series.size):
             total = polyadd(polymul(total, x), poly1d(series[at : at + 1]))
         return total
-    return learned.polyval(p, x)
+    return learned.polyval(series, x)
 
 
 def _operator(function: Any, *, swapped: bool = False) -> Any:

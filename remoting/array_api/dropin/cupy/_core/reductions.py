@@ -29,11 +29,6 @@ _BY_METHOD = ("argmax", "argmin", "max", "mean", "min", "prod", "ptp", "std", "s
 Rule = Callable[[np.dtype], np.dtype]
 
 
-def same(dtype: np.dtype) -> np.dtype:
-    """Keep the dtype."""
-    return dtype
-
-
 def wide(dtype: np.dtype) -> np.dtype:
     """Sum small integers in 64 bits."""
     if dtype.kind in "bi":
@@ -44,16 +39,6 @@ def wide(dtype: np.dtype) -> np.dtype:
 def floating(dtype: np.dtype) -> np.dtype:
     """Take the mean of integers in float64."""
     return _FLOAT64 if dtype.kind in "biu" else dtype
-
-
-def index(_dtype: np.dtype) -> np.dtype:
-    """Return int64, in which elements are numbered."""
-    return _INT64
-
-
-def boolean(_dtype: np.dtype) -> np.dtype:
-    """Give truth values."""
-    return _BOOL
 
 
 def reduced_shape(meta: Meta, axis: object, keepdims: bool) -> tuple[int, ...]:
@@ -159,22 +144,16 @@ def _reduction(name: str, rule: Rule, *, typed: bool, empty_ok: bool = True) -> 
     return function
 
 
-def _argument(name: str) -> Any:
-    def function(
-        a: object, axis: object = None, dtype: Any = None, out: Any = None, keepdims: bool = False
-    ) -> Any:
-        return reduce(name, a, index, axis, dtype, out, keepdims, empty_ok=False)
-
-    return function
-
-
 REDUCTIONS = {
-    **{name: _reduction(name, boolean, typed=False) for name in ("all", "any")},
+    **{name: _reduction(name, lambda _: _BOOL, typed=False) for name in ("all", "any")},
     **{
-        name: _reduction(name, same, typed=False, empty_ok=False)
+        name: _reduction(name, np.dtype, typed=False, empty_ok=False)
         for name in ("max", "min", "nanmax", "nanmin", "ptp")
     },
     **{name: _reduction(name, wide, typed=True) for name in ("sum", "prod", "nansum", "nanprod")},
     **{name: _reduction(name, floating, typed=True) for name in ("mean", "nanmean")},
-    **{name: _argument(name) for name in ("argmax", "argmin", "nanargmax", "nanargmin")},
+    **{
+        name: _reduction(name, lambda _: _INT64, typed=True, empty_ok=False)
+        for name in ("argmax", "argmin", "nanargmax", "nanargmin")
+    },
 }

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from numpy.linalg import LinAlgError as LinAlgError
 
@@ -18,41 +18,12 @@ from cupy._door import absent as _absent
 if TYPE_CHECKING:
     from cupy._core.array import ndarray
 
-
-class EighResult(NamedTuple):
-    """Result of a decomposition, by NumPy's names."""
-
-    eigenvalues: ndarray
-    eigenvectors: ndarray
-
-
-class EigResult(NamedTuple):
-    """Result of a decomposition, by NumPy's names."""
-
-    eigenvalues: ndarray
-    eigenvectors: ndarray
-
-
-class QRResult(NamedTuple):
-    """Result of a decomposition, by NumPy's names."""
-
-    Q: ndarray
-    R: ndarray
-
-
-class SlogdetResult(NamedTuple):
-    """Result of a decomposition, by NumPy's names."""
-
-    sign: ndarray
-    logabsdet: ndarray
-
-
-class SVDResult(NamedTuple):
-    """Result of a decomposition, by NumPy's names."""
-
-    U: ndarray
-    S: ndarray
-    Vh: ndarray
+EighResult = _learning.named("EighResult", "eigenvalues eigenvectors")
+EigResult = _learning.named("EigResult", "eigenvalues eigenvectors")
+QRResult = _learning.named("QRResult", "Q R")
+SlogdetResult = _learning.named("SlogdetResult", "sign logabsdet")
+SVDResult = _learning.named("SVDResult", "U S Vh")
+_RESULTS = {"eig": EigResult, "eigh": EighResult, "qr": QRResult, "slogdet": SlogdetResult}
 
 
 def cholesky(a: Array) -> ndarray: ...
@@ -64,8 +35,8 @@ def cross(x1: Array, x2: Array, /, *, axis: int = -1) -> ndarray:
 
 
 def det(a: Array) -> ndarray: ...
-def eig(a: Array) -> EigResult: ...
-def eigh(a: Array, UPLO: str = "L") -> EighResult: ...
+def eig(a: Array) -> tuple[ndarray, ...]: ...
+def eigh(a: Array, UPLO: str = "L") -> tuple[ndarray, ...]: ...
 def eigvals(a: Array) -> ndarray: ...
 def eigvalsh(a: Array, UPLO: str = "L") -> ndarray: ...
 def inv(a: Array) -> ndarray: ...
@@ -78,13 +49,13 @@ def matrix_transpose(a: object) -> ndarray:
 def matrix_rank(M: Array, tol: object = None) -> ndarray: ...
 def norm(x: Array, ord: object = None, axis: object = None, keepdims: bool = False) -> ndarray: ...
 def pinv(a: Array, rcond: object = 1e-15) -> ndarray: ...
-def qr(a: Array, mode: str = "reduced") -> QRResult: ...
-def slogdet(a: Array) -> SlogdetResult: ...
+def qr(a: Array, mode: str = "reduced") -> tuple[ndarray, ...]: ...
+def slogdet(a: Array) -> tuple[ndarray, ...]: ...
 def solve(a: Array, b: Array) -> ndarray: ...
-def svd(a: Array, full_matrices: bool = True, compute_uv: bool = True) -> SVDResult: ...
+def svd(a: Array, full_matrices: bool = True, compute_uv: bool = True) -> tuple[ndarray, ...]: ...
 def tensorinv(a: Array, ind: int = 2) -> ndarray: ...
 def tensorsolve(a: Array, b: Array, axes: object = None) -> ndarray: ...
 
 
-_learning.rows(globals(), "linalg.")
+_learning.rows(globals(), "linalg.", results={**_RESULTS, "svd": SVDResult})
 __getattr__ = _absent.lookup(__name__)

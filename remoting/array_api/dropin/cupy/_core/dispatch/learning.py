@@ -14,6 +14,8 @@ wrong memory is an error and never a wrong number.
 from __future__ import annotations
 
 import functools
+from collections import namedtuple
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -41,8 +43,7 @@ Scalar = Any
 Count = object
 """A number that decides the shape of the result."""
 Decides = object
-"""As it is; where it is an array, the elements decide whether there is an error: each call waits.
-"""
+"""As it is; the elements of an array decide whether there is an error, so each call waits."""
 Free = object
 """A number with a value that no check reads."""
 
@@ -64,8 +65,16 @@ _PLAIN = (str, type(None), type, type(Ellipsis))
 _FLOATS = frozenset((float,))
 
 
+named: Any = namedtuple
+"""Makes a class of results with names."""
+
+
 def rows(
-    module: dict[str, object], prefix: str = "", also: str = "", special: object = None
+    module: dict[str, object],
+    prefix: str = "",
+    also: str = "",
+    special: object = None,
+    results: Any = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Put functions in the place of a module's rows; return them by name.
 
@@ -75,12 +84,13 @@ def rows(
         also: names of functions with the parameters of another, such as ``var:std``.
         special: says whether this thread has set something that the rows' bodies read. With it
             the worker's operations have no names for their parameters.
+        results: classes of results with names, by function.
     """
     table = make.public(module)
     for name, _, like in (pair.partition(":") for pair in also.split()):
         table[name] = table[like]
     made = {
-        name: _function(_Row(row, prefix + name, special is not None), special)
+        name: _function(_Row(row, prefix + name, special is not None, results.get(name)), special)
         for name, row in table.items()
     }
     module.update(made)
@@ -180,7 +190,7 @@ def _keep(brief: Any, plan: Plan, values: list[Any], form: object) -> None:
 class _Row:
     """One function: the ways of its arguments, and the form of its result."""
 
-    def __init__(self, row: Any, name: str, by_place: bool) -> None:
+    def __init__(self, row: Any, name: str, by_place: bool, named: Any) -> None:
         code = row.__code__
         self.row, self.name, self.own = row, name, name.rpartition(".")[2]
         self.places = code.co_varnames[: code.co_argcount]
@@ -188,10 +198,8 @@ class _Row:
         rest = code.co_varnames[code.co_argcount + code.co_kwonlyargcount :]
         self.rest = self.kinds.get(rest[0], "") if code.co_flags & 4 else ""
         self.result = self.kinds.get("return", "")
-        forms = {**row.__globals__, "list[ndarray]": list, "tuple[ndarray, ...]": tuple}
-        named = forms.get(self.result)
-        several = isinstance(named, type) and issubclass(named, (list, tuple))
-        self.named = named if several else None
+        forms = {"list[ndarray]": list, "tuple[ndarray, ...]": tuple}
+        self.named = named or forms.get(self.result)
         kinds = [self.kinds.get(place) for place in self.places]
         self.free = kinds.index("Free") if "Free" in kinds else -1
         self.owner = kinds.index("Own") if "Own" in kinds else len(kinds)
@@ -278,6 +286,8 @@ _RESULTS_MAX = 32
 
 def _travelling(kind: object, name: str, value: Any) -> Any:
     """Return an argument as it travels to a parameter of a kind; TypeError if it cannot."""
+    if kind == "Count" and getattr(value, "ndim", 0):
+        raise TypeError(f"{name} must be a number, not an array")
     if value is None or is_array(value):
         return value
     if kind == "Array" or kind == "Own":
@@ -291,7 +301,9 @@ def _travelling(kind: object, name: str, value: Any) -> Any:
     if kind == "Likes":
         return tuple([convert.asarray(each) for each in value])
     if isinstance(value, np.ndarray):
-        value = value.tolist() if value.size <= _LEAVES_MAX else convert.asarray(value)
+        keeps = kind != "Decides" or value.dtype.char in "?dlqD"  # the types of Python's numbers
+        is_list = value.size <= _LEAVES_MAX and keeps
+        value = value.tolist() if is_list else convert.asarray(value)
     if isinstance(value, (list, tuple)):
         if len(value) > _LEAVES_MAX:
             return convert.asarray(value)
