@@ -122,7 +122,8 @@ def _reduced(function: Any, wide: Any, wished: Any) -> Any:
 def _store(results: Any, made: Any) -> Any:
     """Return an array with results as its elements: negative ones of no sign as SciPy has them."""
     if made.dtype.kind in "ub" and results.dtype.kind in "fi":
-        results = cupy.where(results < 0, -(-results).astype(made.dtype), results.astype(made.dtype))
+        kind = made.dtype
+        results = cupy.where(results < 0, -(-results).astype(kind), results.astype(kind))
     made[...] = results
     return made
 
