@@ -34,7 +34,7 @@ def test_a_signal_in_parts_is_the_signal_at_once(made: Any, one: int, two: int, 
     whole = scipy.signal.lfilter(b, a, x, axis)
     shape = list(x.shape)
     shape[axis] = b.size + a.size - 2
-    state, parts = np.zeros(shape), []
+    state, parts = np.zeros(shape), list[Any]()
     for part in np.split(x, sorted((one, two)), axis):
         filtered, state = states.lfilter(b, a, part, axis - 3, state)
         parts.append(filtered)

@@ -26,7 +26,7 @@ FOOTPRINT = np.asarray([[0, 1, 1, 0], [1, 1, 0, 1], [1, 0, 0, 1]], bool)
 
 
 def close(made: Any, wanted: Any) -> None:
-    np.testing.assert_allclose(made.get(), wanted)
+    np.testing.assert_allclose(made.get(), wanted, 1e-6)
 
 
 @pytest.fixture
