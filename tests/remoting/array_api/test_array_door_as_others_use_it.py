@@ -1,9 +1,5 @@
 """Uses of CuPy by public libraries that no test of CuPy covers."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import importlib
 from typing import Any
 

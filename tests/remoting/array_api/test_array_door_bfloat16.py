@@ -1,9 +1,5 @@
 """bfloat16: a type of the package `ml_dtypes`, with a separate name at both ends."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import importlib
 import sys
 from typing import Any

@@ -1,9 +1,5 @@
 """Both ends of every format of the array door, and their handling of rubbish."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import io
 import math
 import sys

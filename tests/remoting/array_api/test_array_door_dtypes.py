@@ -1,9 +1,5 @@
 """Structures, bytes and dates as elements: both ends name the same types, and refuse others."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import contextlib
 from typing import Any
 

@@ -1,9 +1,5 @@
 """Any call of an extension gives SciPy's result, or an error; the session lives on."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import importlib
 import inspect
 import warnings

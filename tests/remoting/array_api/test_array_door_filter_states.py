@@ -1,9 +1,5 @@
 """Filters in parts on an emulated GPU: a state in the form of CuPy, computed by SciPy."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import importlib
 from typing import Any
 

@@ -1,9 +1,5 @@
 """`fuse`: functions compute as they are, and reductions take arrays of NumPy, too, as in CuPy."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from typing import Any
 
 import numpy as np

@@ -1,9 +1,5 @@
 """Groups: the calls of a function of `fuse` are computed as a whole where that is possible."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import importlib
 import runpy
 import struct

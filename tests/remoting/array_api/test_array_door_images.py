@@ -1,9 +1,5 @@
 """Functions of `cupyx.scipy.ndimage` that take a function or a kernel, beside SciPy's."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import importlib
 import shutil
 from typing import Any

@@ -1,9 +1,5 @@
 """Interpolators of `cupyx.scipy.interpolate`: objects of the worker, beside SciPy's."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import copy
 import importlib
 from typing import Any

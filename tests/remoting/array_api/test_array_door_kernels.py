@@ -3,10 +3,6 @@
 A compilation takes some tenths of a second of processor time, so most tests share one module.
 """
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import io
 from typing import Any
 

@@ -1,9 +1,5 @@
 """Plans of Fourier transforms: made and checked as CuPy does, and without effect on values."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import importlib
 import threading
 from typing import Any

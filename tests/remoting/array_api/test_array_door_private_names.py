@@ -1,9 +1,5 @@
 """Names that public libraries take from CuPy's private modules, and advice about those not here."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import importlib
 import importlib.util
 import pkgutil

@@ -4,10 +4,6 @@
 The scripts of `examples` compare with NumPy themselves.
 """
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
-
 import importlib.util
 import sys
 from pathlib import Path

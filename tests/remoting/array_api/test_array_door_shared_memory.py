@@ -1,9 +1,5 @@
 """Large copies between a program and a worker of the same machine, through shared memory."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import mmap
 import os
 import socket

@@ -1,9 +1,5 @@
 """Sparse matrices: objects of the worker behind handles, here of SciPy on an emulated GPU."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import gc
 import importlib
 import pickle  # noqa: TID251 - of this process, written where the program says

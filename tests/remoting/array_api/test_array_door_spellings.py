@@ -1,9 +1,5 @@
 """Integers, shapes and axes may be of any type; functions that call a method take any object."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import types
 from collections.abc import Callable
 from typing import Any

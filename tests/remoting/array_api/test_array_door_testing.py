@@ -1,8 +1,5 @@
 """`cupy.testing` and `cupy.typing`: the imports of programs' tests and annotations."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false
-
 import importlib
 from collections.abc import Callable
 from typing import Any

@@ -1,9 +1,5 @@
 """Elementwise and reduction kernels: their arguments by CuPy's rules, and their results."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from typing import Any
 
 import door_kit

@@ -1,9 +1,5 @@
 """Barriers of emulated grids: threads change by assembly, and by the C library elsewhere."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from collections.abc import Callable
 from typing import Any
 

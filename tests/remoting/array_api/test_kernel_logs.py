@@ -1,9 +1,5 @@
 """The compiler log of a real GPU: it comes to the call that asks, and only to that one."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import os
 from typing import Any
 

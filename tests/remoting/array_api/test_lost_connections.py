@@ -1,9 +1,5 @@
 """A connection that one thread loses while another one reads from it."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
-
 import os
 import socket
 import ssl

@@ -1,9 +1,5 @@
 """A worker that answers nonsense after a correct greeting: a word about the server, no escapes."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
-
 import socket
 import struct
 import threading

@@ -1,9 +1,5 @@
 """A session's whole state in another worker: sent, refused and nonsensical data."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
-
 from typing import Any
 
 import door_kit

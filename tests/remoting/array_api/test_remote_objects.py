@@ -1,9 +1,5 @@
 """Objects of a worker's library: one table on the worker for all families, by any arguments."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import importlib
 import random
 from typing import Any

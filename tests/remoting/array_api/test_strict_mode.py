@@ -3,10 +3,6 @@
 All kernels of one kind are one module, which is compiled once.
 """
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import importlib
 from collections.abc import Callable, Iterator
 from pathlib import Path

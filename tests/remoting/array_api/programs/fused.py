@@ -4,10 +4,6 @@ Each is called several times, because a worker fuses the calls that it has seen 
 computed of numbers in them: natively CuPy 14.2 does that in half precision (`1.0 - 0.9` is 0.0999).
 """
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
-
 from typing import Any
 
 import numpy as np

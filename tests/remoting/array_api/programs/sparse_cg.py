@@ -1,7 +1,5 @@
 """Solve a Poisson problem on a grid by conjugate gradients: a sparse Laplacian, two ways."""
 
-# pyright: reportUnknownLambdaType=false
-
 import importlib
 from typing import Any
 
