@@ -50,7 +50,7 @@ def changed(source: Any, change: Callable[[Any], Any]) -> Any:
     return copy
 
 
-def _named(name: str, *operands: str) -> Call:
+def named(name: str, *operands: str) -> Call:
     """Return a call of one function with these operands."""
 
     def call(xp: Any, d: Any) -> Any:
@@ -106,9 +106,9 @@ REDUCED = "all any max min ptp sum prod mean var std median argmax argmin"
 WITHOUT_NAN = "nanmax nanmin nansum nanprod nanmean nanvar nanstd nanargmax nanargmin nanmedian"
 
 CALLS: dict[str, Call] = {
-    **{name: _named(name, *(["a", "b"] if getattr(getattr(np, name, None), "nin", 1) == 2 else "a"))
+    **{name: named(name, *(["a", "b"] if getattr(getattr(np, name, None), "nin", 1) == 2 else "a"))
        for name in UFUNCS},
-    **{name: _named(name, *operands.split())
+    **{name: named(name, *operands.split())
        for operands, names in BY_OPERANDS.items() for name in names.split()},
     # creation
     "zeros": lambda xp, d: xp.zeros((2, 3), "f"),

@@ -47,7 +47,22 @@ def test_a_fused_function_cannot_branch_by_an_element(cp: Any) -> None:
     assert cp.fuse(lambda x: inner(x) * 2)(cp.ones(1)).tolist() == [4]
 
 
-def test_a_number_is_compared_with_an_array_to_its_right(cp: Any) -> None:
-    a = cp.asarray([1, 2])
-    assert cp.equal(2, a).tolist() == [False, True]
-    assert cp.not_equal(2.0, a).tolist() == [True, False]
+def test_a_fused_function_keeps_its_name_and_its_changes(cp: Any) -> None:
+    @cp.fuse()
+    def plain(x: Any, y: Any) -> Any:
+        """Add twice."""
+        return x + 2 * y
+
+    @cp.fuse(kernel_name="other")
+    def named(x: Any) -> Any:
+        x += 1
+        return cp.sum(x)
+
+    assert plain(cp.arange(3), cp.arange(3)).tolist() == [0, 3, 6]
+    assert plain(1, 2) == 5
+    assert (plain.__name__, plain.__doc__) == ("plain", "Add twice.")
+    a = cp.zeros(4)
+    assert (float(named(a)), a.tolist()) == (4, [1] * 4)
+    assert repr(named) == "<Fusion name=other>"
+    with pytest.raises(TypeError, match="'name'"):
+        cp.fuse(name="x")

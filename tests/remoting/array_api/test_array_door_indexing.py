@@ -1,4 +1,4 @@
-"""Indexing, reshaping, reductions and types of pairs: inferred as NumPy has them, for any arguments.
+"""Indices, shapes, reductions and types of pairs: the drop-in infers them as NumPy has them.
 
 Indexing remembers a plan for each form of an index: the second call must equal the first one.
 """

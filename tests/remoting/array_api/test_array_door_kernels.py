@@ -9,6 +9,7 @@ from typing import Any
 import door_kit
 import numpy as np
 import pytest
+from door_cases import refused
 
 pytestmark = pytest.mark.skipif(not door_kit.HAS_COMPILER, reason="no C++ compiler here")
 
@@ -202,10 +203,18 @@ def test_variables_of_a_module_are_arrays(cp: Any, module: Any) -> None:
     x = cp.full(4, 3, dtype=cp.float32)
     module.get_function("weighted")((1,), (4,), (x,))
     assert x.get().tolist() == [0, 3, 6, 9]
-    with pytest.raises(ValueError, match="outside its allocation"):
-        cp.ndarray((5,), cp.float32, module.get_global("weights")).get()
-    with pytest.raises(cp.cuda.driver.CUDADriverError, match="CUDA_ERROR_NOT_FOUND"):
-        module.get_global("no_such_variable")
+    refused(
+        (
+            ValueError,
+            "outside its allocation",
+            cp.ndarray((5,), cp.float32, module.get_global("weights")).get,
+        ),
+        (
+            cp.cuda.driver.CUDADriverError,
+            "CUDA_ERROR_NOT_FOUND",
+            lambda: module.get_global("no_such_variable"),
+        ),
+    )
 
 
 def test_complex_numbers_halves_and_functions(cp: Any, module: Any) -> None:
@@ -254,10 +263,14 @@ def test_structures_are_passed_by_value(cp: Any, module: Any) -> None:
         out.fill(0)
         kernel((1,), (1,), (value, out))
         assert out.get().tolist() == [1.5, 0, 1, 2, 3, 4, 5]
-    with pytest.raises(TypeError, match=r"numpy.ndarray of shape \(2,\)"):
-        kernel((1,), (1,), (np.zeros(2), out))
-    with pytest.raises(ValueError, match="at most 4,096"):
-        kernel((1,), (1,), (np.zeros((), "V5000"), out))
+    refused(
+        (
+            TypeError,
+            r"numpy.ndarray of shape \(2,\)",
+            lambda: kernel((1,), (1,), (np.zeros(2), out)),
+        ),
+        (ValueError, "at most 4,096", lambda: kernel((1,), (1,), (np.zeros((), "V5000"), out))),
+    )
 
 
 @pytest.mark.parametrize("x", [1e-300, 1e-9, 0.2, 0.5, 0.7, 0.999999])
@@ -347,10 +360,18 @@ def test_a_source_that_a_real_gpu_refuses_is_refused(cp: Any, source: str, says:
 
 def test_what_needs_a_real_gpu_says_so(cp: Any, tmp_path: Any) -> None:
     x = cp.zeros(1)
-    with pytest.raises(NotImplementedError, match="cooperative launch needs a real GPU"):
-        cp.RawKernel("", "f", enable_cooperative_groups=True)((1,), (1,), (x,))
-    with pytest.raises(cp.cuda.driver.CUDADriverError, match="CUDA_ERROR_FILE_NOT_FOUND"):
-        cp.RawModule(path=str(tmp_path / "a.ptx"))
+    refused(
+        (
+            NotImplementedError,
+            "cooperative launch needs a real GPU",
+            lambda: cp.RawKernel("", "f", enable_cooperative_groups=True)((1,), (1,), (x,)),
+        ),
+        (
+            cp.cuda.driver.CUDADriverError,
+            "CUDA_ERROR_FILE_NOT_FOUND",
+            lambda: cp.RawModule(path=str(tmp_path / "a.ptx")),
+        ),
+    )
     (tmp_path / "a.ptx").write_text(".version 8.0")
     with pytest.raises(NotImplementedError, match="use the module's source"):
         cp.RawModule(path=str(tmp_path / "a.ptx")).get_function("f")((1,), (1,), (x,))
@@ -385,3 +406,66 @@ def test_kernels_of_one_name_have_shared_memory_apart(cp: Any) -> None:
         made = cp.empty(1, "i")
         module.get_function("k<int>")((1,), (1,), (made,))
         assert int(made[0]) == 2 * count - 1
+
+
+# --- as public libraries use kernels --------------------------------------------------------------
+
+
+HEADERS = (
+    "cuda/std/type_traits cuda/std/limits cuda/std/utility cuda/std/tuple cuda/std/cstdint "
+    "cupy/cuda_workaround.h cupy/float16.cuh cupy/bfloat16.cuh cupy/type_dispatcher.cuh "
+    "cupy/cuComplex_bridge.h cupy/hip_workaround.cuh cupy/complex.cuh cupy/carray.cuh "
+    "cupy/atomics.cuh cupy/math_constants.h cuda_fp16.h cuComplex.h cuda_runtime.h vector_types.h "
+    "math_constants.h cooperative_groups.h assert.h type_traits limits cstdint stdint.h cmath "
+    "math.h"
+)
+
+
+def test_kernels_may_include_what_cupy_ships(cp: Any) -> None:
+    lines = "".join(f"#include <{name}>\n" for name in HEADERS.split())
+    kernel = cp.RawKernel(
+        lines
+        + """
+        template <class T> __device__ T largest() { return cuda::std::numeric_limits<T>::max(); }
+        extern "C" __global__ void f(double *out) {
+          bfloat16 a(1.00390625f), b(3);
+          a += b;
+          out[0] = largest<short>();
+          out[1] = std::is_same<float, cuda::std::remove_cv<const float>::type>::value;
+          out[2] = a;
+          out[3] = CUPY_TYPE_BOOL;
+          out[4] = bfloat16(float16(0.1f));
+          uint64_t far = 1ull << 40;
+          out[5] = far;
+        }
+        """,
+        "f",
+    )
+    out = cp.zeros(6)
+    kernel((1,), (1,), (out,))
+    assert out.tolist() == [32767, 1, 4, 13, 0.10009765625, 1 << 40]
+
+
+def test_a_line_that_includes_is_still_a_line_in_messages(cp: Any) -> None:
+    kernel = cp.RawKernel('#include <math.h>\n#include "cuda.h"\nint x = nothing;', "f")
+    with pytest.raises(cp.cuda.compiler.CompileException, match=r"kernel.cu:3:"):
+        kernel.compile()
+
+
+def test_arguments_that_a_kernel_does_not_have_are_not_seen(cp: Any) -> None:
+    kernel = cp.RawKernel(
+        'extern "C" __global__ void f(int *x, int n) { x[threadIdx.x] = n; }', "f"
+    )
+    x = cp.zeros(3, "i4")
+    kernel((1,), (3,), (x, np.int32(4), np.int32(5), cp.ones(2)))
+    assert x.tolist() == [4, 4, 4]
+    with pytest.raises(TypeError, match="2 parameters, and was given 1"):
+        kernel((1,), (3,), (x,))
+
+
+def test_arrays_and_indices_of_kernels_tell_their_dimensions(cp: Any) -> None:
+    kernel = cp.ElementwiseKernel(
+        "raw T x, raw T z", "int32 y", "y = x.ndim * 100 + _ind.ndim * 10 + z.ndim", "dimensions"
+    )
+    made = kernel(cp.ones((2, 3)), cp.ones(3), cp.zeros((4, 2), "i4"))
+    assert made.tolist() == [[211, 211]] * 4

@@ -1,4 +1,4 @@
-"""Libraries that compute with any arrays take the drop-in's: scikit-learn, xarray and dask.
+"""Libraries that compute with any arrays take the drop-in's: scikit-learn and xarray.
 
 They are not dependencies of the project, so their tests are slow ones, and say how to get them.
 """
@@ -11,7 +11,6 @@ import pytest
 
 PROGRAMS = Path(__file__).parent / "libraries"
 PACKAGES = {
-    "with_dask": ("dask.array", "pip install 'dask[array]'"),
     "with_scikit_learn": ("sklearn", "pip install scikit-learn"),
     "with_xarray": ("xarray", "pip install xarray"),
 }

@@ -5,7 +5,7 @@ CuPy's own tests, those of the array API standard and public libraries showed th
 
 import importlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import door_calls
 import numpy as np
@@ -382,7 +382,7 @@ def test_an_inverse_transform_of_nothing_is_zeros(cp: Any, name: str) -> None:
 class Foreign:
     """An array of another library on the GPU."""
 
-    __cuda_array_interface__ = {"shape": (3,), "typestr": "<f4", "data": (64, False)}
+    __cuda_array_interface__: ClassVar = {"shape": (3,), "typestr": "<f4", "data": (64, False)}
 
 
 class Priority:
