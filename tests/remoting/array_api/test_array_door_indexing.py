@@ -1,4 +1,4 @@
-"""Indices, shapes, reductions and types of pairs: the drop-in infers them as NumPy has them.
+"""Indices, views and types of pairs: the drop-in infers them as NumPy has them.
 
 Indexing remembers a plan for each form of an index: the second call must equal the first one.
 """
@@ -17,7 +17,6 @@ from hypothesis.extra import numpy as hnp
 from tests.properties import examples
 
 DTYPES = "?bBhHiIqQefdFD"
-SHAPES = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
 BOUND = st.none() | st.integers(-7, 7)
 STEP = st.none() | st.integers(-3, 3).filter(bool)
 PART = (
@@ -107,31 +106,6 @@ def test_a_part_and_its_reshape_are_views_exactly_where_numpys_are(
     assert np.array_equal(array.get(), host)
 
 
-@given(hnp.array_shapes(min_dims=1, max_dims=3, min_side=1, max_side=5), st.data())
-@settings(max_examples=examples(180), deadline=None)
-def test_arrays_as_indices_select_and_set_as_in_numpy(
-    cp: Any, shape: tuple[int, ...], data: st.DataObject
-) -> None:
-    host = filled(shape, "q")
-    joined = data.draw(hnp.array_shapes(min_dims=0, max_dims=2, max_side=3))
-
-    def place(length: int) -> Any:
-        whole = hnp.arrays(np.int64, joined, elements=st.integers(-length, length - 1))
-        return data.draw(whole | st.slices(length) | whole | st.integers(0, length - 1))
-
-    if data.draw(st.booleans()):
-        places = [data.draw(hnp.arrays(np.bool_, shape[: data.draw(st.integers(1, len(shape)))]))]
-    else:
-        places = [place(length) for length in shape]
-        if not any(isinstance(each, np.ndarray) for each in places):
-            places[0] = np.zeros(joined, np.int64)
-    array = cp.asarray(host)
-    index = tuple(cp.asarray(each) if isinstance(each, np.ndarray) else each for each in places)
-    agree(array[index], host[tuple(places)])
-    host[tuple(places)] = array[index] = 5
-    assert np.array_equal(array.get(), host)
-
-
 @pytest.mark.parametrize("index", [(1, False, -6), (4, True), (True, ..., 3)])
 def test_an_integer_beside_a_mask_is_checked_at_the_call(cp: Any, index: Any) -> None:
     array = cp.zeros((4, 5, 3))
@@ -155,54 +129,6 @@ def test_what_is_remembered_of_an_index_is_of_its_form(cp: Any) -> None:
         a[[1], 2] = host[[1], 2] = 5
         a[a > 9] = host[host > 9] = 0.5
         assert (a.get() == host).all()
-
-
-@given(SHAPES, st.sampled_from("CF"), st.data())
-@settings(max_examples=examples(120), deadline=None)
-def test_reshape_and_transpose(
-    cp: Any, shape: tuple[int, ...], order: str, data: st.DataObject
-) -> None:
-    host = filled(shape, "f", order)
-    axes = data.draw(st.permutations(range(len(shape))))
-    ours, theirs = cp.asarray(host).transpose(axes), host.transpose(axes)
-    agree(ours, theirs)
-    for target in (data.draw(st.permutations(shape)), -1):
-        agree(ours.reshape(target), theirs.reshape(target))
-    agree(ours.ravel(order), theirs.ravel(order))  # type: ignore[arg-type]
-    for kept in "CFAK":
-        copied, reference = ours.copy(kept), theirs.copy(kept)  # type: ignore[call-overload]
-        agree(copied, reference)
-        assert copied.flags.c_contiguous == reference.flags.c_contiguous
-        assert copied.flags.f_contiguous == reference.flags.f_contiguous
-
-
-@given(SHAPES, st.sampled_from(DTYPES), st.booleans(), st.data())
-@settings(max_examples=examples(150), deadline=None)
-def test_reductions(
-    cp: Any, shape: tuple[int, ...], dtype: str, keepdims: bool, data: st.DataObject
-) -> None:
-    host = filled(shape, dtype)
-    array = cp.asarray(host)
-    axis = data.draw(st.none() | st.integers(-len(shape), len(shape) - 1)) if shape else None
-    ordered = ("max", "min", "argmax") if host.size and dtype not in "FD" else ()
-    for name in ("sum", "prod", "any", "all", *ordered):
-        ours = getattr(cp, name)(array, axis=axis, keepdims=keepdims)
-        agree(ours, getattr(np, name)(host, axis=axis, keepdims=keepdims))
-    if host.size:
-        ours, theirs = (np.asarray(x.mean(axis, keepdims=keepdims).dtype) for x in (array, host))
-        assert ours == theirs
-
-
-@given(SHAPES, SHAPES)
-@settings(max_examples=examples(100), deadline=None)
-def test_broadcasting(cp: Any, left: tuple[int, ...], right: tuple[int, ...]) -> None:
-    a, b = filled(left, "q"), filled(right, "h")
-    try:
-        theirs = a + b
-    except ValueError:
-        refused((ValueError, "could not be broadcast", lambda: cp.asarray(a) + cp.asarray(b)))
-        return
-    agree(cp.asarray(a) + cp.asarray(b), theirs)
 
 
 @pytest.mark.parametrize(

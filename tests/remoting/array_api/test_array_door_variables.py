@@ -16,7 +16,7 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "variables.md"
 HEEDED = {
     "CUDA_VISIBLE_DEVICES": "tests/cli/test_visible_devices.py",
     "CUDA_LAUNCH_BLOCKING": "test_launches_that_block",
-    "CUPY_SEED": "test_array_door_like_cupy.py",
+    "CUPY_SEED": "test_array_door_random.py",
     "CUPY_GPU_MEMORY_LIMIT": "test_a_limit_of_memory",
     "CUPY_EXPERIMENTAL_SLICE_COPY": "test_copies_by_an_empty_slice",
 }
