@@ -5,10 +5,10 @@ import importlib
 from collections.abc import Callable, Generator
 from typing import Any
 
+import door_kit
 import numpy as np
 import pytest
 
-from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.devices.emulated import EmulatedBackend
 
 Case = tuple[type[Exception], str, Callable[[], Any]]
@@ -19,11 +19,6 @@ def refused(*cases: Case) -> None:
     for error, match, call in cases:
         with pytest.raises(error, match=match or None):
             call()
-
-
-def refused_records(*calls: Callable[[], Any]) -> None:
-    """Check that the worker ends the session at each of these."""
-    refused(*((RemoteProtocolError, "", call) for call in calls))
 
 
 def cupyx(path: str) -> Any:
@@ -64,8 +59,6 @@ class Described:
 
 def backend(memory: int = 1 << 20) -> EmulatedBackend:
     """Return one emulated GPU."""
-    import door_kit
-
     return EmulatedBackend(door_kit.emulated(1, memory), door_kit.MemoryBudget([memory]))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import door_kit
 import numpy as np
+from door_cases import NoClient
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.array_api.server import array_wire
@@ -77,22 +78,8 @@ class PipeLinks(Links):
         self.closed = True
 
 
-class Silent:
+class Silent(NoClient):
     """A client that only records the failures pushed to it."""
-
-    def __init__(self) -> None:
-        self.failures: list[Any] = []
-
-    def push(self, kind: array_wire.Kind, body: Any) -> None:
-        assert kind is array_wire.Kind.FAILED
-        self.failures.append(body)
-
-    def collect(self) -> bytes | None:
-        return None
-
-    def names(self, handle: int) -> bool:
-        del handle
-        return False
 
     def free_later(self, handles: bytes) -> None:
         del handles

@@ -15,6 +15,8 @@ import door_kit
 import numpy as np
 import pytest
 
+from gpupool.remoting.worker.client_handshake import accept_plain
+
 
 def run(agent: door_kit.Agent | None, source: str, **environment: str) -> str:
     done = door_kit.run_program(agent, source, timeout_s=60, **environment)
@@ -43,7 +45,7 @@ def test_a_certificate_of_another_worker_is_refused() -> None:
     with door_kit.pool(1, transport="tls") as agent:
         server = agent.servers[0]
         assert server.tls is not None
-        server.tls = (*server.tls[:2], "0" * 64)
+        server.tls = (server.tls[0], "0" * 64)
         done = door_kit.run_program(agent, "import cupy; cupy.zeros(1)")
     assert "certificate is not the one that the lease names" in done.stderr
 
@@ -241,7 +243,8 @@ except cp.cuda.runtime.CUDARuntimeError as error:
     def silent() -> None:
         # Proves itself, then says nothing: only the agent's word can end the client's wait.
         connection, _ = listener.accept()
-        door_kit.accept_proof(connection, server.session, server.ticket)
+        accept_plain(connection, server.session, server.ticket)
+        connection.sendall(b"\x01")
         accepted.append(connection)
         agent.push({"op": "lost", "what": "the server is gone"})
 

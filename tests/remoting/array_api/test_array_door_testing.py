@@ -17,20 +17,20 @@ def of_both(cp: Any, values: Any, dtype: Any = None) -> list[Any]:
     return [np.asarray(values, dtype), cp.asarray(values, dtype)]
 
 
-CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
-    "assert_allclose": ([1.0, 2.0], [1.0, 2.1], {"rtol": 0.01}),
-    "assert_array_almost_equal": ([1.0, 2.0], [1.0, 2.01], {"decimal": 3}),
-    "assert_array_almost_equal_nulp": ([1.0, 2.0], [1.0, 2.01], {"nulp": 4}),
-    "assert_array_max_ulp": ([1.0, 2.0], [1.0, 2.01], {"maxulp": 4}),
-    "assert_array_equal": ([1, 2], [1, 3], {}),
-    "assert_array_less": ([1, 2], [2, 2], {}),
+CASES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "assert_allclose": ([1.0, 2.1], {"rtol": 0.01}),
+    "assert_array_almost_equal": ([1.0, 2.01], {"decimal": 3}),
+    "assert_array_almost_equal_nulp": ([1.0, 2.01], {"nulp": 4}),
+    "assert_array_max_ulp": ([1.0, 2.01], {"maxulp": 4}),
+    "assert_array_equal": ([1.0, 3.0], {}),
+    "assert_array_less": ([2.0, 2.0], {}),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_an_assertion_takes_arrays_of_both_kinds(cp: Any, testing: Any, name: str) -> None:
-    left, wrong, keywords = CASES[name]
-    right = [3, 3] if name == "assert_array_less" else left
+    left, (wrong, keywords) = [1.0, 2.0], CASES[name]
+    right = [3.0, 3.0] if name == "assert_array_less" else left
     check: Callable[..., None] = getattr(testing, name)
     for x in of_both(cp, left):
         for y in of_both(cp, right):

@@ -80,14 +80,6 @@ def test_it_stays_where_the_pool_says_so() -> None:
         assert stays(agent, offers, "") == "the pool says no"
 
 
-def test_it_stays_where_it_has_what_cannot_be_sent() -> None:
-    pytest.importorskip("scipy")
-    before = "import cupyx.scipy.sparse as sp; m = sp.csr_matrix(cp.eye(3))"
-    with servers() as (agent, offers):
-        said = "it has an object of type csr_matrix, which cannot be sent"
-        assert stays(agent, offers, before) == said
-
-
 def test_a_forked_process_does_not_keep_its_parents_connection() -> None:
     source = """
 import os, sys, cupy as cp

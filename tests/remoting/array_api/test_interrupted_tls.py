@@ -28,9 +28,7 @@ class Ends(NamedTuple):
 
 @pytest.fixture
 def ends(tmp_path: Path) -> Generator[Ends]:
-    certificate, key, _ = door_kit.certificate(tmp_path)
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain(certificate, key)
+    server, _ = door_kit.certificate(tmp_path)
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
     accepted: list[ssl.SSLSocket] = []

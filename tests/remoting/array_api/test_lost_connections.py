@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import door_kit
 import pytest
 
 
@@ -65,8 +66,6 @@ def test_the_number_of_a_descriptor_stays_taken_while_a_thread_polls_it(
 
 
 def test_a_session_that_was_lost_closes_its_socket_at_the_end(cp: Any) -> None:
-    import door_kit
-
     ours, theirs = socket.socketpair()
     thread, _ = door_kit.start_worker(theirs, door_kit.emulated(1, door_kit.MIB))
     session = cp._door.pool.attach(ours)
@@ -105,11 +104,7 @@ def test_one_thread_at_a_time_uses_tls(
     cp: Any, pair: tuple[socket.socket, socket.socket], tmp_path: Path
 ) -> None:
     """OpenSSL allows no more: one call could find the answer to the other one."""
-    import door_kit
-
-    certificate, key, _ = door_kit.certificate(tmp_path)
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain(certificate, key)
+    server, _ = door_kit.certificate(tmp_path)
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
     client.sslsocket_class = ProbedSocket

@@ -193,37 +193,33 @@ STAYS = """
 """
 
 
-def refused(
-    before: str, *memory: int, arguments: str = "", counts: tuple[int, ...] = (2, 2)
-) -> str:
-    with servers(*memory, counts=counts) as (agent, offers):
-        done = output(agent, offers, STAYS.format(before=before, arguments=arguments))
-    why, after = done.splitlines()
+SPARSE = "import cupyx.scipy.sparse as sp; m = sp.csr_matrix(cp.eye(3))"
+
+
+@pytest.mark.parametrize(
+    ("before", "said", "options"),
+    [
+        ("def no(): raise RuntimeError('the pool says no')", "the pool says no", {"commit": "no"}),
+        (
+            "b = cp.zeros(3 << 20, 'u1')",
+            "its state could not be sent: Out of memory allocating 3,145,728 b",
+            {"memory": (8 << 20, 2 << 20)},
+        ),
+        (SPARSE, "it has an object of type csr_matrix, which cannot be sent", {}),
+        ("", "server server1 gave another number of devices", {"counts": (2, 1)}),
+        ("offers[0]['address'][1] = 1", "cannot reach server server1: ", {}),
+    ],
+)
+def test_where_it_cannot_go_the_program_stays(
+    before: str, said: str, options: dict[str, Any]
+) -> None:
+    if before == SPARSE:
+        pytest.importorskip("scipy")
+    arguments = f"commit={options['commit']}" if "commit" in options else ""
+    with servers(*options.get("memory", ()), counts=options.get("counts", (2, 2))) as both:
+        why, after = output(*both, STAYS.format(before=before, arguments=arguments)).splitlines()
     assert after == "500500.0 server0 (2,)"
-    return why
-
-
-def test_where_the_pool_says_no_the_program_stays() -> None:
-    before = "def no(): raise RuntimeError('the pool says no')"
-    assert refused(before, arguments="commit=no") == "the pool says no"
-
-
-def test_where_there_is_no_room_the_program_stays() -> None:
-    why = refused("b = cp.zeros(3 << 20, 'u1')", 8 << 20, 2 << 20)
-    assert why.startswith("its state could not be sent: Out of memory allocating 3,145,728 b")
-
-
-def test_what_cannot_be_sent_is_named_and_the_program_stays() -> None:
-    pytest.importorskip("scipy")
-    before = "import cupyx.scipy.sparse as sp; m = sp.csr_matrix(cp.eye(3))"
-    said = "it has an object of type csr_matrix, which cannot be sent"
-    assert refused(before) == said
-
-
-def test_other_devices_and_a_server_that_is_not_there() -> None:
-    assert refused("", counts=(2, 1)) == "server server1 gave another number of devices"
-    before = "offers[0]['address'][1] = 1"
-    assert "cannot reach server server1: " in refused(before)
+    assert why.startswith(said)
 
 
 def test_a_program_with_two_servers_stays_on_them() -> None:
