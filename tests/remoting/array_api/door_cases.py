@@ -69,14 +69,12 @@ class NoClient:
         self.failures: list[Any] = []
 
     def push(self, kind: Any, body: Any) -> None:
-        del kind
         self.failures.append(body)
 
     def collect(self) -> bytes | None:
         return None
 
     def names(self, handle: int) -> bool:
-        del handle
         return False
 
     def free_later(self, handles: bytes) -> None:

@@ -1,5 +1,6 @@
 """Both ends of every format of the array door, and their handling of rubbish."""
 
+import contextlib
 import io
 import math
 import socket
@@ -20,7 +21,6 @@ from gpupool.remoting.array_api.server.array_executor import Executor
 from gpupool.remoting.array_api.server.direct_calls import NODES_MAX, direct_call
 from gpupool.remoting.array_api.server.serve import Session, serve
 from gpupool.remoting.array_api.server.templates import compile_template
-from gpupool.remoting.devices.base import DeviceMemoryError
 from gpupool.remoting.transport.tally import Tally
 
 PLAIN = st.recursive(
@@ -54,23 +54,13 @@ def test_special_floats_survive(dropin: Any, value: float) -> None:
 
 
 @given(st.binary(max_size=60))
-@settings(max_examples=examples(400), deadline=None)
-def test_rubbish_is_one_kind_of_error_to_the_dropin(dropin: Any, data: bytes) -> None:
-    try:
-        value = dropin._door.cbor.decode(data)
-    except dropin._door.cbor.CborError:
-        return
-    # Whatever is accepted is plain, and the strict decoder of the worker agrees with it.
-    assert dropin._door.cbor.encode(value) is not None
-
-
-@given(st.binary(max_size=60))
-@settings(max_examples=examples(400), deadline=None)
-def test_rubbish_is_one_kind_of_error_to_the_worker(data: bytes) -> None:
-    try:
+@settings(max_examples=examples(500), deadline=None)
+def test_rubbish_is_one_kind_of_error_to_both_ends(dropin: Any, data: bytes) -> None:
+    with contextlib.suppress(dropin._door.cbor.CborError):
+        # Whatever is accepted is plain.
+        assert dropin._door.cbor.encode(dropin._door.cbor.decode(data)) is not None
+    with contextlib.suppress(RemoteProtocolError):
         array_wire.check_plain(array_wire.decode_body(data), 0)
-    except RemoteProtocolError:
-        return
 
 
 @pytest.mark.parametrize(
@@ -230,17 +220,6 @@ def test_nan_arrives_as_the_one_that_cupy_looks_for() -> None:
 
 def executor() -> Executor:
     return Executor(backend(door_kit.MIB), NoClient(), lambda line: None)
-
-
-@given(st.binary(max_size=80))
-@settings(max_examples=examples(300), deadline=None)
-def test_records_are_run_or_refused(data: bytes) -> None:
-    made = executor()
-    for ask in (False, True):
-        try:
-            made.run(memoryview(data), ask=ask)
-        except (RemoteProtocolError, DeviceMemoryError):
-            continue
 
 
 @given(

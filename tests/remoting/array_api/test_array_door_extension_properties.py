@@ -51,23 +51,17 @@ def theirs(path: str, name: str) -> Any:
     return getattr(importlib.import_module(path), name, None)
 
 
-def needed(function: Any) -> int:
-    """Return how many arguments a function cannot do without."""
+def parameters(function: Any) -> tuple[int, list[str]]:
+    """Return how many arguments a function cannot do without, and keywords that it takes."""
     if isinstance(function, np.ufunc):
-        return function.nin
+        return function.nin, []
     if inspect.isbuiltin(function):  # it says nothing of its parameters
-        return 3
-    empty = inspect.Parameter.empty
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = inspect.signature(function).parameters.values()
-    return sum(each.default is empty and each.kind in kinds for each in parameters)
-
-
-def keywords(function: Any) -> list[str]:
-    if isinstance(function, np.ufunc) or inspect.isbuiltin(function):
-        return []
-    known = inspect.signature(function).parameters
-    return [name for name in ("axis", "axes", "mode", "order", "n", "norm") if name in known]
+        return 3, []
+    known, first = inspect.signature(function).parameters, inspect.Parameter
+    kinds = (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD)
+    needed = [each for each in known.values() if each.default is first.empty and each.kind in kinds]
+    words = ("axis", "axes", "mode", "order", "n", "norm")
+    return len(needed), [name for name in words if name in known]
 
 
 @st.composite
@@ -76,10 +70,9 @@ def calls(draw: Any) -> Any:
     function = theirs(path, name)
     if function is None:  # newer versions of SciPy have it no more
         return path, name, (), {}
-    args = tuple(draw(values()) for _ in range(needed(function)))
-    more = draw(
-        st.dictionaries(st.sampled_from(["none", *keywords(function)]), values(), max_size=1)
-    )
+    needed, words = parameters(function)
+    args = tuple(draw(values()) for _ in range(needed))
+    more = draw(st.dictionaries(st.sampled_from(["none", *words]), values(), max_size=1))
     more.pop("none", None)
     return path, name, args, more
 
@@ -91,10 +84,6 @@ def outcome(function: Any, args: Any, kwargs: Any) -> Any:
             return function(*args, **kwargs), None
         except Exception as error:  # noqa: BLE001 - any error will do
             return None, error
-
-
-def upload(cp: Any, value: Any) -> Any:
-    return cp.asarray(value) if isinstance(value, np.ndarray) else value
 
 
 def compare(cp: Any, made: Any, wanted: Any) -> None:
@@ -130,11 +119,11 @@ def test_a_call_gives_what_scipy_gives_or_raises(cp: Any, call: Any) -> None:
     wanted, error = outcome(theirs(path, name), args, kwargs)
     function = getattr(importlib.import_module(f"cupyx.{path}"), name)
 
+    def upload(value: Any) -> Any:
+        return cp.asarray(value) if isinstance(value, np.ndarray) else value
+
     def through_the_door() -> Any:
-        made = function(
-            *[upload(cp, arg) for arg in args],
-            **{key: upload(cp, value) for key, value in kwargs.items()},
-        )
+        made = function(*map(upload, args), **{key: upload(each) for key, each in kwargs.items()})
         cp._door.pool.current().synchronize()
         return made
 

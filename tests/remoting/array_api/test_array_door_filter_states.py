@@ -1,10 +1,10 @@
 """Filters in parts on an emulated GPU: a state in the form of CuPy, computed by SciPy."""
 
-import importlib
 from typing import Any
 
 import numpy as np
 import pytest
+from door_cases import cupyx
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from tests.properties import examples
@@ -12,6 +12,8 @@ from tests.properties import examples
 from gpupool.remoting.devices.conventions import filter_states as states
 
 scipy: Any = pytest.importorskip("scipy")
+
+SPARSE = [1.0, 0.0, 0.25, 0.0]
 
 
 def filters() -> Any:
@@ -55,19 +57,14 @@ def test_a_state_of_the_past_is_the_past(made: Any, size: int) -> None:
 @given(filters())
 @example((np.array([0.0]), np.array([1.0, 0.25, 2.0**-126])))  # a singular matrix, by rounding
 @example((np.array([0.25]), np.array([1.0, 2.0**-126, 0.25, 2.0**-140])))
+@example((np.array([0.3, 0.2, 0.1]), np.array(SPARSE)))  # without some delays
 @settings(max_examples=examples(200), deadline=None)
 def test_a_filter_begins_at_the_end_of_its_response_to_a_step(made: Any) -> None:
     b, a = made
-    assume(a[1:].all())  # else the least squares of too few equations: the next test
+    assume(a[1:].all() or a.tolist() == SPARSE)  # else least squares of too few equations
     assume(abs(a.sum()) > 0.1)
     filtered, _ = states.lfilter(b, a, np.ones(12), zi=states.lfilter_zi(b, a))
     np.testing.assert_allclose(filtered, np.full(12, b.sum() / a.sum()), atol=1e-6)
-
-
-def test_a_filter_without_some_delays_begins_there_too() -> None:
-    b, a = np.array([0.3, 0.2, 0.1]), np.array([1.0, 0.0, 0.25, 0.0])
-    filtered, _ = states.lfilter(b, a, np.ones(12), zi=states.lfilter_zi(b, a))
-    np.testing.assert_allclose(filtered, np.full(12, b.sum() / a.sum()), atol=1e-9)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex128])
@@ -88,7 +85,7 @@ def test_sections_in_parts(dtype: Any) -> None:
 
 
 def test_the_door_has_states_of_filters(cp: Any) -> None:
-    signal: Any = importlib.import_module("cupyx.scipy.signal")
+    signal: Any = cupyx("scipy.signal")
     b, a, x = cp.asarray([1.0, 0.5]), cp.asarray([1.0, -0.2]), cp.arange(6.0)
     whole = signal.lfilter(b, a, x)
     first, state = signal.lfilter(b, a, x[:4], zi=cp.zeros(2))

@@ -92,40 +92,39 @@ def test_the_agents_refusal_is_the_users_message() -> None:
     assert "lease 7f3a has ended; idle for 60 s; run it again" in done.stderr
 
 
-def test_a_deferred_error_names_the_line_that_caused_it() -> None:
-    source = """
+DEFERRED = """
 import cupy as cp
-cp.linalg.cholesky(cp.eye(3)); a = cp.linalg.cholesky(-cp.eye(3))
+cp.linalg.cholesky(cp.eye(3)); a = cp.linalg.cholesky(-cp.eye(3))  # the first of its kind waits
 b = cp.zeros(4)
 c = b + 1
 print(c)
 """
+BY_DEFAULT = {"GPUPOOL_BLOCKING": ""}  # on emulated GPUs
+
+
+@pytest.mark.parametrize(
+    ("environment", "line"),
+    [
+        (BY_DEFAULT, 3),
+        ({"GPUPOOL_BLOCKING": "1"}, 3),
+        ({"CUDA_LAUNCH_BLOCKING": "1"}, 3),
+        ({"GPUPOOL_BLOCKING": "0"}, 6),
+    ],
+)
+def test_an_error_comes_at_the_call_or_names_its_line(
+    environment: dict[str, str], line: int
+) -> None:
     with door_kit.pool(1) as agent:
-        done = door_kit.run_program(agent, source)
-        blocked = door_kit.run_program(agent, source, GPUPOOL_BLOCKING="1")
-        unasked = door_kit.run_program(agent, source.replace("print(c)", ""))
+        done = door_kit.run_program(agent, DEFERRED, **environment)
     assert "LinAlgError: Matrix is not positive definite" in done.stderr
-    assert "by the call at <string>:3" in done.stderr
-    assert "cupy: LinAlgError" in unasked.stderr  # told at the end
-    assert "line 3, in <module>\n" in blocked.stderr
-    assert "line 6, in <module>\n" not in blocked.stderr
+    assert f"line {line}, in <module>\n" in done.stderr
+    assert ("by the call at <string>:3" in done.stderr) == (line == 6)
 
 
-@pytest.mark.parametrize(("asked", "place"), [("", "call"), ("1", "call"), ("0", "end")])
-def test_calls_wait_by_default_on_emulated_gpus(asked: str, place: str) -> None:
-    source = """
-import cupy as cp
-cp.linalg.cholesky(cp.eye(3))  # the first of its kind waits
-try:
-    cp.linalg.cholesky(-cp.eye(3))
-    print("end")
-    cp.cuda.Device().synchronize()
-except cp.linalg.LinAlgError:
-    print("call")
-"""
+def test_an_error_that_nothing_waited_for_is_told_at_the_end() -> None:
     with door_kit.pool(1) as agent:
-        done = door_kit.run_program(agent, source, GPUPOOL_BLOCKING=asked)
-    assert done.stdout.split()[0] == place
+        done = door_kit.run_program(agent, DEFERRED.replace("print(c)", ""))
+    assert "cupy: LinAlgError" in done.stderr
 
 
 def test_out_of_memory_is_raised_by_the_call_that_allocates() -> None:
@@ -332,16 +331,6 @@ def test_many_threads_share_a_session(cp: Any) -> None:
     assert not failures
 
 
-def test_threads_have_devices_of_their_own(cp: Any) -> None:
-    seen: list[int] = []
-    with cp.cuda.Device(1):
-        thread = threading.Thread(target=lambda: seen.append(cp.zeros(1).device.id))
-        thread.start()
-        thread.join(30)
-        seen.append(cp.zeros(1).device.id)
-    assert seen == [0, 1]
-
-
 def test_a_batch_of_long_records_leaves_before_it_is_more_than_a_frame(
     cp: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -455,18 +444,6 @@ def test_a_limit_of_the_pool_holds_and_says_so(cp: Any) -> None:
     assert cp.cuda.runtime.memGetInfo()[1] == 512 * door_kit.MIB
 
 
-def test_what_depends_on_a_failure_fails_and_the_rest_goes_on(cp: Any) -> None:
-    good = cp.arange(3)
-    cp.linalg.cholesky(cp.eye(3))  # the first call of its kind waits
-    bad = cp.linalg.cholesky(-cp.eye(3))
-    worse = bad + 1
-    with pytest.raises(np.linalg.LinAlgError):
-        worse.get()
-    assert good.get().tolist() == [0, 1, 2]
-    with pytest.raises(np.linalg.LinAlgError):
-        bad.get()
-
-
 @pytest.mark.parametrize("transport", ["tcp", "tls"])
 def test_a_keyboard_interrupt_in_an_upload_leaves_the_session_usable(transport: str) -> None:
     """A terminal interrupts the program in the middle of a frame, and its forked child with it."""
@@ -542,12 +519,10 @@ cp.asarray(np.arange(1 << 19))
 
 
 @pytest.mark.long
-def test_an_upload_without_room_is_an_error_and_the_session_goes_on(cp: Any) -> None:
-    host = np.ones(600 << 20, np.uint8)  # of 512 MiB
-    with pytest.raises(MemoryError):
-        cp.asarray(host)
-    array = cp.asarray(host[: 300 << 20])
-    array.set(host[: 300 << 20])  # in place: a second copy would not fit
+def test_a_large_array_is_refilled_in_place(cp: Any) -> None:
+    host = np.ones(300 << 20, np.uint8)  # of 512 MiB
+    array = cp.asarray(host)
+    array.set(host)  # a second copy would not fit
     assert int(array[-5:].sum()) == 5
 
 

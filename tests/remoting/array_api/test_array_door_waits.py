@@ -255,8 +255,15 @@ def test_a_call_on_the_result_of_a_failed_call_is_not_remembered(cp: Any) -> Non
         cp.pad(lost, 1, "no mode at all")  # the worker runs nothing on what is not there
     assert "by the call at" in caught.value.__notes__[0]
     session.synchronize()
-    with pytest.raises(ValueError, match="no mode at all"):
-        cp.pad(cp.ones((3, 3)), 1, "no mode at all")
+    refused((ValueError, "no mode", lambda: cp.pad(cp.ones((3, 3)), 1, "no mode at all")))
+
+
+def test_what_depends_on_a_failure_fails_and_the_rest_goes_on(cp: Any) -> None:
+    good, bad = cp.arange(3), _late_error(cp)
+    worse = bad + 1
+    refused((LINALG_ERROR, "", worse.get))
+    assert good.tolist() == [0, 1, 2]
+    refused((LINALG_ERROR, "", bad.get))
 
 
 ELEMENTS: list[tuple[Any, Callable[[Any, Any], Any], Any, Any]] = [

@@ -1,4 +1,4 @@
-"""Functions of `fuse`: a step of Adam in place, prices of options, types of all kinds, and sums.
+"""Functions of `fuse`: a step of Adam in place, types of all kinds, and sums.
 
 Each is called several times, because a worker fuses the calls that it has seen before. No number is
 computed of numbers in them: natively CuPy 14.2 does that in half precision (`1.0 - 0.9` is 0.0999).
@@ -29,25 +29,6 @@ def adam(xp: Any) -> Any:
     for at in range(TIMES):
         fused(weights, gradient, mean, square, 0.01 / (at + 1), 0.9, 0.1)
     return weights, mean, square
-
-
-def options(xp: Any) -> Any:
-    """Return the prices by a rational approximation of the normal distribution."""
-    strike, days = xp.linspace(50.0, 150.0, 60)[:, None], xp.linspace(0.1, 2.0, 50)
-
-    def normal(x: Any) -> Any:
-        t = 1.0 / (1.0 + 0.2316419 * xp.absolute(x))
-        tail = t * (0.31938153 + t * (-0.356563782 + t * 1.781477937))
-        below = xp.exp(-0.5 * x * x) * 0.3989422804 * tail
-        return xp.where(x < 0, below, 1.0 - below)
-
-    def price(k: Any, t: Any, rate: float, drift: float) -> Any:
-        root = 0.2 * xp.sqrt(t)
-        first = (xp.log(100.0 / k) + drift * t) / root
-        return 100.0 * normal(first) - k * xp.exp(0.0 - rate * t) * normal(first - root)
-
-    fused = fuse(xp, price)
-    return [fused(strike, days, 0.01 * at, 0.01 * at + 0.02) for at in range(TIMES)][-1]
 
 
 def types(xp: Any) -> list[Any]:
@@ -92,4 +73,4 @@ def fuse(xp: Any, function: Any) -> Any:
 
 def run(xp: Any) -> list[Any]:
     """Return all results."""
-    return [*adam(xp), options(xp), *types(xp), *sums(xp)]
+    return [*adam(xp), *types(xp), *sums(xp)]
