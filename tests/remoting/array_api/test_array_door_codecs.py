@@ -46,11 +46,11 @@ def test_each_end_reads_the_others_cbor(dropin: Any, value: Any) -> None:
     assert dropin._door.cbor.decode(array_wire.encode_body(value)) == value
 
 
-@pytest.mark.parametrize("value", [math.inf, -math.inf, 0.1, -0.0, 1e300])
-def test_special_floats_survive(dropin: Any, value: float) -> None:
-    assert dropin._door.cbor.decode(array_wire.encode_body(value)) == value
-    assert array_wire.decode_body(dropin._door.cbor.encode(value)) == value
-    assert math.isnan(dropin._door.cbor.decode(array_wire.encode_body(math.nan)))
+def test_special_floats_survive(dropin: Any) -> None:
+    for value in (math.inf, -math.inf, -0.0, 1e300, math.nan):
+        made = dropin._door.cbor.decode(array_wire.encode_body(value))
+        assert repr(made) == repr(array_wire.decode_body(dropin._door.cbor.encode(value)))
+        assert repr(made) == repr(value)
 
 
 @given(st.binary(max_size=60))

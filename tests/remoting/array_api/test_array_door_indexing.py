@@ -106,13 +106,6 @@ def test_a_part_and_its_reshape_are_views_exactly_where_numpys_are(
     assert np.array_equal(array.get(), host)
 
 
-@pytest.mark.parametrize("index", [(1, False, -6), (4, True), (True, ..., 3)])
-def test_an_integer_beside_a_mask_is_checked_at_the_call(cp: Any, index: Any) -> None:
-    array = cp.zeros((4, 5, 3))
-    refused((IndexError, "", lambda: array.__setitem__(index, 1.5)))
-    assert not array.get().any()
-
-
 def test_what_is_remembered_of_an_index_is_of_its_form(cp: Any) -> None:
     a, places = cp.arange(12.0).reshape(3, 4), cp.asarray([2, 0])
     host = a.get()

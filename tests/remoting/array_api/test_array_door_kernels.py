@@ -224,22 +224,6 @@ def test_what_no_gpu_finds_is_not_found(cp: Any, module: Any, name: str) -> None
         module.get_function(name)
 
 
-@pytest.mark.parametrize(
-    ("grid", "block"),
-    [
-        ((1,), (2048,)),
-        ((1,), (32, 33)),
-        ((1, 70000), (1,)),
-        ((1,), (1, 1, 65)),
-        ((), (1025,)),
-    ],
-)
-def test_a_grid_that_no_gpu_takes_is_refused(cp: Any, module: Any, grid: Any, block: Any) -> None:
-    kernel = module.get_function("asserts")  # a new one, so that its first launch waits
-    with pytest.raises(cp.cuda.driver.CUDADriverError, match="CUDA_ERROR_INVALID_VALUE"):
-        kernel(grid, block, (cp.ones(4, dtype=cp.int32),))
-
-
 def test_a_kernel_has_attributes_and_a_log(cp: Any, module: Any) -> None:
     kernel = module.get_function("where")
     assert kernel.max_threads_per_block == 1024
@@ -262,18 +246,6 @@ def test_a_source_that_does_not_compile_is_an_error_of_the_launch(cp: Any) -> No
 def test_a_source_that_cannot_be_loaded_is_an_error_of_the_launch(cp: Any) -> None:
     source = 'void missing(int *x);\nextern "C" __global__ void f(int *x) { missing(x); }'
     with pytest.raises(cp.cuda.compiler.CompileException, match=r"loaded: kernel\.so: un"):
-        cp.RawKernel(source, "f")((1,), (1,), (cp.zeros(1),))
-
-
-@pytest.mark.parametrize(
-    ("source", "says"),
-    [
-        ('#include "/etc/passwd"', "only headers of CUDA and CuPy"),
-        ("int x = __has_include(<a>);", "files of the server"),
-    ],
-)
-def test_a_source_that_a_real_gpu_refuses_is_refused(cp: Any, source: str, says: str) -> None:
-    with pytest.raises(NotImplementedError, match=says):
         cp.RawKernel(source, "f")((1,), (1,), (cp.zeros(1),))
 
 

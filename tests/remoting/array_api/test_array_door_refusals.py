@@ -77,6 +77,8 @@ WRONG: dict[str, list[tuple[Errors, Wrong]]] = {
     "elements that are set": [
         (ValueError, lambda cp, a: a.__setitem__(slice(None), cp.zeros(5))),
         (ValueError, lambda cp, a: a.fill(cp.ones(1))),
+        *((IndexError, lambda cp, a, index=index: a.__setitem__(index, 1.5))
+          for index in ((1, False, -6), (4, True), (True, ..., 7))),
         (OverflowError, _set("u1", Ellipsis, -1)),
         (OverflowError, _set("u1", MASK, -1)),
         (OverflowError, _set("u1", INDEX, 300)),

@@ -6,7 +6,6 @@ import importlib
 import pickle  # noqa: TID251 - written here only, to see which names a pickle has
 import signal
 import socket
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -305,30 +304,6 @@ def test_pickles_name_functions_by_modules_that_stay(cp: Any) -> None:
         (cp.ndarray, b"cupy\nndarray\n"),
     ):
         assert name in pickle.dumps(value, 2)
-
-
-def test_many_threads_share_a_session(cp: Any) -> None:
-    failures: list[BaseException] = []
-
-    def work(seed: int) -> None:
-        try:
-            host = np.arange(100.0) + seed
-            array = cp.asarray(host)
-            for step in range(30):
-                array = array * 1.5 - step
-                host = host * 1.5 - step
-                if step % 7 == 0:
-                    assert np.allclose(array.get(), host)
-            assert np.isclose(float(array.sum()), host.sum())
-        except BaseException as error:  # noqa: BLE001 - for the main thread to raise
-            failures.append(error)
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert not failures
 
 
 def test_a_batch_of_long_records_leaves_before_it_is_more_than_a_frame(

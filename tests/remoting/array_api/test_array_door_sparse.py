@@ -196,6 +196,13 @@ def test_solvers_with_the_programs_own_functions(cp: Any, sparse: Any) -> None:
             found, info = solve(system, b, rtol=1e-11)
             assert int(info) == 0
             close(found, wanted, 1e-5)
+    scale, values = 1.0 / matrix.diagonal(), np.linalg.eigvalsh(dense)
+    jacobi = linalg.LinearOperator(dense.shape, matvec=lambda v: scale * v, dtype=float)
+    close(linalg.cg(matrix, b, rtol=1e-12, M=jacobi)[0], wanted, 1e-5)
+    close(linalg.spsolve(matrix, b), wanted)
+    largest = linalg.eigsh(matrix, k=3, which="LA", return_eigenvectors=False)
+    close(cp.sort(largest), values[-3:])
+    assert np.isclose(float(linalg.norm(matrix)), np.linalg.norm(dense))
     turns: list[Any] = []
     linalg.cg(matrix, b, callback=turns.append)
     assert turns

@@ -17,12 +17,6 @@ ORDERS: tuple[Any, ...] = ("C", "F", "A", "K")
 Made = Callable[[Any], Any]
 
 
-def _after(source: Any, *changes: Callable[[Any], Any]) -> Any:
-    for change in changes:
-        change(source)
-    return source
-
-
 def _each_order(call: Callable[[Any, Any], Any]) -> Made:
     return lambda xp: [call(xp, order) for order in ORDERS]
 
@@ -41,6 +35,12 @@ def _power_series(xp: Any) -> Any:
         xp.polynomial.polyutils.trimcoef(xp.asarray([1.0, 2.0, 1e-9]), 1e-6),
         xp.polynomial.polyutils.trimseq(c),
     )
+
+
+def _flat(xp: Any) -> Any:
+    made = xp.zeros((2, 3), order="F")
+    made.flat[...] = xp.asarray([1, 2], "i1")
+    return made
 
 
 SEPARATED = (slice(None), [0, 1], ..., [0, 1])
@@ -66,13 +66,10 @@ AS_NUMPY: dict[str, Made] = {
         for order in (*ORDERS, "c", "f")
         for host in (np.ones((1, 3, 1)), np.arange(24).reshape(2, 3, 4))
     ],
-    "all of a flat iterator": lambda xp: _after(
-        xp.zeros((2, 3), order="F"), lambda a: a.flat.__setitem__(..., xp.asarray([1, 2], "i1"))
-    ),
+    "all of a flat iterator": lambda xp: _flat(xp),
     "separated indices": lambda xp: xp.arange(60.0).reshape(3, 4, 5)[SEPARATED],
-    "writing by separated indices": lambda xp: _after(
-        xp.zeros((3, 4, 5)),
-        lambda a: a.__setitem__(SEPARATED, xp.arange(6.0).reshape(2, 3)),
+    "writing by them": lambda xp: _written(
+        xp.zeros((3, 4, 5)), SEPARATED, xp.arange(6.0).reshape(2, 3)
     ),
     "quantiles": lambda xp: xp.percentile(xp.arange(5, dtype="f8"), [20, 40.0]),
     "condition": lambda xp: xp.linalg.cond([[1.0, 0], [0, 2]]),
@@ -122,70 +119,50 @@ def test_a_result_is_that_of_numpy(cp: Any, name: str) -> None:
     assert not door_calls.difference(AS_NUMPY[name](cp), AS_NUMPY[name](np))
 
 
+def _table(cp: Any) -> Any:
+    return cp.arange(12).reshape(4, 3)
+
+
+def _written(array: Any, *changes: Any) -> Any:
+    for index, value in zip(changes[::2], changes[1::2], strict=True):
+        array[index] = value
+    return array
+
+
+def _products(cp: Any) -> Any:
+    first, truth = cp.arange(6, dtype="i1").reshape(2, 3), cp.ones((3, 4), "?")
+    return cp.einsum("ij,jk,kl", first, truth, cp.ones((4, 5), "?"), optimize=True)
+
+
 ELEMENTS: dict[str, tuple[Any, Made]] = {
     "shortened by an array": ([[0, 1, 2], [3, 4, 5]], lambda cp: _table(cp)[: cp.asarray(2)]),
-    "stepped by an array": (
-        [[0, 2], [3, 5], [6, 8]],
-        lambda cp: _table(cp)[: cp.asarray(-1), :: cp.asarray(2)],
-    ),
+    "stepped by one": ([[0, 2], [3, 5]], lambda cp: _table(cp)[: cp.asarray(-2), :: cp.asarray(2)]),
+    "shortened by a float": ([[0, 1, 2], [3, 4, 5]], lambda cp: _table(cp)[:2.0]),
     "written by slices of arrays": (
         [[0, 1, 2], [3, 4, 5], [8, 9, 7], [8, 9, 7]],
-        lambda cp: _after(
-            _table(cp),
-            lambda a: a.__setitem__(slice(cp.asarray(2), None), 7.0),
-            lambda a: a.__setitem__((slice(2, None), slice(2)), cp.asarray([8, 9])),
+        lambda cp: _written(
+            _table(cp), np.s_[cp.asarray(2) :], 7.0, np.s_[cp.asarray(2) :, :2], cp.asarray([8, 9])
         ),
-    ),
-    "shortened by a float": ([[0, 1, 2], [3, 4, 5]], lambda cp: _table(cp)[:2.0]),
-    "index that wraps": ([1, 0], lambda cp: cp.arange(3)[[1, 3]]),
-    "writing by one": (
-        [10, 10, 2],
-        lambda cp: _after(cp.arange(3), lambda a: a.__setitem__(cp.array([1, 3]), 10)),
     ),
     "element of an array of one": (
         [[0, 4, 0], [0, 0, 5]],
-        lambda cp: _after(
-            cp.zeros((2, 3)),
-            lambda a: a.__setitem__((0, 1), cp.full(1, 4.0)),
-            lambda a: a.__setitem__((1, -1), cp.full((1, 1), 5.0)),
+        lambda cp: _written(
+            cp.zeros((2, 3)), (0, 1), cp.full(1, 4.0), (1, -1), cp.full((1, 1), 5.0)
         ),
     ),
-    "range to a product": (
-        [0, 1, 2, 3, 4, 5],
-        lambda cp: cp.arange(cp.prod(cp.asarray([2, 3]))),
-    ),
+    "index that wraps": ([1, 0], lambda cp: cp.arange(3)[[1, 3]]),
+    "writing by one": ([10, 10, 2], lambda cp: _written(cp.arange(3), cp.array([1, 3]), 10)),
+    "range to a product": ([0, 1, 2, 3], lambda cp: cp.arange(cp.prod(cp.asarray([2, 2])))),
     # CuPy takes such a number for an integer, whatever its type is.
     "range to a float": ([0, 1, 2], lambda cp: cp.arange(cp.asarray(2.5))),
     "range from a float": ([0.5, 1.5, 2.5], lambda cp: cp.arange(cp.asarray(0.5), 3.0)),
     "negative power": ([1, -1, 0, 0, -1], lambda cp: cp.asarray([1, -1, 2, 0, -1]) ** -1),
-    "negative powers": (
-        [1, 1, 0, 0, -1],
-        lambda cp: cp.power(cp.asarray([1, -1, 2, 0, -1]), cp.asarray([-2, -2, -3, -1, 3])),
-    ),
-    "half precision and a large number": (
-        [False, True],
-        lambda cp: cp.asarray([1, np.inf], "f2") == 2**63,
-    ),
-    "products of truth values": (
-        [[12] * 5, [48] * 5],
-        lambda cp: cp.einsum(
-            "ij,jk,kl",
-            cp.arange(6, dtype="i1").reshape(2, 3),
-            cp.ones((3, 4), "?"),
-            cp.ones((4, 5), "?"),
-            optimize=True,
-        ),
-    ),
-    "truth and large numbers": (
-        [[True, True], [True, True], [False, False]],
-        lambda cp: cp.stack(
-            [
-                cp.array([True, False]) < 2**63,
-                cp.array([True, False]) > -(2**63),
-                cp.array([True, False]) == 2**63 + 100,
-            ]
-        ),
-    ),
+    "negative powers": ([1, 0, -1], lambda cp: cp.asarray([1, 2, -1]) ** cp.asarray([-2, -3, 3])),
+    "a large number in half precision": ([0, 1], lambda cp: cp.asarray([1, INF], "f2") == 2**63),
+    "truth above a large number": ([1, 1], lambda cp: cp.array([True, False]) > -(2**63)),
+    "truth below one": ([1, 1], lambda cp: cp.array([True, False]) < 2**63),
+    "truth beside one": ([0, 0], lambda cp: cp.array([True, False]) == 2**63 + 100),
+    "products of truth values": ([[12] * 5, [48] * 5], _products),
     "sum of a number": ([3], lambda cp: cp.cumulative_sum(cp.asarray(3))),
     "index of an extreme": ([0], lambda cp: cp.argmax(cp.asarray([[3, 1]]), axis=1, dtype="i4")),
     "filled with an array": ([3, 3], lambda cp: cp.full_like(cp.ones(2, "i4"), np.array([[3.5]]))),
@@ -195,10 +172,6 @@ ELEMENTS: dict[str, tuple[Any, Made]] = {
     "strides of no rows": ([24, 8], lambda cp: cp.asarray(cp.zeros((2, 0)).reshape(0, 3).strides)),
 }
 """Calls with values of CuPy, at which NumPy has others or an error."""
-
-
-def _table(cp: Any) -> Any:
-    return cp.arange(12).reshape(4, 3)
 
 
 @pytest.mark.parametrize("name", ELEMENTS)
