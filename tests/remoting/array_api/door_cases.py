@@ -2,7 +2,9 @@
 
 import contextlib
 import importlib
-from collections.abc import Callable, Generator
+import random
+import warnings
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import door_kit
@@ -48,6 +50,17 @@ def close(ours: Any, theirs: Any, rtol: float = 1e-7, atol: float = 0.0) -> None
     host = ours.get() if hasattr(ours, "get") else ours
     assert np.shape(host) == np.shape(theirs)
     np.testing.assert_allclose(host, theirs, rtol, atol)
+
+
+def junk(draw: random.Random, others: Sequence[Any] = ()) -> Any:
+    """Return an argument as no program gives it: an array of the host, one of others, anything."""
+    shape = [draw.choice((0, 1, 2, 3, 5)) for _ in range(draw.randrange(4))]
+    factor = draw.choice((1.0, 4.0, 0.0, np.nan, np.inf, 1e308))
+    with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore"):
+        array = np.asarray(np.random.RandomState(draw.randrange(99)).rand(*shape) * factor)
+        array = array.astype(draw.choice(("f8", "f4", "c16", "i8", "i4", "u2", "?")))
+    plain = [None, 0, -1, 2, 1 << 62, 0.5, float("nan"), [1, 3], (2, 2), "x", "same", "hann", True]
+    return draw.choice([*[array] * (4 + len(others)), *others, *others, *plain])
 
 
 class Described:

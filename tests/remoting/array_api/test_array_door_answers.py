@@ -108,3 +108,15 @@ def test_a_filter_that_no_memory_holds_is_refused(name: str, size: Any) -> None:
     a, said = np.ones((4, 4)), "no array is as large as this filter"
     refused((ValueError, said, lambda: function(a, size)))
     assert function(a, 3).shape == function(a, size=3).shape == (4, 4)
+
+
+def test_a_label_that_no_memory_holds_is_refused() -> None:
+    """SciPy wrote behind its memory here too."""
+    function, said = (
+        BACKEND.operations()["cupyx.scipy.ndimage.find_objects"],
+        "this filter or label",
+    )
+    refused(*((ValueError, said, lambda x=x: function(np.asarray(x)))
+              for x in (1 << 62, -(1 << 62), [1, (1 << 63) - 1])))  # fmt: skip
+    refused((ValueError, said, lambda: function(np.ones(3, int), max_label=1 << 62)))
+    assert function(np.asarray([1, 0, 1])) == [(slice(0, 3, None),)]

@@ -2,11 +2,15 @@
 
 import importlib
 import inspect
+import random
+import warnings
+from collections.abc import Callable
 from typing import Any
 
+import door_calls
 import numpy as np
 import pytest
-from door_cases import close, cupyx, refused
+from door_cases import close, cupyx, junk, refused
 
 from gpupool.remoting.devices import extensions
 from gpupool.remoting.devices.base import UnsupportedError
@@ -236,3 +240,58 @@ def test_elements_of_a_type_that_no_gpu_has_are_an_error_of_the_call(cp: Any) ->
     for call in (lambda: ndimage.laplace(None), lambda: ndimage.iterate_structure("", 1)):
         refused((TypeError, "elements of type", lambda: cp.asnumpy(call())))  # noqa: B023
     assert cp.ones(2).tolist() == [1, 1]
+
+
+# --- any arguments --------------------------------------------------------------------------------
+
+OTHERWISE = frozenset(
+    (
+        # CuPy's conventions, which the emulation has adapters for.
+        *("lfilter", "sosfilt", "lfilter_zi", "sosfilt_zi", "lfiltic", "solve_triangular"),
+        *("dct", "dst", "idct", "idst", "affine_transform", "distance_transform_edt"),
+        *("binary_erosion", "binary_dilation", "binary_opening", "binary_closing"),
+        *EXTENSIONS["scipy.spatial.distance"],
+    )
+)
+
+
+def needed(function: Any) -> int:
+    """Return how many arguments a function cannot do without."""
+    if isinstance(function, np.ufunc):
+        return function.nin
+    if inspect.isbuiltin(function):  # it says nothing of its parameters
+        return 3
+    parameters = inspect.signature(function).parameters.values()
+    free = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_POSITIONAL)
+    return sum(each.default is each.empty and each.kind not in free for each in parameters)
+
+
+def outcome(call: Callable[[], Any]) -> Any:
+    with warnings.catch_warnings(action="ignore"), np.errstate(all="ignore"):
+        try:
+            made = call()
+            return list(made.values()) if isinstance(made, dict) else made
+        except Exception as error:  # noqa: BLE001 - any error will do
+            return error
+
+
+@pytest.mark.parametrize("path", EXTENSIONS)
+def test_any_call_gives_what_scipy_gives_or_raises_and_the_session_lives(
+    cp: Any, path: str
+) -> None:
+    session, draw = cp._door.pool.current(), random.Random(path)
+    kinds = (TypeError, ValueError, NotImplementedError, MemoryError, OverflowError)
+    for name in EXTENSIONS[path]:
+        theirs, ours = getattr(importlib.import_module(path), name, None), cupyx(path)
+        for _ in range(2 if theirs is not None else 0):  # newer versions of SciPy lack some
+            host = [junk(draw) for _ in range(needed(theirs))]
+            given = [cp.asarray(each) if isinstance(each, np.ndarray) else each for each in host]
+            made = outcome(lambda: (getattr(ours, name)(*given), session.synchronize())[0])  # noqa: B023
+            assert session.failure is None, (name, host)
+            if name in OTHERWISE or isinstance(made, kinds):
+                continue  # at what is refused here, SciPy alone may end the process
+            wanted = outcome(lambda: theirs(*host))  # noqa: B023
+            if isinstance(made, Exception):
+                assert isinstance(wanted, Exception), (name, host, made)
+            else:
+                assert not door_calls.difference(made, wanted), (name, host)

@@ -111,7 +111,7 @@ BY_DEFAULT = {"GPUPOOL_BLOCKING": ""}  # on emulated GPUs
     ],
 )
 def test_an_error_comes_at_the_call_or_names_its_line(
-    environment: dict[str, str], line: int
+    environment: dict[str, Any], line: int
 ) -> None:
     with door_kit.pool(1) as agent:
         done = door_kit.run_program(agent, DEFERRED, **environment)

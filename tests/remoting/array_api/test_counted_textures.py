@@ -6,6 +6,7 @@ A real GPU runs CuPy's own tests of them (`test_texture.py` of its suite).
 import gc
 import sys
 import types
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -158,7 +159,12 @@ ARGUMENTS = st.one_of(NUMBERS, st.lists(NUMBERS, max_size=8), st.just(np.zeros(4
 def test_any_arguments_of_textures_give_an_object_or_an_error(data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
         door, budget = made_of_fakes(patch)
-        counts = {door.array: 5, door.copy_from: 3, door.texture: 5, door.surface: 4}
+        counts: dict[Callable[..., Any], int] = {
+            door.array: 5,
+            door.copy_from: 3,
+            door.texture: 5,
+            door.surface: 4,
+        }
         call, count = data.draw(st.sampled_from(list(counts.items())))
         arguments = [data.draw(ARGUMENTS) for _ in range(count)]
         try:
