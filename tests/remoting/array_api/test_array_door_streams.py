@@ -49,6 +49,31 @@ def test_the_stream_of_a_block_comes_back_and_that_of_use_is_forgotten(cp: Any) 
         assert float(cp.arange(4).sum()) == 6
 
 
+def test_each_device_has_its_own_current_stream(cp: Any) -> None:
+    first, now, null = cp.cuda.Stream(), cp.cuda.get_current_stream, cp.cuda.Stream.null
+    with cp.cuda.Device(1):
+        second, marked = cp.cuda.Stream(), cp.cuda.Event()
+        second.use()
+        marked.record()
+    assert first != second
+    assert first.ptr != second.ptr
+    with first:
+        assert now() is first
+        assert now(1) is second
+        with cp.cuda.Device(1):
+            assert now() is second
+            x = cp.ones(3) * 2
+        assert now() is first
+        first.wait_event(marked)
+        y = cp.asarray(x) + 1
+    assert now() == null
+    said = "does not match with the current device .0."
+    refused(*((RuntimeError, said, wrong) for wrong in (second.use, second.__enter__)))
+    assert (y.tolist(), x.get(stream=second).tolist()) == ([3] * 3, [2] * 3)
+    with cp.cuda.Device(1):
+        null.use()
+
+
 class Foreign:
     """A stream of another library."""
 

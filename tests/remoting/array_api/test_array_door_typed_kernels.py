@@ -62,16 +62,8 @@ def test_a_thread_that_returns_ends_its_own_element(cp: Any, mixed: Any) -> None
 @pytest.fixture(scope="module")
 def weighted(cp: Any) -> Any:
     """Return a reduction with two inputs and its own type; compiled once."""
-    return cp.ReductionKernel(
-        "T x, T weight",
-        "T total",
-        "x * weight + _J",
-        "a + b",
-        "total = (T)a",
-        "0",
-        "weighted",
-        reduce_type="double",
-    )
+    texts = ("T x, T weight", "T total", "x * weight + _J", "a + b", "total = (T)a", "0")
+    return cp.ReductionKernel(*texts, "weighted", reduce_type="double")
 
 
 @pytest.mark.parametrize("axis", [None, 0, 1, -1, (0, 2), (2, 1), (0, 1, 2), ()])
@@ -161,37 +153,21 @@ def test_each_type_is_added(cp: Any, char: str) -> None:
 @pytest.mark.slow  # a compilation for each
 def test_preparation_end_options_and_outputs(cp: Any) -> None:
     x = cp.arange(300)
-    counts = cp.ElementwiseKernel(
-        "T x",
-        "raw T y",
-        "mine += x * BY",
-        "counts",
-        no_return=True,
-        options=("-DBY=2",),
-        loop_prep="T mine = 0",
-        after_loop="atomicAdd(&y[0], mine)",
-    )
+    per_thread: Any = {"loop_prep": "T mine = 0", "after_loop": "atomicAdd(&y[0], mine)"}
+    more: Any = {"no_return": True, "options": ("-DBY=2",), **per_thread}
+    counts = cp.ElementwiseKernel("T x", "raw T y", "mine += x * BY", "counts", **more)
     total = cp.zeros(1, dtype=int)
     assert counts(x, total) is None
     assert int(total[0]) == 2 * 299 * 150
-    shaped = cp.ElementwiseKernel(
-        "raw T x",
-        "raw T y",
-        "ptrdiff_t at[] = {0, i}; y[i] = x[at] + x.shape()[1] + x.strides()[0]",
-        "shaped",
-    )
+    place = "ptrdiff_t at[] = {0, i}; y[i] = x[at] + x.shape()[1] + x.strides()[0]"
+    shaped = cp.ElementwiseKernel("raw T x", "raw T y", place, "shaped")
     assert shaped(cp.arange(12).reshape(3, 4), size=4).get().tolist() == [36, 37, 38, 39]
-    indexed = cp.ElementwiseKernel(
-        "T x", "T y", "y = _ind.get()[0] * 10 + _ind.get()[1]", "indexed", reduce_dims=False
-    )
+    place = "y = _ind.get()[0] * 10 + _ind.get()[1]"
+    indexed = cp.ElementwiseKernel("T x", "T y", place, "indexed", reduce_dims=False)
     assert indexed(cp.zeros((2, 3))).get().tolist() == [[0, 1, 2], [10, 11, 12]]
-    shared = cp.ElementwiseKernel(
-        "T x",
-        "T y",
-        "__shared__ T held[128]; held[threadIdx.x] = x; __syncthreads(); "
-        "y = held[blockDim.x - 1 - threadIdx.x]",
-        "shared",
-    )
+    turned = "__shared__ T held[128]; held[threadIdx.x] = x; __syncthreads(); "
+    turned += "y = held[blockDim.x - 1 - threadIdx.x]"
+    shared = cp.ElementwiseKernel("T x", "T y", turned, "shared")
     assert shared(cp.arange(128)).get().tolist() == list(range(127, -1, -1))
 
 

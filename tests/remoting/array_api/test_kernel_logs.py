@@ -32,22 +32,17 @@ def compiled(*args: Any) -> str:
     return CudaKernels(None).operations()["kernel.compile"](*args)
 
 
+@pytest.mark.parametrize("before", [None, "0"])
 def test_the_log_comes_although_the_compiled_kernel_is_kept(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, before: str | None
 ) -> None:
     monkeypatch.delenv(IN_MEMORY, raising=False)
-    assert compiled(Kept(), True) == WARNING
-    assert IN_MEMORY not in os.environ
-    monkeypatch.setenv(IN_MEMORY, "0")
-    assert compiled(Kept(), True) == WARNING
-    assert os.environ[IN_MEMORY] == "0"
-
-
-def test_without_a_log_the_kept_kernel_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(IN_MEMORY, raising=False)
+    if before is not None:
+        monkeypatch.setenv(IN_MEMORY, before)
     kernel = Kept()
-    assert compiled(kernel) == ""
-    assert kernel.read == 1
+    assert compiled(kernel, True) == WARNING
+    assert os.environ.get(IN_MEMORY) == before
+    assert (compiled(kernel), kernel.read) == ("", 1)  # without a log the kept kernel is read
 
 
 def test_a_long_log_is_cut_off() -> None:

@@ -5,32 +5,20 @@ import pytest
 from gpupool.remoting.devices.base import UnsupportedError
 from gpupool.remoting.devices.sources import check_options, check_source
 
+READING = [
+    *(f"{words} {name}" for words in ("#include", "  #  include", "%:include", "??=include")
+      for name in ('"/etc/passwd"', "</etc/passwd>", "<../../etc/passwd>", '"a/../../b.h"')),
+    *(f'{words} "/etc/passwd"' for words in ("#/* x */include", "#/*\n*/include", "#inc\\\nlude",
+      "#include \\\n", "??=inc??/\nlude", "#embed", "// harmless \\\n/*\n#include", "/* #include")),
+    "#define X </etc/passwd>\n#include X",
+    '#include_next "x.h"',
+    '#import "x.h"',
+    "#if __has_include(</etc/passwd>)",
+    'asm(".incbin \\"/etc/passwd\\"");',
+]  # fmt: skip
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        '#include "/etc/passwd"',
-        "#include </etc/passwd>",
-        "#include <../../etc/passwd>",
-        '#include "a/../../b.h"',
-        '  #  include "/etc/passwd"',
-        '#/* x */include "/etc/passwd"',
-        '#/*\n*/include "/etc/passwd"',
-        '#inc\\\nlude "/etc/passwd"',
-        '#include \\\n "/etc/passwd"',
-        '%:include "/etc/passwd"',
-        '??=include "/etc/passwd"',
-        '??=inc??/\nlude "/etc/passwd"',
-        "#define X </etc/passwd>\n#include X",
-        '#include_next "x.h"',
-        '#import "x.h"',
-        '#embed "/etc/passwd"',
-        '// harmless \\\n/*\n#include "/etc/passwd"\n*/',
-        '/* #include "/etc/passwd" */',
-        "#if __has_include(</etc/passwd>)",
-        'asm(".incbin \\"/etc/passwd\\"");',
-    ],
-)
+
+@pytest.mark.parametrize("source", READING)
 def test_source_that_reads_a_file_is_refused(source: str) -> None:
     with pytest.raises(UnsupportedError):
         check_source(f"int a;\n{source}\nint b;")
@@ -49,23 +37,13 @@ def test_ordinary_source_passes(source: str) -> None:
     check_source(source, "T x")
 
 
-@pytest.mark.parametrize(
-    "option",
-    [
-        "-I/etc",
-        "--include-path=/",
-        "-include=/etc/passwd",
-        "--pre-include=x",
-        '-DX="/etc"',
-        "-o",
-        "--output-file=/tmp/x",
-        "-Xptxas",
-        "-time=/tmp/x",
-        "--pch",
-        "-ewp",
-        "-DX=a b",
-    ],
+OPTIONS = (
+    '-I/etc --include-path=/ -include=/etc/passwd --pre-include=x -DX="/etc" -o '
+    "--output-file=/tmp/x -Xptxas -time=/tmp/x --pch -ewp"
 )
+
+
+@pytest.mark.parametrize("option", [*OPTIONS.split(), "-DX=a b"])
 def test_options_that_name_files_are_refused(option: str) -> None:
     with pytest.raises(UnsupportedError, match="is not allowed on a remote GPU"):
         check_options([option])

@@ -45,24 +45,15 @@ def test_a_waiting_thread_hears_at_once_that_another_has_lost_the_session(
     cp: Any, pair: tuple[socket.socket, socket.socket]
 ) -> None:
     ours, theirs = pair
+    number = ours.fileno()
     waiting = WaitingThread(cp._door, ours)
     began = time.monotonic()
     waiting.connection.lose("the lease is lost")
+    assert ours.fileno() == number  # it stays taken while a thread polls it
     waiting.thread.join(10)
     assert time.monotonic() - began < 0.5  # far less than the second for which it polls
     assert "the lease is lost" in str(waiting.error)
     assert theirs.recv(1) == b""
-
-
-def test_the_number_of_a_descriptor_stays_taken_while_a_thread_polls_it(
-    cp: Any, pair: tuple[socket.socket, socket.socket]
-) -> None:
-    ours, _ = pair
-    number = ours.fileno()
-    waiting = WaitingThread(cp._door, ours)
-    waiting.connection.lose("the lease is lost")
-    assert ours.fileno() == number
-    waiting.thread.join(10)
 
 
 def test_a_session_that_was_lost_closes_its_socket_at_the_end(cp: Any) -> None:

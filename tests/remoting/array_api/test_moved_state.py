@@ -19,6 +19,7 @@ from gpupool.remoting.array_api.server.element_types import (
 )
 from gpupool.remoting.array_api.server.kernel_state import keeps_state
 from gpupool.remoting.array_api.server.moved_state import Channel, UnmovableError
+from gpupool.remoting.devices.host_kernels import host_compiler
 
 H = Handle
 STRUCTURE = np.dtype({"names": ["a", "b"], "formats": ["<i4", ("<f8", (2,))], "offsets": [0, 8]})
@@ -30,19 +31,13 @@ def pair() -> tuple[Worker, PipeLinks]:
     return Worker(links), links
 
 
-def every_dtype() -> list[np.dtype[Any]]:
-    kinds = [*DTYPES.values(), STRUCTURE, DATES]
-    if has_bfloat16():
-        kinds.append(dtype_of(BFLOAT16))
-    return kinds
-
-
 # --- arrays ---------------------------------------------------------------------------------------
 
 
 def test_arrays_of_every_type_are_the_same_bytes() -> None:
     old, links = pair()
-    kinds = every_dtype()
+    bfloat16 = [dtype_of(BFLOAT16)] if has_bfloat16() else []
+    kinds = [*DTYPES.values(), STRUCTURE, DATES, *bfloat16]
     data = np.random.default_rng(3).integers(0, 255, 24 * 64, np.uint8)
     sent = [np.frombuffer(data[: 24 * kind.itemsize].tobytes(), kind) for kind in kinds]
     handles = [old.put(each.reshape(4, 6)) for each in sent]
@@ -186,8 +181,6 @@ extern "C" __global__ void scale(double *a, double by, int n) {
 
 @pytest.mark.skipif(not door_kit.HAS_COMPILER, reason="needs a C++ compiler")
 def test_kernels_are_made_from_their_source_also_of_a_module_that_was_dropped() -> None:
-    from gpupool.remoting.devices.host_kernels import host_compiler
-
     host_compiler.permit()
     old, links = pair()
     raw = old.make("kernel.RawKernel", SCALE, "scale", [], False, False)
