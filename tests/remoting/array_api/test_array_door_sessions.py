@@ -13,6 +13,7 @@ from typing import Any
 import door_kit
 import numpy as np
 import pytest
+from tests.remoting.array_api.conftest import SESSIONS
 
 from gpupool.remoting.worker.client_handshake import accept_plain
 
@@ -524,3 +525,18 @@ def test_a_program_that_does_not_end_says_where_it_is() -> None:
     source = "import os, time\nif not os.fork(): os._exit(0)\ntime.sleep(60)\n"
     with pytest.raises(AssertionError, match=r"no end after 1 s: .*line 3 in <module>"):
         door_kit.run_program(None, source, timeout_s=1)
+
+
+def test_a_session_that_is_lost_or_has_an_error_is_made_anew(cp: Any) -> None:
+    [session] = SESSIONS
+    assert session.wrong() == ""
+    cp.linalg.cholesky(cp.eye(3))  # the first call of its kind waits
+    cp.linalg.cholesky(-cp.eye(3))
+    assert session.wrong().startswith("LinAlgError: ")
+    assert session.wrong() == ""
+    cp._door.pool.current().lose("the network is cut")
+    assert "the network is cut" in session.wrong()
+    session.close()
+    session.open()
+    assert session.wrong() == ""
+    assert float(cp.ones(3).sum()) == 3

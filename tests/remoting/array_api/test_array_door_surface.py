@@ -1,8 +1,10 @@
-"""Every function of the drop-in gives NumPy's result."""
+"""Every function of the drop-in gives NumPy's result; so do the scripts of `examples`."""
 
 import ctypes
 import importlib
+import importlib.util
 import inspect
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -336,3 +338,27 @@ def test_what_only_our_arrays_have_has_names_that_no_other_librarys_protocol_has
     ours = {name for name in dir(cp.ndarray) if name not in theirs}
     assert "_gp_meta" in ours
     assert not [name for name in ours if not name.startswith(("__", "_gp_"))]
+
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+
+
+def _load(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(f"program_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [("solver", ["32", "10"]), ("kmeans", ["500", "4"]), ("image_filter", ["48"])],
+)
+def test_an_example_computes_what_numpy_computes(
+    cp: Any, monkeypatch: pytest.MonkeyPatch, name: str, arguments: list[str]
+) -> None:
+    assert cp.cuda.runtime.getDeviceCount() == 2
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    assert _load(EXAMPLES / f"{name}.py").main() == 0

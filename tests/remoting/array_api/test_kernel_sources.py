@@ -1,9 +1,13 @@
-"""Kernel source and options from a client cannot make the compiler read the server's files."""
+"""Sources of kernels read no file of the server; a real GPU's log comes to the call that asks."""
+
+import os
+from typing import Any
 
 import pytest
 
 from gpupool.remoting.devices.base import UnsupportedError
-from gpupool.remoting.devices.sources import check_options, check_source
+from gpupool.remoting.devices.cuda_kernels import CudaKernels
+from gpupool.remoting.devices.sources import LOG_MAX, check_options, check_source
 
 READING = [
     *(f"{words} {name}" for words in ("#include", "  #  include", "%:include", "??=include")
@@ -57,3 +61,47 @@ def test_ordinary_options_pass() -> None:
 def test_source_that_is_too_long_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="too long"):
         check_source("x" * (1 << 21))
+
+
+IN_MEMORY = "CUPY_CACHE_IN_MEMORY"
+WARNING = "kern.cu(3): warning: j was declared but never referenced"
+
+
+class Kept:
+    """A kernel of which an earlier session has left the compiled code on the disk."""
+
+    def __init__(self, said: str = WARNING) -> None:
+        self.said = said
+        self.read = 0
+
+    def compile(self, log_stream: Any = None) -> None:
+        """Compile as CuPy does: with a kept kernel it reads that, and has no log to write."""
+        if os.environ.get(IN_MEMORY) != "1":
+            self.read += 1
+        elif log_stream is not None:
+            log_stream.write(self.said)
+
+
+def compiled(*args: Any) -> str:
+    """Return the answer of a real GPU's operation."""
+    return CudaKernels(None).operations()["kernel.compile"](*args)
+
+
+@pytest.mark.parametrize("before", [None, "0"])
+def test_the_log_comes_although_the_compiled_kernel_is_kept(
+    monkeypatch: pytest.MonkeyPatch, before: str | None
+) -> None:
+    monkeypatch.delenv(IN_MEMORY, raising=False)
+    if before is not None:
+        monkeypatch.setenv(IN_MEMORY, before)
+    kernel = Kept()
+    assert compiled(kernel, True) == WARNING
+    assert os.environ.get(IN_MEMORY) == before
+    assert (compiled(kernel), kernel.read) == ("", 1)  # without a log the kept kernel is read
+
+
+def test_a_long_log_is_cut_off() -> None:
+    assert len(compiled(Kept("w" * (LOG_MAX + 7)), True)) < LOG_MAX + 100
+    assert compiled(Kept("w" * (LOG_MAX + 7)), True).endswith(
+        "(7 more characters of the log are left out)\n"
+    )
