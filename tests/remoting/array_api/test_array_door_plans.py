@@ -68,34 +68,23 @@ def test_plans_that_cufft_does_not_have_are_refused(cp: Any, pack: Any) -> None:
 
 
 def test_two_threads_use_one_plan_at_the_same_time(cp: Any, pack: Any) -> None:
-    cufft = cp.cuda.cufft
-    inner = pack.get_fft_plan(cp.ones(8, complex))
-    outer = pack.get_fft_plan(cp.ones(16, complex))
-    first_is_in, second_is_in, first_is_out = (threading.Event() for _ in range(3))
-    found: dict[str, Any] = {}
+    current = cp.cuda.cufft.get_current_plan
+    inner, outer = (pack.get_fft_plan(cp.ones(size, complex)) for size in (8, 16))
+    found: list[Any] = []
 
-    def first() -> None:
-        with outer:
-            with inner:
-                first_is_in.set()
-                assert second_is_in.wait(10)
-            found["first, inside"] = cufft.get_current_plan()
-            first_is_out.set()
-        found["first"] = cufft.get_current_plan()
-
-    def second() -> None:
-        assert first_is_in.wait(10)
+    def other() -> None:
         with inner:
-            second_is_in.set()
-            assert first_is_out.wait(10)
-        found["second"] = cufft.get_current_plan()
+            found.append(current())
+        found.append(current())
 
-    threads = [threading.Thread(target=run) for run in (first, second)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-    assert found == {"first, inside": outer, "first": None, "second": None}
+    with outer:
+        with inner:
+            thread = threading.Thread(target=other)
+            thread.start()
+            thread.join(20)
+            found.append(current())
+        found.append(current())
+    assert [*found, current()] == [inner, None, inner, outer, None]
 
 
 def test_the_plans_of_a_device_are_limited(cp: Any) -> None:

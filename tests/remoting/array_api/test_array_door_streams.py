@@ -9,25 +9,23 @@ from door_cases import refused
 
 def test_a_device_is_current_in_its_thread_and_its_block(cp: Any) -> None:
     first, second = cp.cuda.Device(0), cp.cuda.Device(1)
-    inside, may_end, found = threading.Event(), threading.Event(), list[int]()
+    found: list[int] = []
 
     def other() -> None:
+        found.append(cp.cuda.Device().id)
         with second:
             with first:
-                inside.set()
-                may_end.wait(30)
-            found.append(cp.cuda.Device().id)
+                found.append(cp.zeros(1).device.id)
             found.append(cp.zeros(1).device.id)
 
-    thread = threading.Thread(target=other)
-    with first:
-        with first:
+    with second:
+        with first, second:
+            thread = threading.Thread(target=other)
             thread.start()
-            inside.wait(30)
-        found.append(cp.cuda.Device().id)
-        may_end.set()
-    thread.join()
-    assert found == [0, 1, 1]
+            thread.join(30)
+            found.append(cp.cuda.Device().id)
+        found.append(cp.zeros(1).device.id)
+    assert found == [0, 0, 1, 1, 1]
     assert first <= second
     assert second >= first
     assert first.use() is first

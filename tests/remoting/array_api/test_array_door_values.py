@@ -97,6 +97,12 @@ AS_NUMPY: dict[str, Made] = {
         xp.equal(2, xp.asarray([1, 2])),
         xp.not_equal(2.0, xp.asarray([1, 2])),
     ),
+    "sums of small numbers": lambda xp: [
+        getattr(xp.ones(3, kind), name)()
+        for kind in "?bBhHiIefF"
+        for name in ("sum", "prod", "cumsum", "mean", "max", "any")
+        if (kind, name) not in (("?", "max"), ("F", "max"))
+    ],
     "slices that run down": lambda xp: [
         xp.arange(3)[index]
         for index in (slice(-10, None, -1), slice(None, None, -1), slice(-10, -20, -2))
