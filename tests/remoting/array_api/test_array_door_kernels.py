@@ -249,26 +249,24 @@ def test_a_source_that_cannot_be_loaded_is_an_error_of_the_launch(cp: Any) -> No
         cp.RawKernel(source, "f")((1,), (1,), (cp.zeros(1),))
 
 
-def test_what_needs_a_real_gpu_says_so(cp: Any, tmp_path: Any) -> None:
-    x = cp.zeros(1)
+def test_what_needs_a_real_gpu_says_so(cp: Any, tmp_path: Path) -> None:
+    given: Any = ((1,), (1,), (cp.zeros(1),))
+    module = cp.RawModule
+    (tmp_path / "a.ptx").write_text(".version 8.0")
+    launches = 'extern "C" __global__ void f(int *x) { f<<<1, 1>>>(x); }'
+    cooperative = cp.RawKernel("", "f", enable_cooperative_groups=True)
+    assembled = module(path=str(tmp_path / "a.ptx"))
+    driver, compiler = cp.cuda.driver.CUDADriverError, cp.cuda.compiler.CompileException
     refused(
+        (NotImplementedError, "launch needs a real GPU", lambda: cooperative(*given)),
+        (driver, "CUDA_ERROR_FILE_NOT_FOUND", lambda: module(path=str(tmp_path / "b.ptx"))),
         (
             NotImplementedError,
-            "cooperative launch needs a real GPU",
-            lambda: cp.RawKernel("", "f", enable_cooperative_groups=True)((1,), (1,), (x,)),
+            "use the module's source",
+            lambda: assembled.get_function("f")(*given),
         ),
-        (
-            cp.cuda.driver.CUDADriverError,
-            "CUDA_ERROR_FILE_NOT_FOUND",
-            lambda: cp.RawModule(path=str(tmp_path / "a.ptx")),
-        ),
+        (compiler, "launches kernels", lambda: cp.RawKernel(launches, "f")(*given)),
     )
-    (tmp_path / "a.ptx").write_text(".version 8.0")
-    with pytest.raises(NotImplementedError, match="use the module's source"):
-        cp.RawModule(path=str(tmp_path / "a.ptx")).get_function("f")((1,), (1,), (x,))
-    source = 'extern "C" __global__ void f(int *x) { f<<<1, 1>>>(x); }'
-    with pytest.raises(cp.cuda.compiler.CompileException, match="launches kernels"):
-        cp.RawKernel(source, "f")((1,), (1,), (x,))
 
 
 def test_an_empty_grid_is_one_block_and_other_kinds_are_refused(cp: Any) -> None:

@@ -139,15 +139,13 @@ def test_memory_of_a_matrix_is_accounted_and_given_back(cp: Any, sparse: Any) ->
     assert used() - before < 4096
 
 
-@pytest.mark.parametrize(
-    ("indices", "indptr"),
-    [
-        ([0, 1, 99], [0, 1, 2, 3]),
-        ([0, -1, 1], [0, 1, 2, 3]),
-        ([0, 1, 2], [0, 3, 1, 3]),
-        ([0, 1, 2], [0, 1, 2, 99]),
-    ],
-)
+OUTSIDE = [
+    *((indices, [0, 1, 2, 3]) for indices in ([0, 1, 99], [0, -1, 1])),
+    *(([0, 1, 2], indptr) for indptr in ([0, 3, 1, 3], [0, 1, 2, 99])),
+]
+
+
+@pytest.mark.parametrize(("indices", "indptr"), OUTSIDE)
 def test_indices_that_reach_outside_are_refused(
     cp: Any, sparse: Any, indices: Any, indptr: Any
 ) -> None:
@@ -161,25 +159,18 @@ def test_indices_that_reach_outside_are_refused(
         made.tocsc().get()
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda sparse, _cp: sparse.csr_matrix((1 << 40, 3)),
-        lambda sparse, _cp: sparse.eye(1 << 40),
-        lambda sparse, _cp: sparse.coo_matrix((1 << 40, 3)).tocsr().nnz,
-        lambda sparse, _cp: sparse.coo_matrix((1 << 40, 1 << 40)).sum(axis=0),
-        lambda sparse, _cp: sparse.random(1 << 40, 2),
-        lambda sparse, cp: sparse.csr_matrix(
-            (cp.ones(1), (cp.asarray([1 << 40]), cp.asarray([0])))
-        ),
-    ],
-)
-def test_a_matrix_that_the_device_has_no_room_for_is_an_error(
-    cp: Any, sparse: Any, call: Any
-) -> None:
-    with pytest.raises(cp.cuda.memory.OutOfMemoryError):
-        call(sparse, cp)
-    assert sparse.coo_matrix((1 << 40, 3)).T.shape == (3, 1 << 40)
+def test_a_matrix_that_the_device_has_no_room_for_is_an_error(cp: Any, sparse: Any) -> None:
+    none, huge = cp.cuda.memory.OutOfMemoryError, 1 << 40
+    place = (cp.asarray([huge]), cp.asarray([0]))
+    refused(
+        (none, "", lambda: sparse.csr_matrix((huge, 3))),
+        (none, "", lambda: sparse.eye(huge)),
+        (none, "", lambda: sparse.coo_matrix((huge, 3)).tocsr().nnz),
+        (none, "", lambda: sparse.coo_matrix((huge, huge)).sum(axis=0)),
+        (none, "", lambda: sparse.random(huge, 2)),
+        (none, "", lambda: sparse.csr_matrix((cp.ones(1), place))),
+    )
+    assert sparse.coo_matrix((huge, 3)).T.shape == (3, huge)
 
 
 def test_solvers_with_the_programs_own_functions(cp: Any, sparse: Any) -> None:

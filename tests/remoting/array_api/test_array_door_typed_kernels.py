@@ -6,8 +6,6 @@ import door_kit
 import numpy as np
 import pytest
 from door_cases import refused
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 pytestmark = pytest.mark.skipif(not door_kit.HAS_COMPILER, reason="no C++ compiler here")
 
@@ -169,24 +167,6 @@ def test_preparation_end_options_and_outputs(cp: Any) -> None:
     turned += "y = held[blockDim.x - 1 - threadIdx.x]"
     shared = cp.ElementwiseKernel("T x", "T y", turned, "shared")
     assert shared(cp.arange(128)).get().tolist() == list(range(127, -1, -1))
-
-
-@pytest.mark.slow  # hundreds of launches, each compared with NumPy
-@settings(
-    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(data=st.data())
-def test_a_reduction_of_any_view(cp: Any, weighted: Any, data: Any) -> None:
-    shape = data.draw(st.lists(st.integers(1, 4), max_size=4))
-    a = np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape)
-    order = data.draw(st.permutations(range(a.ndim)))
-    steps = tuple(slice(None, None, data.draw(st.sampled_from([1, -1, 2]))) for _ in shape)
-    axes = tuple(data.draw(st.sets(st.integers(0, a.ndim - 1)))) if a.ndim else ()
-    there, here = a.transpose(order)[steps], cp.asarray(a).transpose(order)[steps]
-    made = weighted(here, cp.float32(1), axis=axes)
-    wanted = there.sum(axis=axes)
-    count = there.size // max(1, wanted.size)
-    assert np.array_equal(made.get(), wanted + count * (count - 1) // 2)
 
 
 def test_the_letter_of_a_texture_is_decided_by_no_array(cp: Any) -> None:
