@@ -76,7 +76,7 @@ def backend(memory: int = 1 << 20) -> EmulatedBackend:
 
 
 class NoClient:
-    """A client that records what the worker pushes, and frees nothing."""
+    """A client that records the worker's messages, and frees nothing."""
 
     def __init__(self) -> None:
         self.failures: list[Any] = []

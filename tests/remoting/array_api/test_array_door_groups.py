@@ -211,7 +211,7 @@ def test_an_error_within_leaves_the_calls_before_it(cp: Any, kernels: Kernels) -
 
 @contextlib.contextmanager
 def limited(cp: Any, free: int) -> Generator[None]:
-    """Limit the memory to what is used and so many bytes."""
+    """Limit the memory to the used bytes and so many more."""
     cp.cuda.Device().synchronize()
     pool, session = cp.get_default_memory_pool(), cp._door.pool.current()
     pool.free_all_blocks()

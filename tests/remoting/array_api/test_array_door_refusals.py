@@ -17,9 +17,12 @@ LINALG_ERROR = np.linalg.LinAlgError
 
 
 def _set(kind: str, index: Any, value: Any) -> Wrong:
-    return lambda cp, a: cp.zeros(3, kind).__setitem__(
-        index(cp) if callable(index) else index, value
-    )
+    def call(cp: Any, _: Any) -> None:
+        array, place = cp.zeros(3, kind), index(cp) if callable(index) else index
+        array[place] = type(value)(1)  # of the same kind, and right
+        array[place] = value
+
+    return call
 
 
 def _of_complex(name: str, count: int) -> Wrong:
@@ -35,7 +38,10 @@ WRONG: dict[str, list[tuple[Errors, Wrong]]] = {
         (ValueError, lambda cp, a: a.reshape(-1, order="K")),
         (ValueError, lambda cp, a: a.reshape(-1, copy="no")),
         (ValueError, lambda cp, a: a.view(type=np.ndarray)),
-        (IndexError, lambda cp, a: a[7]),
+        *((IndexError, lambda cp, a, index=index: a[index])
+          for index in (7, 2, -3, (0, 3), (1, -4), (..., 3), (slice(1), 3), ([0], 3))),
+        *((IndexError, lambda cp, a, index=index: a.__setitem__(index, 1))
+          for index in (2, -3, (0, 3), (..., 3), (slice(1), 3))),
         (IndexError, lambda cp, a: a[0, 0, 0]),
         (ValueError, lambda cp, a: a[[[1, 1], 1]]),
         (ValueError, lambda cp, a: a[[[1], slice(1, 2)]]),

@@ -1,4 +1,4 @@
-"""Calls that wait for the worker: which, how often, with whose error; and kinds of calls in memory.
+"""Calls that wait for the worker: how often they do, their errors, and remembered kinds of calls.
 
 Each error comes out of the call that is wrong, and of no other.
 """
@@ -344,6 +344,8 @@ def test_a_row_has_the_parameters_of_a_function(cp: Any) -> None:
 
 def test_kinds_of_equal_slices_of_other_types_differ(cp: Any) -> None:
     judged, a = _judged().Judged(), cp.ones(3)
+    first, again = (judged.must_wait("pad", (a, float("nan")), {}) for _ in range(2))
+    assert first == again
     for part in (slice(1), slice(True), slice(1.0)):
         kind = judged.must_wait("delete", (a, part), {})
         assert kind is not None
