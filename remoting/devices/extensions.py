@@ -1,5 +1,6 @@
 """Functions of ``cupyx`` as operations, which are imported at the first call."""
 
+import functools
 import importlib
 import sys
 from collections.abc import Callable, Mapping
@@ -209,7 +210,7 @@ _ADAPTERS = {
     **{f"scipy.signal.{name}": _of_arrays for name in _LISTED.split()},
     **{f"scipy.special.{name}": _over_axes for name in ("log_softmax", "logsumexp", "softmax")},
     "scipy.ndimage.affine_transform": _affine,
-    "scipy.ndimage.find_objects": lambda function: _of_size(function, 0),
+    "scipy.ndimage.find_objects": functools.partial(_of_size, first=0),
     **CONVENTIONS,
     "scipy.linalg.solve_triangular": _triangular,
     **{f"scipy.spatial.distance.{name}": _instead(made) for name, made in distances().items()},

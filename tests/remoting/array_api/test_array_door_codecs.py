@@ -164,6 +164,16 @@ def test_templates_are_compiled_or_refused(body: Any) -> None:
     assert template.name in ("a", "b")
 
 
+@pytest.mark.parametrize(
+    "node",
+    [["s"], ["s", 1, 2], ["s", 1, 2, 3, 4], ["q"], ["q", 1], ["b", "x"], ["d", "O"], "x", []],
+)
+def test_arguments_of_no_form_are_refused(node: Any) -> None:
+    refused(
+        (RemoteProtocolError, "", lambda: compile_template([16, 0, 1, [node], []], ["a"], [max]))
+    )
+
+
 LEAVES = st.none() | st.booleans() | st.integers(-5, 5) | st.sampled_from(["h", "i", "f", "c", "e"])
 WELL_FORMED = st.recursive(
     LEAVES | st.sampled_from([["d", "<f8"], ["n", "<f4"], ["q", "text"], ["b", b"bytes"]]),

@@ -288,7 +288,8 @@ def test_any_call_gives_what_scipy_gives_or_raises_and_the_session_lives(
     session, draw = cp._door.pool.current(), random.Random(path)
     kinds = (TypeError, ValueError, NotImplementedError, MemoryError, OverflowError)
     for name in EXTENSIONS[path]:
-        theirs, ours = getattr(importlib.import_module(path), name, None), cupyx(path)
+        theirs: Any = getattr(importlib.import_module(path), name, None)
+        ours = cupyx(path)
         for _ in range(2 if theirs is not None else 0):  # newer versions of SciPy lack some
             host = [junk(draw) for _ in range(needed(theirs))]
             given = [cp.asarray(each) if isinstance(each, np.ndarray) else each for each in host]

@@ -163,7 +163,10 @@ ELEMENTS: dict[str, tuple[Any, Made]] = {
     "range to a float": ([0, 1, 2], lambda cp: cp.arange(cp.asarray(2.5))),
     "range from a float": ([0.5, 1.5, 2.5], lambda cp: cp.arange(cp.asarray(0.5), 3.0)),
     "negative power": ([1, -1, 0, 0, -1], lambda cp: cp.asarray([1, -1, 2, 0, -1]) ** -1),
-    "negative powers": ([1, 0, -1], lambda cp: cp.asarray([1, 2, -1]) ** cp.asarray([-2, -3, 3])),
+    "negative powers": (
+        [1, 1, 0, 0, -1],
+        lambda cp: cp.asarray([1, -1, 2, 0, -1]) ** cp.asarray([-2, -2, -3, -1, 3]),
+    ),
     "a large number in half precision": ([0, 1], lambda cp: cp.asarray([1, INF], "f2") == 2**63),
     "truth above a large number": ([1, 1], lambda cp: cp.array([True, False]) > -(2**63)),
     "truth below one": ([1, 1], lambda cp: cp.array([True, False]) < 2**63),

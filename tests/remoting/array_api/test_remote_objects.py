@@ -60,7 +60,8 @@ def test_nothing_but_declared_members_of_its_own_objects_is_reached(
         for what in ("function", "made", "new"):
             with pytest.raises((AttributeError, TypeError, ValueError)):
                 table[f"{family}.{what}"](name, name)
-    others = (PLANE, None, 3, "text", [own], type(own), len, *objects.values())
+    named = [type(name, (), {})() for name in ("KDTree", "csr_matrix", "BSpline")]
+    others = (*named, PLANE, None, 3, "text", [own], type(own), len, *objects.values())
     for kind, (_, members) in FAMILIES[family].items():
         for name in members:
             for other in others:
