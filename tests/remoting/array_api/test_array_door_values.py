@@ -303,6 +303,9 @@ def test_only_the_chosen_quotients_are_written(cp: Any) -> None:
     out = cp.full(3, 9.0)
     cp.floor_divide(x, y, out=out, _where=cp.asarray([True, False, True]))
     assert out.tolist() == [INF, 9.0, 2.0]
+    powers, one = cp.full(2, 9), cp.asarray([1, 1])
+    cp.power(one, -one, out=powers, _where=cp.asarray([True, False]))
+    assert powers.tolist() == [1, 9]
     whole, rest = cp.zeros(3), cp.zeros(3)
     cp.divmod(x, y, whole, rest)
     _same(whole.get(), [INF, INF, 2.0])
