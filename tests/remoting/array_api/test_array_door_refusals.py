@@ -89,7 +89,7 @@ WRONG: dict[str, list[tuple[Errors, Wrong]]] = {
         (OverflowError, _set("u1", MASK, -1)),
         (OverflowError, _set("u1", INDEX, 300)),
         (OverflowError, _set("u1", 0, 300)),
-        (ValueError, _set("i4", Ellipsis, NAN)),
+        *((ValueError, _set("i4", index, NAN)) for index in (Ellipsis, MASK, INDEX)),
         (ValueError, _set("i4", 1, NAN)),
         (OverflowError, _set("i4", slice(2), INF)),
         (OverflowError, lambda cp, a: cp.zeros(3, "u1").fill(300)),
