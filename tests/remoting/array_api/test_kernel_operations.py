@@ -3,10 +3,6 @@
 The compiler stands still here: what it is given runs in a worker that may do nothing else.
 """
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import contextlib
 import re
 from collections.abc import Iterator
