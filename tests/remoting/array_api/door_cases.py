@@ -63,6 +63,11 @@ def junk(draw: random.Random, others: Sequence[Any] = ()) -> Any:
     return draw.choice([*[array] * (4 + len(others)), *others, *others, *plain])
 
 
+def answering(name: str, value: Any) -> Any:
+    """Return an object of another library: this method of it returns the value."""
+    return type("Other", (), {name: lambda *_, **__: value})()
+
+
 class Described:
     """An object of another library that describes an array of ours, or another one."""
 

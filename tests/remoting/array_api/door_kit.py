@@ -23,6 +23,7 @@ from gpupool.remoting.devices.base import DeviceSpec
 from gpupool.remoting.devices.host_kernels import host_compiler
 from gpupool.remoting.transport.data_connection import read_exactly
 from gpupool.remoting.transport.session_stream import PlainStream, SessionStream, TlsStream
+from gpupool.remoting.transport.tally import Tally
 from gpupool.remoting.worker.certificate import worker_context
 from gpupool.remoting.worker.client_handshake import accept_client, accept_plain
 from gpupool.remoting.worker.peer_links import Links
@@ -91,6 +92,29 @@ def start_worker(
     )
     thread.start()
     return thread, budget
+
+
+class PlayedStream:
+    """A session's stream that plays bytes in pieces, and keeps the sent ones."""
+
+    def __init__(self, data: bytes, piece: int = MIB) -> None:
+        self.rest, self.piece = memoryview(data), piece
+        self.sent, self.calls, self.tally = b"", 0, Tally()
+
+    def recv_into(self, buffer: memoryview, /) -> int:
+        count = min(self.piece, buffer.nbytes, len(self.rest))
+        buffer[:count] = self.rest[:count]
+        self.rest = self.rest[count:]
+        return count
+
+    def send_buffers(self, buffers: list[bytes | memoryview], /) -> None:
+        self.sent += b"".join(map(bytes, buffers))
+
+    def send_descriptor(self, _data: bytes, _descriptor: int, /) -> bool:
+        return False
+
+    def close(self) -> None:
+        self.rest = memoryview(b"")
 
 
 @dataclass

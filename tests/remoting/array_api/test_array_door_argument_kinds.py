@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from door_cases import Described, close, cupyx, refused
+from door_cases import Described, answering, close, cupyx, refused
 
 pytest.importorskip("scipy")
 
@@ -18,48 +18,13 @@ IMAGE = X > 0.4
 LABELS = np.arange(30, dtype="i4").reshape(6, 5) // 8
 
 
-class Whole:
-    """An object that is a whole number."""
-
-    def __init__(self, value: int) -> None:
-        self.value = value
-
-    def __index__(self) -> int:
-        return self.value
+def on_host(value: Any) -> Any:
+    """Return an object that makes an array of NumPy of itself."""
+    return answering("__array__", np.asarray(value))
 
 
-class Real:
-    """An object that is a number."""
-
-    def __init__(self, value: float) -> None:
-        self.value = value
-
-    def __float__(self) -> float:
-        return self.value
-
-
-class Held:
-    """An object that has an array of ours."""
-
-    def __init__(self, array: Any) -> None:
-        self._array = array
-
-    def __cupy_get_ndarray__(self) -> Any:
-        return self._array
-
-
-class OnHost:
-    """An object that makes an array of NumPy of itself."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-        return np.asarray(self._value, dtype)
-
-
-WHOLE: list[Callable[[int], Any]] = [np.int64, np.array, Whole]
-REAL: list[Callable[[float], Any]] = [np.float64, np.array, Real]
+WHOLE: list[Callable[[int], Any]] = [np.int64, np.array, lambda n: answering("__index__", n)]
+REAL: list[Callable[[float], Any]] = [np.float64, np.array, lambda x: answering("__float__", x)]
 SEVERAL: list[Callable[[Any], Any]] = [
     *(tuple, list, np.array, iter, deque),
     lambda numbers: tuple(map(np.array, numbers)),
@@ -67,8 +32,8 @@ SEVERAL: list[Callable[[Any], Any]] = [
 ]
 ARRAYS: list[Callable[[Any, Any], Any]] = [
     lambda cp, host: Described(cp.asarray(host)),
-    lambda cp, host: Held(cp.asarray(host)),
-    lambda _cp, host: OnHost(host),
+    lambda cp, host: answering("__cupy_get_ndarray__", cp.asarray(host)),
+    lambda _cp, host: on_host(host),
 ]
 
 CALLS: list[tuple[Any, ...]] = [
@@ -193,7 +158,7 @@ def test_an_array_of_the_host_takes_no_result(cp: Any) -> None:
     assert taken.any()
 
 
-@pytest.mark.parametrize("kind", [range, deque, OnHost, Described])
+@pytest.mark.parametrize("kind", [range, deque, on_host, Described])
 def test_distributions_take_parameters_of_any_kind(cp: Any, kind: Any) -> None:
     sizes = {range: lambda: range(3), Described: lambda: Described(cp.arange(3))}
     several = sizes.get(kind, lambda: kind([0, 1, 2]))()
@@ -204,7 +169,7 @@ def test_distributions_take_parameters_of_any_kind(cp: Any, kind: Any) -> None:
 
 
 @pytest.mark.parametrize("indices", [[0, 1, 1], np.array([0, 1, 1]), [[0, 1, 1]]])
-@pytest.mark.parametrize("kind", [list, tuple, np.array, OnHost, Described])
+@pytest.mark.parametrize("kind", [list, tuple, np.array, on_host, Described])
 def test_values_are_scattered_of_any_kind(cp: Any, indices: Any, kind: Any) -> None:
     package: Any = importlib.import_module("cupyx")
     values = Described(cp.asarray([1.0, 2.0, 3.0])) if kind is Described else kind([1.0, 2.0, 3.0])

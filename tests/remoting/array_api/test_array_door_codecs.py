@@ -1,7 +1,6 @@
 """Both ends of every format of the array door, and their handling of rubbish."""
 
 import contextlib
-import io
 import math
 import socket
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 from door_cases import NoClient, backend, refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from session_kit import Handle, PipeLinks, Worker
 from tests.properties import examples
 
 from gpupool.pool.errors import RemoteProtocolError
@@ -20,7 +20,6 @@ from gpupool.remoting.array_api.server import array_wire
 from gpupool.remoting.array_api.server.array_executor import Executor
 from gpupool.remoting.array_api.server.serve import Session, serve
 from gpupool.remoting.array_api.server.templates import compile_template
-from gpupool.remoting.transport.tally import Tally
 
 PLAIN = st.recursive(
     st.none()
@@ -258,28 +257,17 @@ def test_records_that_begin_well_are_run_or_refused(records: list[tuple[int, byt
         return
 
 
-class BytesStream:
-    """A stream that plays bytes and keeps the sent ones."""
-
-    def __init__(self, data: bytes) -> None:
-        self._source = io.BytesIO(data)
-        self.sent = b""
-        self.calls = 0
-        self.tally = Tally()
-
-    def recv_into(self, buffer: memoryview, /) -> int:
-        piece = self._source.read(min(7, buffer.nbytes))
-        buffer[: len(piece)] = piece
-        return len(piece)
-
-    def send_buffers(self, buffers: list[bytes | memoryview], /) -> None:
-        self.sent += b"".join(bytes(buffer) for buffer in buffers)
-
-    def send_descriptor(self, data: bytes, descriptor: int, /) -> bool:
-        return False
-
-    def close(self) -> None:
-        return
+def test_a_result_has_the_strides_that_the_client_inferred() -> None:
+    worker, turned = Worker(PipeLinks()), {"meta": array_wire.FIRST_META + 1}
+    array = Handle(worker.put(np.ones((3, 2))))
+    worker.put(np.ones((3, 2), order="F"))  # what the client inferred of the calls below
+    assert worker.array(worker.call("negative", array, **turned)).strides == (8, 24)
+    part = (slice(None), slice(None))
+    view = worker.call("ndarray.getitem", array, part, **turned)
+    assert "inferred (8, 24)" in str(worker.client.failures)
+    assert worker.executor.failures == 1
+    worker.free(view)  # calls take the short way again
+    assert worker.executor.failures == 0
 
 
 @given(st.binary(max_size=200), st.booleans())
@@ -289,7 +277,7 @@ def test_a_connection_of_rubbish_ends_with_one_line(data: bytes, greeted: bool) 
     hello = array_wire.encode_body({"protocol": array_wire.PROTOCOL})
     start = array_wire.HEADER.pack(len(hello), 1, 0, 0, 0, 0, 0) + hello if greeted else b""
     budget = door_kit.MemoryBudget([door_kit.MIB])
-    stream: Any = BytesStream(start + data)
+    stream: Any = door_kit.PlayedStream(start + data, 7)
     serve(stream, door_kit.emulated(1, door_kit.MIB), budget, lines.append)
     assert len(lines) <= 1
     assert budget.used == [0]
@@ -298,7 +286,7 @@ def test_a_connection_of_rubbish_ends_with_one_line(data: bytes, greeted: bool) 
 def test_a_frame_in_small_pieces_is_read_whole() -> None:
     hello = array_wire.encode_body({"protocol": array_wire.PROTOCOL})
     data = array_wire.HEADER.pack(len(hello), 1, 0, 0, 9, 0, 0) + hello
-    stream: Any = BytesStream(data)
+    stream: Any = door_kit.PlayedStream(data, 7)
     Session(stream, backend(), lambda line: None).greet()
     length, kind, _, _, request, _, bulk = array_wire.HEADER.unpack(
         stream.sent[: array_wire.HEADER.size]

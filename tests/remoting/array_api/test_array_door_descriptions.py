@@ -50,4 +50,5 @@ def test_functions_take_an_object_that_describes_our_memory(cp: Any) -> None:
     assert cp.asnumpy(Described(a[1])).tolist() == [3, 4, 5]
     assert cp.asarray(Described(cp.zeros((2, 0)))).shape == (2, 0)
     moved = Described(a, data=(a.data.ptr + 8, False))
-    refused((TypeError, "holds GPU memory of this process", lambda: cp.asarray(moved)))
+    for call in (cp.asnumpy, cp.asarray, cp.array):
+        refused((TypeError, "Described holds GPU memory of this process", lambda: call(moved)))  # noqa: B023

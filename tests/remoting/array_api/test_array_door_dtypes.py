@@ -55,7 +55,7 @@ FORBIDDEN: list[Any] = [
     ">f8",  # the other order of bytes
     "|S4",  # text, outside of a structure
     ["V", 8, False],  # no field
-    *(["V", 8, False, ["a", at, kind]] for at, kind in ((4, "<f8"), (-4, "<f4"))),  # outside
+    *(["V", 8, False, ["a", at, kind]] for at, kind in ((4, "<f8"), (-4, "<f4"), (0, "|O8"))),
     ["V", 8, False, ["a", 0, "<f4"], ["a", 4, "<f4"]],  # a name twice
     ["V", 8, True, ["a", 1, "<f4"]],  # not aligned as it says
     ["V", 1 << 40, False, ["a", 0, "<f4"]],

@@ -122,17 +122,10 @@ def test_variables_of_a_module_are_arrays(cp: Any, module: Any) -> None:
     x = cp.full(4, 3, dtype=cp.float32)
     module.get_function("weighted")((1,), (4,), (x,))
     assert x.get().tolist() == [0, 3, 6, 9]
+    beyond, missing = cp.ndarray((5,), cp.float32, module.get_global("weights")), "no_such_variable"
     refused(
-        (
-            ValueError,
-            "outside its allocation",
-            cp.ndarray((5,), cp.float32, module.get_global("weights")).get,
-        ),
-        (
-            cp.cuda.driver.CUDADriverError,
-            "CUDA_ERROR_NOT_FOUND",
-            lambda: module.get_global("no_such_variable"),
-        ),
+        (ValueError, "outside its allocation", beyond.get),
+        (cp.cuda.driver.CUDADriverError, "_NOT_FOUND", lambda: module.get_global(missing)),
     )
 
 
@@ -182,13 +175,10 @@ def test_structures_are_passed_by_value(cp: Any, module: Any) -> None:
         out.fill(0)
         kernel((1,), (1,), (value, out))
         assert out.get().tolist() == [1.5, 0, 1, 2, 3, 4, 5]
+    two, large = np.zeros(2), np.zeros((), "V5000")
     refused(
-        (
-            TypeError,
-            r"numpy.ndarray of shape \(2,\)",
-            lambda: kernel((1,), (1,), (np.zeros(2), out)),
-        ),
-        (ValueError, "at most 4,096", lambda: kernel((1,), (1,), (np.zeros((), "V5000"), out))),
+        (TypeError, r"ndarray of shape \(2,\)", lambda: kernel((1,), (1,), (two, out))),
+        (ValueError, "at most 4,096", lambda: kernel((1,), (1,), (large, out))),
     )
 
 
@@ -241,12 +231,12 @@ def test_a_source_that_does_not_compile_is_an_error_of_the_launch(cp: Any) -> No
     assert "kernel.cu:2:" in str(error.value)
     assert "'y' was not declared" in str(error.value).replace("\u2018", "'").replace("\u2019", "'")
     assert "/" not in str(error.value).replace("kernel.cu", "")
-
-
-def test_a_source_that_cannot_be_loaded_is_an_error_of_the_launch(cp: Any) -> None:
-    source = 'void missing(int *x);\nextern "C" __global__ void f(int *x) { missing(x); }'
-    with pytest.raises(cp.cuda.compiler.CompileException, match=r"loaded: kernel\.so: un"):
-        cp.RawKernel(source, "f")((1,), (1,), (cp.zeros(1),))
+    loaded = 'void missing(int *x);\nextern "C" __global__ void f(int *x) { missing(x); }'
+    includes = '#include <math.h>\n#include "cuda.h"\nint x = nothing;'
+    refused(
+        (type(error.value), r"loaded: kernel\.so: un", lambda: cp.RawKernel(loaded, "f").compile()),
+        (type(error.value), r"kernel.cu:3:", lambda: cp.RawKernel(includes, "f").compile()),
+    )
 
 
 def test_what_needs_a_real_gpu_says_so(cp: Any, tmp_path: Path) -> None:
@@ -260,11 +250,7 @@ def test_what_needs_a_real_gpu_says_so(cp: Any, tmp_path: Path) -> None:
     refused(
         (NotImplementedError, "launch needs a real GPU", lambda: cooperative(*given)),
         (driver, "CUDA_ERROR_FILE_NOT_FOUND", lambda: module(path=str(tmp_path / "b.ptx"))),
-        (
-            NotImplementedError,
-            "use the module's source",
-            lambda: assembled.get_function("f")(*given),
-        ),
+        (NotImplementedError, "module's source", lambda: assembled.get_function("f")(*given)),
         (compiler, "launches kernels", lambda: cp.RawKernel(launches, "f")(*given)),
     )
 
@@ -333,12 +319,6 @@ def test_kernels_may_include_what_cupy_ships(cp: Any) -> None:
     out = cp.zeros(6)
     kernel((1,), (1,), (out,))
     assert out.tolist() == [32767, 1, 4, 13, 0.10009765625, 1 << 40]
-
-
-def test_a_line_that_includes_is_still_a_line_in_messages(cp: Any) -> None:
-    kernel = cp.RawKernel('#include <math.h>\n#include "cuda.h"\nint x = nothing;', "f")
-    with pytest.raises(cp.cuda.compiler.CompileException, match=r"kernel.cu:3:"):
-        kernel.compile()
 
 
 def test_arguments_that_a_kernel_does_not_have_are_not_seen(cp: Any) -> None:

@@ -41,24 +41,34 @@ print(cp.cuda.runtime.getDeviceCount(), cp.cuda.runtime.getDeviceProperties(0)['
         assert agent.requests[0]["door"] == "arrays"
 
 
-def test_a_certificate_of_another_worker_is_refused() -> None:
-    with door_kit.pool(1, transport="tls") as agent:
-        server = agent.servers[0]
-        assert server.tls is not None
-        server.tls = (server.tls[0], "0" * 64)
-        done = door_kit.run_program(agent, "import cupy; cupy.zeros(1)")
-    assert "certificate is not the one that the lease names" in done.stderr
+def _another_certificate(agent: door_kit.Agent) -> None:
+    server = agent.servers[0]
+    assert server.tls is not None
+    server.tls = (server.tls[0], "0" * 64)
 
 
-def test_a_wrong_ticket_is_refused_by_the_worker() -> None:
-    with door_kit.pool(1) as agent:
-        server = agent.servers[0]
-        good, server.ticket = server.ticket, bytes(32)
-        offer = server.offer()
-        server.ticket = good
-        server.offer = lambda: offer  # type: ignore[method-assign]
-        done = door_kit.run_program(agent, "import cupy; cupy.zeros(1)")
-    assert "could not prove that it knows this lease's ticket" in done.stderr
+def _another_ticket(agent: door_kit.Agent) -> None:
+    offer = {**agent.servers[0].offer(), "ticket": bytes(32).hex()}
+    agent.servers[0].offer = lambda: offer  # type: ignore[method-assign]
+
+
+def _refusing(agent: door_kit.Agent) -> None:
+    said = {"what": "lease 7f3a has ended", "why": "idle for 60 s", "hint": "run it again"}
+    agent.refusal = {"ok": False, "code": "lease-lost", **said}
+
+
+@pytest.mark.parametrize(
+    ("change", "transport", "says"),
+    [
+        (_another_certificate, "tls", "certificate is not the one that the lease names"),
+        (_another_ticket, "unix", "could not prove that it knows this lease's ticket"),
+        (_refusing, "unix", "lease 7f3a has ended; idle for 60 s; run it again"),
+    ],
+)
+def test_a_program_says_why_it_has_no_session(change: Any, transport: str, says: str) -> None:
+    with door_kit.pool(1, transport=transport) as agent:
+        change(agent)
+        assert says in door_kit.run_program(agent, "import cupy; cupy.zeros(3)").stderr
 
 
 def test_without_a_session_there_is_no_device_and_using_says_what_to_do(tmp_path: Path) -> None:
@@ -77,19 +87,6 @@ for ask in (cupy.cuda.runtime.getDeviceCount, cupy.cuda.Device(0).use, lambda: c
         assert first == "False False"
         assert all(each.startswith("100 cudaErrorNoDevice: ") for each in errors)
         assert ["gpupool run" in each for each in errors] == [True] * 3
-
-
-def test_the_agents_refusal_is_the_users_message() -> None:
-    with door_kit.pool(1) as agent:
-        agent.refusal = {
-            "ok": False,
-            "code": "lease-lost",
-            "what": "lease 7f3a has ended",
-            "why": "idle for 60 s",
-            "hint": "run it again",
-        }
-        done = door_kit.run_program(agent, "import cupy; cupy.zeros(3)")
-    assert "lease 7f3a has ended; idle for 60 s; run it again" in done.stderr
 
 
 DEFERRED = """

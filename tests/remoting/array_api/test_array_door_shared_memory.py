@@ -3,7 +3,7 @@
 import mmap
 import os
 import socket
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import door_kit
@@ -56,20 +56,12 @@ def test_what_was_sent_may_be_changed_at_once(cp: Any) -> None:
 
 
 def test_threads_copy_at_the_same_time(cp: Any) -> None:
-    wrong: list[int] = []
-
-    def work(number: int) -> None:
+    def arrives(number: int) -> bool:
         host = np.full(SLOT + 1000 * number, number, np.uint8)
-        same = [(cp.asarray(host).get() == number).all() for _ in range(6)]
-        wrong.extend([number] * same.count(False))
+        return all((cp.asarray(host).get() == number).all() for _ in range(6))
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert not wrong
-    assert not any(thread.is_alive() for thread in threads)
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(arrives, range(4)))
 
 
 def test_an_upload_that_has_no_room_fails_and_the_next_arrives(cp: Any) -> None:

@@ -1,10 +1,8 @@
 """`cupyx.scipy.spatial`: distances, trees and triangulations of the worker, beside SciPy's."""
 
 import copy
-import json
 from typing import Any
 
-import door_kit
 import numpy as np
 import pytest
 from door_cases import close, cupyx, refused
@@ -134,11 +132,3 @@ def test_a_triangulation_is_that_of_scipy(cp: Any, ours: Any) -> None:
     )
     linear, values = cupyx("scipy.interpolate").LinearNDInterpolator, cp.asarray(PLANE[:, 0])
     close(linear(made, values)(cp.asarray([[0.5, 0.5]])), np.array([0.5]))
-
-
-def test_both_ends_have_the_same_names() -> None:
-    found = json.loads((door_kit.DROPIN.parent / "missing_names.json").read_text())
-    lacking = {each for each in found["missing"] if each.startswith("cupyx.scipy.spatial")}
-    names = ("MetricInfo", "check_soft_dependencies", "cuvs_available", "pylibraft_available")
-    prefix = "cupyx.scipy.spatial."
-    assert lacking == {f"{prefix}delaunay_2d", *(f"{prefix}distance.{name}" for name in names)}

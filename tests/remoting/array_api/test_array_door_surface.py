@@ -103,6 +103,11 @@ def test_missing_names_are_listed_and_not_there(cp: Any) -> None:
     assert "cupy.disp" in names
     assert "cupyx.jit (module)" in gaps
     assert not {"cupy.add", "cupy.linalg (module)"} & {*names, *gaps}
+    spatial = ["MetricInfo", "check_soft_dependencies", "cuvs_available", "pylibraft_available"]
+    assert {each for each in names if "scipy.interpolate" in each or "scipy.spatial" in each} == {
+        "cupyx.scipy.spatial.delaunay_2d",
+        *(f"cupyx.scipy.spatial.distance.{name}" for name in spatial),
+    }
     assert not hasattr(cp, "disp")
     assert not hasattr(cp, "insert")  # NumPy has it, CuPy has not
     assert len([name for name in names if name.count(".") == 1 and name.startswith("cupy.")]) < 40

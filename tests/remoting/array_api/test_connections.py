@@ -9,10 +9,12 @@ import sys
 import threading
 import time
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import door_kit
+import numpy as np
 import pytest
 from interrupts import Interrupts
 
@@ -72,6 +74,25 @@ def test_a_session_that_was_lost_closes_its_socket_at_the_end(cp: Any) -> None:
     thread.join(5)
     assert not thread.is_alive()
     assert ours.fileno() == -1
+
+
+def test_threads_share_a_session(cp: Any) -> None:
+    """Each of them uploads, computes on either GPU, copies between them, and downloads."""
+
+    def work(seed: int) -> None:
+        wanted = host = np.arange(9000.0) + seed
+        array = cp.asarray(host)
+        for step in range(30):
+            with cp.cuda.Device(step % 2):
+                array = cp.asarray(array) * 0.5 - cp.asarray(host)
+            wanted = wanted * 0.5 - host
+            assert array.device.id == step % 2
+            if step % 7 == seed:
+                np.testing.assert_array_equal(array.get(), wanted)
+        assert float(array.sum()) == pytest.approx(wanted.sum())
+
+    with ThreadPoolExecutor(6) as threads:
+        assert list(threads.map(work, range(6))) == [None] * 6
 
 
 class ProbedSocket(ssl.SSLSocket):

@@ -96,9 +96,12 @@ EVERY_COPY = """
 # Over TCP in these two, because large copies to a worker of this machine pass through memory.
 
 
-def test_every_kind_of_copy_goes_from_worker_to_worker() -> None:
-    with door_kit.pool(2, 1, linked=True, transport="tcp") as agent:
-        assert run(agent, EVERY_COPY) == "from worker to worker\n"
+@pytest.mark.parametrize(
+    ("linked", "way"), [(True, "from worker to worker"), (False, "through here")]
+)
+def test_every_kind_of_copy_arrives(linked: bool, way: str) -> None:
+    with door_kit.pool(2, 1, linked=linked, transport="tcp") as agent:
+        assert run(agent, EVERY_COPY) == f"{way}\n"
 
 
 def test_where_workers_cannot_meet_copies_pass_through_the_program() -> None:

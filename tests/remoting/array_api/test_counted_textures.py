@@ -87,9 +87,7 @@ def textures(monkeypatch: pytest.MonkeyPatch) -> Fakes:
     return made_of_fakes(monkeypatch)
 
 
-def test_a_cuda_array_is_counted_until_nothing_uses_it(
-    textures: Fakes,
-) -> None:
+def test_a_cuda_array_is_counted_until_nothing_uses_it(textures: Fakes) -> None:
     door, budget = textures
     array = door.array(FLOAT, 512, 256, 0, 0)
     assert budget.usage(0) == 512 * 256 * 4
@@ -104,9 +102,7 @@ def test_a_cuda_array_is_counted_until_nothing_uses_it(
     assert budget.usage(0) == 0
 
 
-def test_a_cuda_array_that_does_not_fit_is_refused(
-    textures: Fakes,
-) -> None:
+def test_a_cuda_array_that_does_not_fit_is_refused(textures: Fakes) -> None:
     door, budget = textures
     refused(
         (OutOfMemoryError, "", lambda: door.array(FLOAT, 1024, 1024, 0, 0)),  # 4 MiB of one
@@ -130,20 +126,14 @@ def test_a_texture_stays_inside_its_array(kind: int, sizes: Any, textures: Fakes
     assert textures[0].texture(PITCHED, array, FLOAT, (0, 10, 10, 40), LOOK)
 
 
-def test_a_copy_has_as_many_bytes_as_the_cuda_array(
-    textures: Fakes,
-) -> None:
+def test_a_copy_has_as_many_bytes_as_the_cuda_array(textures: Fakes) -> None:
     door, _ = textures
     array = door.array(FLOAT, 10, 4, 0, 0)
-    right, small, large = (
-        np.zeros((4, 10), "f"),
-        np.zeros((4, 10), "B"),
-        np.zeros((4, 11), "f"),
-    )
+    right, *others = np.zeros((4, 10), "f"), np.zeros((4, 10), "B"), np.zeros((4, 11), "f")
     for copy in (door.copy_from, door.copy_to):
         refused(
             *((ValueError, "the CUDA array has 160", lambda copy=copy, x=x: copy(array, x, None))
-              for x in (small, large)),
+              for x in others),
             (TypeError, "array of the device", lambda copy=copy: copy(array, bytes(160), None)),
         )  # fmt: skip
         copy(array, right, None)
@@ -159,12 +149,9 @@ ARGUMENTS = st.one_of(NUMBERS, st.lists(NUMBERS, max_size=8), st.just(np.zeros(4
 def test_any_arguments_of_textures_give_an_object_or_an_error(data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
         door, budget = made_of_fakes(patch)
-        counts: dict[Callable[..., Any], int] = {
-            door.array: 5,
-            door.copy_from: 3,
-            door.texture: 5,
-        }
-        call, count = data.draw(st.sampled_from(list(counts.items())))
+        calls: list[tuple[Callable[..., Any], int]]
+        calls = [(door.array, 5), (door.copy_from, 3), (door.texture, 5)]
+        call, count = data.draw(st.sampled_from(calls))
         arguments = [data.draw(ARGUMENTS) for _ in range(count)]
         try:
             made = call(*arguments)

@@ -4,14 +4,12 @@ import importlib
 import random
 from typing import Any
 
-import door_kit
 import numpy as np
 import pytest
-from door_cases import junk
+from door_cases import backend, junk
 
 from gpupool.remoting.devices import object_families, remote_objects
 from gpupool.remoting.devices.base import UnsupportedError
-from gpupool.remoting.devices.emulated import EmulatedBackend
 from gpupool.remoting.devices.families import FAMILIES, FUNCTIONS, OPERATORS
 
 scipy: Any = pytest.importorskip("scipy")
@@ -22,9 +20,7 @@ PLANE = np.random.RandomState(6).rand(40, 2)
 
 @pytest.fixture
 def table() -> dict[str, Any]:
-    devices = door_kit.emulated(1, door_kit.MIB)
-    backend = EmulatedBackend(devices, door_kit.MemoryBudget([door_kit.MIB]))
-    return object_families.emulated_objects(backend)
+    return object_families.emulated_objects(backend())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -65,10 +61,9 @@ def test_nothing_but_declared_members_of_its_own_objects_is_reached(
     for kind, (_, members) in FAMILIES[family].items():
         for name in members:
             for other in others:
-                with pytest.raises(TypeError, match="no object of"):
-                    table[f"{family}.call"](other, name)
-                with pytest.raises(TypeError, match="no object of"):
-                    table[f"{family}.get"](other, name)
+                for what in ("call", "get"):
+                    with pytest.raises(TypeError, match="no object of"):
+                        table[f"{family}.{what}"](other, name)
         assert kind
 
 
