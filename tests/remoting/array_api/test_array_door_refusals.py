@@ -41,7 +41,7 @@ WRONG: dict[str, list[tuple[Errors, Wrong]]] = {
         *((IndexError, lambda cp, a, index=index: a[index])
           for index in (7, 2, -3, (0, 3), (1, -4), (..., 3), (slice(1), 3), ([0], 3))),
         *((IndexError, lambda cp, a, index=index: a.__setitem__(index, 1))
-          for index in (2, -3, (0, 3), (..., 3), (slice(1), 3))),
+          for index in (2, -3, (0, 3), (..., 3), (slice(1), 3), ([0], 3), (2, [0]))),
         (IndexError, lambda cp, a: a[0, 0, 0]),
         (ValueError, lambda cp, a: a[[[1, 1], 1]]),
         (ValueError, lambda cp, a: a[[[1], slice(1, 2)]]),

@@ -353,6 +353,7 @@ def test_a_wrong_memory_is_an_error_and_no_wrong_number(cp: Any) -> None:
     known[first] = known[second]
     guessed = fresh(np.dtype(np.float32), (2, 3))
     refused(
+        (ValueError, "Negative dimensions", lambda: fresh(np.dtype(np.float32), (2, -3))),
         (MismatchError, "the client inferred", cp.roll(a, 1).get),
         (MismatchError, "client inferred float32", make.forward("sqrt", (a,), {}, guessed).get),
     )
