@@ -58,6 +58,29 @@ subprocess.run([sys.executable, "-c", child], check=True)
 print(int(kept.sum()))
 """
 
+RELIED_ON = """
+import warnings
+from cupy import *
+import cupy, cupyx.scipy.ndimage as ndimage, numpy
+testing.assert_array_equal(ndimage.rank_filter(cupy.arange(5), 1, size=3), [0, 1, 2, 3, 4])
+cupy.ones(2).flags.writeable = False
+try:
+    cupy.empty(2, [("a", int), ("b", float)])
+except TypeError:
+    print("no list as a dtype")
+x = cupy.ones(3)
+for _ in range(2):
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        cupy.polyfit(x, x, 2)
+        ndimage.convolve(x, cupy.ones(3, complex), output=cupy.float32)
+    print(*((each.category.__name__, each.filename, each.lineno) for each in found))
+warnings.simplefilter("error")
+try:
+    cupy.polyfit(x, x, 2)
+except cupy.exceptions.RankWarning as warning:
+    print(warning)
+"""
 MEMORY = """
 import subprocess, sys, cupy
 kept = cupy.zeros(60 << 20, "u1")
@@ -178,6 +201,12 @@ def test_kill_9_of_the_command_leaves_nothing(run: Run, tmp_path: Path) -> None:
     script = "import cupy, os, signal; cupy.ones(3).sum(); os.kill(os.getpid(), signal.SIGKILL)"
     assert run(GPUPOOL, "emulate", "--", "python", "-c", script).returncode == -signal.SIGKILL
     assert nothing_is_left(tmp_path)
+
+
+def test_libraries_rely_on_how_cupy_refuses_and_warns(run: Run) -> None:
+    said = run(GPUPOOL, "emulate", "--", "python", "-c", RELIED_ON).stdout.splitlines()
+    warned = "('RankWarning', '<string>', 15) ('UserWarning', '<string>', 16)"
+    assert said == ["no list as a dtype", warned, warned, "Polyfit may be poorly conditioned"]
 
 
 def test_all_processes_share_the_memory_of_a_gpu(run: Run) -> None:

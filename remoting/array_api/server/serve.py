@@ -8,7 +8,9 @@ wait in the backlog, and run later in their order.
 
 import importlib
 import os
+import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from importlib import metadata
@@ -28,6 +30,9 @@ from gpupool.remoting.worker.peer_links import Links
 
 BACKLOG_MAX = 32 << 20
 """Bytes of frames that may wait in the backlog while the client is asked for its garbage."""
+
+WARNING_MAX = 1000
+"""Letters of a warning that the client is told."""
 
 _READ = 1 << 18
 _WHOLE = array_wire.encode_body({"value": ["w"]})
@@ -360,6 +365,26 @@ def _end_turns_of(devices: Sequence[DeviceSpec]) -> None:
     gate.drain = drain
 
 
+_thread = threading.local()
+
+
+def _tell_warnings(session: Session, *, emulated: bool) -> None:
+    """Let this thread's calls warn the client from now on."""
+    _thread.session = session
+    warnings.showwarning = _warn
+    warnings.simplefilter("ignore" if emulated else "always")
+    if emulated:  # of the warnings of NumPy and SciPy, CuPy has these
+        warnings.simplefilter("always", UserWarning)
+        warnings.filterwarnings("always", "Polyfit")
+
+
+def _warn(message: object, category: type[Warning], *_: object) -> None:
+    session: Session | None = getattr(_thread, "session", None)
+    if session is not None:
+        told = [category.__name__, str(message)[:WARNING_MAX]]
+        session.push(array_wire.Kind.NOTICE, {"warning": told})
+
+
 def serve(
     stream: SessionStream,
     devices: Sequence[DeviceSpec],
@@ -383,7 +408,9 @@ def serve(
         _end_turns_of(devices)
     try:
         room = [max(0, spec.memory - budget.usage(spec.index)) for spec in devices]
-        Session(stream, backend, log, links, room).run()
+        session = Session(stream, backend, log, links, room)
+        _tell_warnings(session, emulated=stream.tally.executed_ns is not None)
+        session.run()
     except ClosedError:
         pass  # the client's process is gone; nothing is left to answer
     except (ConnectionError, TimeoutError) as error:

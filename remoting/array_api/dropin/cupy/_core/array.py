@@ -37,7 +37,9 @@ class Flags:
             object.__setattr__(self, name, value)
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"attribute {name!r} of cupy.ndarray.flags is not writable")
+        # CuPy's flags take other names, and forget them: programs set `writeable`.
+        if hasattr(Flags, name):
+            raise AttributeError(f"attribute {name!r} of cupy.ndarray.flags is not writable")
 
     @property
     def forc(self) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from cupy._door.errors import DoorError, MismatchError, NotConnectedError, visible
+from cupy.exceptions import ComplexWarning, RankWarning
 
 _NAMES = {
     1: "cudaErrorInvalidValue",
@@ -86,6 +87,15 @@ def exception_named(name: str, message: str, details: Any) -> BaseException:
     known = _LOCAL.get(name)
     return known(message) if known is not None else RuntimeError(f"{name}: {message}")
 
+
+def warning_named(name: str, message: str) -> Warning:
+    """Return the local warning for one that the worker named; unknown ones are UserWarning."""
+    return _WARNINGS.get(visible(name), UserWarning)(visible(message))
+
+
+_WARNINGS: dict[str, type[Warning]] = {
+    kind.__name__: kind for kind in (ComplexWarning, FutureWarning, RankWarning, RuntimeWarning)
+}
 
 _LOCAL: dict[str, type[Exception]] = {
     kind.__name__: kind

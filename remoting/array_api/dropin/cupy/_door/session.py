@@ -59,11 +59,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import warnings
 from typing import Any
 
 import numpy as np
 
-from cupy._door import answers, cbor, state, waits, wire
+from cupy._door import answers, cbor, sites, state, waits, wire
 from cupy._door.calls import Plan, plan_of
 from cupy._door.cuda_errors import exception_named
 from cupy._door.errors import MALFORMED, DoorError, nonsense, visible
@@ -270,9 +271,23 @@ class Session:
         finally:
             # An error that is left is told later: an interrupt, or another error, came before it.
             receiver.deferred += [(number, error) for error in receiver.watched.pop(number, ())]
-        if ran:
+        if ran and not self.warn():
             self.judged.accept(kind)
         return device
+
+    def warn(self) -> bool:
+        """Give the program the worker's warnings; say whether there are any.
+
+        A kind of call with a warning is not accepted, so that each such call waits and warns.
+        """
+        warned, self._receiver.warned = self._receiver.warned, []
+        frame = sites.program_frame(sites.frame_at(1))
+        name, line = frame.f_code.co_filename, frame.f_lineno
+        registry = frame.f_globals.setdefault("__warningregistry__", {})
+        module = frame.f_globals.get("__name__")
+        for each in warned:
+            warnings.warn_explicit(each, type(each), name, line, module, registry)
+        return bool(warned)
 
     def _has_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Wait for a call; False if the worker did not run it, for an argument's call failed."""
@@ -423,6 +438,8 @@ class Session:
             self._sender.unfinished = False
         if not own_error:
             self._raise_deferred()
+            if self._receiver.warned:
+                self.warn()
         failed: BaseException | None = None
         value: Any = None
         try:

@@ -33,9 +33,11 @@ def dtype_of(dtype: Any) -> np.dtype:
     Raises:
         ValueError: objects, text and dates stay on the host, and no device computes with numbers
             in the other order of bytes.
+        TypeError: a list describes a structure. dask tells CuPy from NumPy by this error.
     """
     made = np.dtype(dtype)
     if made.char not in SUPPORTED:
+        hash(dtype)
         if made.hasobject and made.char == "V":
             raise ValueError(f"Unsupported dtype {made}: it contains references to Python objects")
         if not dtypes.is_structure(made) and not dtypes.is_bfloat16(made):

@@ -257,7 +257,7 @@ class _Row:
             session.raise_cause(error)
             raise
         made, metas, form = self._read(answer)
-        if metas is not None and kind is not judged.EACH:
+        if not session.warn() and metas is not None and kind is not judged.EACH:
             plan, values = plan_of(session.plans, self.name, args, kwargs, metas, session)
             session.judged.accept(kind, (metas, form))
             if brief is not None:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cupy._door import arrays, cbor, wire
-from cupy._door.cuda_errors import exception_named
+from cupy._door.cuda_errors import exception_named, warning_named
 from cupy._door.errors import MALFORMED, DoorError, nonsense
 from cupy._door.locks import AT_ONCE
 from cupy._door.transport.connection import WORKER_ENDED, Connection
@@ -73,6 +73,8 @@ class Receiver:
         self.described: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         #: Errors of calls without a waiting thread, each with the number of its call.
         self.deferred: list[tuple[int, BaseException]] = []
+        #: Warnings of calls, which the next answer tells.
+        self.warned: list[Warning] = []
         #: Calls with a waiting thread, by number, each with the place for its error.
         self.watched: dict[int, list[BaseException]] = {}
         #: The worker is out of memory and waits for this program's garbage.
@@ -330,6 +332,8 @@ class Receiver:
         elif kind == wire.COLLECT:
             self.collect_requested = True
         elif kind == wire.NOTICE:
+            if body.get("warning") and len(self.warned) < DEFERRED_MAX:
+                self.warned.append(warning_named(*body["warning"]))
             if body.get("lost"):
                 raise self._connection.lose(str(body["lost"]))
         else:
