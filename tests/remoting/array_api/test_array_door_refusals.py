@@ -149,7 +149,7 @@ WRONG: dict[str, list[tuple[Errors, Wrong]]] = {
         (ValueError, lambda cp, a: cp.put(a, cp.arange(1), 1, mode="none")),
         (ValueError, lambda cp, a: cp.bincount(cp.asarray([-1]))),
         (ValueError, lambda cp, a: cp.unravel_index(cp.asarray([9]), (2, 2))),
-        (ValueError, lambda cp, a: cp.choose(cp.asarray([7]), [cp.ones(1)])),
+        (ValueError, lambda cp, a: cp.choose(cp.asarray([7]), cp.ones((1, 1)))),
         (ValueError, lambda cp, a: cp.cov(cp.ones((2, 2, 2)))),
         (ValueError, lambda cp, a: cp.repeat(a[0], cp.ones(2, "i4"))),
         (ValueError, lambda cp, a: cp.delete(a[0], [True, False])),

@@ -91,7 +91,7 @@ for ask in (cupy.cuda.runtime.getDeviceCount, cupy.cuda.Device(0).use, lambda: c
 
 DEFERRED = """
 import cupy as cp
-cp.linalg.cholesky(cp.eye(3)); a = cp.linalg.cholesky(-cp.eye(3))  # the first of its kind waits
+cp.linalg.pinv(cp.eye(3)); a = cp.linalg.pinv(cp.nan * cp.eye(3))  # the first of its kind waits
 b = cp.zeros(4)
 c = b + 1
 print(c)
@@ -113,7 +113,7 @@ def test_an_error_comes_at_the_call_or_names_its_line(
 ) -> None:
     with door_kit.pool(1) as agent:
         done = door_kit.run_program(agent, DEFERRED, **environment)
-    assert "LinAlgError: Matrix is not positive definite" in done.stderr
+    assert "LinAlgError: SVD did not converge" in done.stderr
     assert f"line {line}, in <module>\n" in done.stderr
     assert ("by the call at <string>:3" in done.stderr) == (line == 6)
 
@@ -527,8 +527,8 @@ def test_a_program_that_does_not_end_says_where_it_is() -> None:
 def test_a_session_that_is_lost_or_has_an_error_is_made_anew(cp: Any) -> None:
     [session] = SESSIONS
     assert session.wrong() == ""
-    cp.linalg.cholesky(cp.eye(3))  # the first call of its kind waits
-    cp.linalg.cholesky(-cp.eye(3))
+    cp.linalg.pinv(cp.eye(3))  # the first call of its kind waits
+    cp.linalg.pinv(cp.nan * cp.eye(3))
     assert session.wrong().startswith("LinAlgError: ")
     assert session.wrong() == ""
     cp._door.pool.current().lose("the network is cut")

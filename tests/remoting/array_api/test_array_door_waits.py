@@ -27,8 +27,8 @@ def _judged() -> Any:
 def _late_error(cp: Any) -> Any:
     """Make a call fail that is not waited for; return its result."""
     [session] = cp._door.pool.sessions()
-    cp.linalg.cholesky(cp.eye(3))
-    made = cp.linalg.cholesky(-cp.eye(3))
+    cp.linalg.pinv(cp.eye(3))
+    made = cp.linalg.pinv(cp.nan * cp.eye(3))
     session._sender.flush()
     return made
 
@@ -41,7 +41,7 @@ KINDS: dict[str, tuple[Callable[[Any, Any], Any], int]] = {
     "a list": (lambda cp, a: cp.gradient(a), 1),
     "nothing": (lambda cp, a: cp.fill_diagonal(a, 2.0), 1),
     "an output": (lambda cp, a: cp.cumsum(a, axis=1, out=a), 1),
-    "a list of the host": (lambda cp, a: cp.interp(a[0], [0.0, 1.0], [1.0, 2.0]), 1),
+    "a list of the host": (lambda cp, a: cp.cross(a, [1.0, 2.0, 3.0]), 1),
     "put": (lambda cp, a: cp.put(a, cp.arange(2), 0), 1),
     "of elements": (lambda cp, a: cp.nonzero(a), 3),
     "errors of elements": (lambda cp, a: cp.repeat(a[0], cp.asarray([1, 2, 3])), 3),
@@ -367,7 +367,7 @@ def test_a_row_has_the_parameters_of_a_function(cp: Any) -> None:
         (TypeError, "missing 1 .* argument: 'kth'", lambda: cp.partition(cp.ones(3))),
         (TypeError, r"expected cupy\.ndarray, got ndarray", lambda: cp.linalg.inv(np.eye(2))),
     )
-    assert cp.linalg.eigh(cp.eye(2)).eigenvalues.tolist() == [1, 1]
+    assert cp.linalg.eigh(cp.eye(2))[0].tolist() == [1, 1]
 
 
 def test_kinds_of_equal_slices_of_other_types_differ(cp: Any) -> None:
