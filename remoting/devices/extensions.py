@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from gpupool.remoting.devices.base import UnsupportedError
+from gpupool.remoting.devices.conventions import filter_states
 from gpupool.remoting.devices.conventions.extension_conventions import CONVENTIONS, REAL
 from gpupool.remoting.devices.extension_names import EXTENSIONS
 from gpupool.remoting.devices.geometry.distances import distances
@@ -194,27 +195,6 @@ def _instead(made: Operation) -> Callable[[Operation], Operation]:
     return lambda _function: call
 
 
-_STATES = {"lfilter": 4, "lfilter_zi": 0, "lfiltic": 0, "sosfilt": 3, "sosfilt_zi": 0}
-"""By function of states of filters, the place of a state among the arguments; 0 for a result."""
-
-
-def _without_state(place: int) -> Callable[[Operation], Operation]:
-    """Return an adapter that refuses a state: SciPy's is of sums, and CuPy's of samples."""
-
-    def adapt(function: Operation) -> Operation:
-        def call(*args: object, zi: object = None, **kwargs: object) -> Any:
-            if zi is not None or len(args) > place:
-                raise UnsupportedError(
-                    f"{function.__name__}: an emulated GPU has no states of filters; "
-                    "a real GPU has them, and so has the whole signal in one call"
-                )
-            return function(*args, **kwargs)
-
-        return call
-
-    return adapt
-
-
 _ADAPTERS = {
     **{f"scipy.ndimage.{name}": _of_size for name in _SIZED.split()},
     **{
@@ -228,7 +208,7 @@ _ADAPTERS = {
     **CONVENTIONS,
     "scipy.linalg.solve_triangular": _triangular,
     **{f"scipy.spatial.distance.{name}": _instead(made) for name, made in distances().items()},
-    **{f"scipy.signal.{name}": _without_state(place) for name, place in _STATES.items()},
+    **{f"scipy.signal.{name}": _instead(made) for name, made in filter_states.operations().items()},
 }
 
 

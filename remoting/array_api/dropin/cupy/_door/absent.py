@@ -35,7 +35,6 @@ _LEFT_TO_CUPY = {
     "chirp transforms as objects": "CZT ZoomFFT",
     "comparisons of the program": "argrelextrema",
     "functions and kernels over images": """
-        cupyx.scipy.ndimage.generic_filter cupyx.scipy.ndimage.generic_filter1d
         cupyx.scipy.ndimage.generic_gradient_magnitude cupyx.scipy.ndimage.generic_laplace
         cupyx.scipy.ndimage.labeled_comprehension
     """,

@@ -7,6 +7,8 @@ import numpy as _np
 from cupy._core.dispatch.arguments import is_array as _is_array
 
 from cupyx import _extensions
+from cupyx._image_filters import generic_filter as generic_filter
+from cupyx._image_filters import generic_filter1d as generic_filter1d
 
 _extensions.fill(globals())
 
