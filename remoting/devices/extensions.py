@@ -1,5 +1,6 @@
 """Functions of ``cupyx`` as operations, which are imported at the first call."""
 
+import functools
 import importlib
 import sys
 from collections.abc import Callable, Mapping
@@ -94,16 +95,17 @@ def _triangular(function: Operation) -> Operation:
 
 
 FILTER_MAX = 1 << 40
-"""Elements along an axis of a filter."""
+"""Elements along an axis of a filter, and the largest label."""
 
 
-def _of_size(function: Operation) -> Operation:
+def _of_size(function: Operation, first: int = 1) -> Operation:
     def call(*args: object, **kwargs: object) -> object:
-        size = kwargs.get("size", args[1] if len(args) > 1 else None)
-        # SciPy makes room for a line of it without a look whether its bytes still fit 64 bits, and
-        # writes behind that room.
-        if size is not None and (np.abs(np.asarray(size, np.float64)) > FILTER_MAX).any():
-            raise ValueError(f"{function.__name__}: no array is as large as this filter")
+        sizes = [*args[first:2], kwargs.get("size"), kwargs.get("max_label")]
+        # SciPy makes room for a line of it, or for each label, without a look whether its bytes
+        # still fit 64 bits, and writes behind that room.
+        counts = [np.abs(np.asarray(size, np.float64)) for size in sizes if size is not None]
+        if any((count > FILTER_MAX).any() for count in counts):
+            raise ValueError(f"{function.__name__}: no array is as large as this filter or label")
         return function(*args, **kwargs)
 
     return call
@@ -202,6 +204,7 @@ _ADAPTERS = {
     **{f"scipy.signal.{name}": _of_arrays for name in _LISTED.split()},
     **{f"scipy.special.{name}": _over_axes for name in ("log_softmax", "logsumexp", "softmax")},
     "scipy.ndimage.affine_transform": _affine,
+    "scipy.ndimage.find_objects": functools.partial(_of_size, first=0),
     **CONVENTIONS,
     "scipy.linalg.solve_triangular": _triangular,
     **{f"scipy.spatial.distance.{name}": _instead(made) for name, made in distances().items()},

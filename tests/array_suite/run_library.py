@@ -25,7 +25,7 @@ import tempfile
 import time
 import tomllib
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,10 +81,12 @@ def pytest_collectreport(report: Any) -> None:
 
 def _write(report: Any, outcome: str) -> None:
     crash = getattr(report.longrepr, "reprcrash", None)
-    lines = (
-        crash.message.splitlines()[:1] if crash is not None else report.longreprtext.splitlines()
-    )
-    line = {"test": report.nodeid, "outcome": outcome, "error": lines[-1] if lines else ""}
+    lines = (crash.message if crash is not None else report.longreprtext).splitlines()
+    line = {
+        "test": report.nodeid,
+        "outcome": outcome,
+        "error": lines[0 if crash else -1] if lines else "",
+    }
     with Path(os.environ[OUTCOMES]).open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
 
@@ -118,16 +120,21 @@ def version_of(folder: Path, python: str, name: str) -> str:
     return commit or done.stdout.strip() or "unknown"
 
 
-def run(
-    folder: Path,
-    library: dict[str, Any],
-    *,
-    on: str,
-    python: str,
-    seconds: float,
-    test_s: int,
-    processes: int = 1,
-) -> Result:
+def arguments(
+    library: dict[str, Any], on: str, python: str, test_s: int, processes: int = 1
+) -> list[str]:
+    """Return the command line of a library's tests; a test is bounded where pytest can do that."""
+    argv = [*BEFORE[on], python, "-m", "pytest", "-q", "--tb=short", "-p", "run_library"]
+    has_timeouts = [python, "-c", "import pytest_timeout"]
+    if not subprocess.run(has_timeouts, capture_output=True, check=False).returncode:
+        argv += ["--timeout", str(test_s)]
+    if processes > 1:
+        argv += ["-n", str(processes)]
+    argv += ["-p", "no:cacheprovider", "--continue-on-collection-errors"]
+    return [*argv, *library["arguments"]]
+
+
+def run(folder: Path, library: dict[str, Any], argv: list[str], seconds: float) -> Result:
     """Run the tests of a library, as libraries.toml has it, in its folder."""
     with tempfile.TemporaryDirectory() as work:
         lines = Path(work) / "outcomes.jsonl"
@@ -135,25 +142,14 @@ def run(
         own = folder / library["path"] if "path" in library else ""
         path = [str(own), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
         environment = {**os.environ, **library.get("environment", {})}
-        argv = [*BEFORE[on], python, "-m", "pytest", "-q", "--tb=short", "-p", "run_library"]
         environment |= {
             "PYTHONPATH": os.pathsep.join(filter(None, path)),
             "GPUPOOL_BLOCKING": "1",
             OUTCOMES: str(lines),
         }
-        has_timeouts = [python, "-c", "import pytest_timeout"]
-        if not subprocess.run(has_timeouts, capture_output=True, check=False).returncode:
-            argv += ["--timeout", str(test_s)]
-        if processes > 1:
-            argv += ["-n", str(processes)]
-        argv += ["-p", "no:cacheprovider", "--continue-on-collection-errors"]
         # A group of its own: what a library's tests start ends with them.
         process = subprocess.Popen(
-            [*argv, *library["arguments"]],
-            cwd=folder,
-            env=environment,
-            start_new_session=True,
-            stdout=sys.stderr,
+            argv, cwd=folder, env=environment, start_new_session=True, stdout=sys.stderr
         )
         try:
             process.wait(seconds)
@@ -189,20 +185,14 @@ def main() -> None:
         if (options.folder / name).is_dir() or "path" not in known[name]
     ]
     with ThreadPoolExecutor(options.at_once) as pool:
-        runs = {
-            (name, on): pool.submit(
-                run,
-                options.folder / name if "path" in known[name] else options.folder,
-                known[name],
-                on=on,
-                python=options.python,
-                seconds=options.seconds,
-                test_s=options.test_seconds,
-                processes=options.processes,
-            )
-            for name in names
-            for on in places
-        }
+        runs: dict[tuple[str, str], Future[Result]] = {}
+        for name in names:
+            library = known[name]
+            folder = options.folder / name if "path" in library else options.folder
+            for on in places:
+                limits = options.test_seconds, options.processes
+                argv = arguments(library, on, options.python, *limits)
+                runs[name, on] = pool.submit(run, folder, library, argv, options.seconds)
         for name in names:
             found = [runs[name, on].result() for on in places]
             cells = " | ".join(each.cell() for each in found)

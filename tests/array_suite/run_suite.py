@@ -33,7 +33,10 @@ import suite_outcomes as so
 HERE = Path(__file__).resolve().parent
 OTHERS = ("distributed_tests", "jit_tests", "testing_tests", "tools_tests")
 """Tests of packages that the drop-in leaves to CuPy, or takes from it."""
-TEST_S = 60
+PYTEST = (
+    f"-m pytest -q --tb=no -W ignore -c {os.devnull} -p suite_plugin -p no:cacheprovider -p no:trio"
+    " --continue-on-collection-errors --timeout 60"
+)
 SHOWN = 40
 PART_BYTES = 12_000
 """Of a test file: CuPy's have some ten tests for each 1,000 bytes, and a few a hundred."""
@@ -93,14 +96,8 @@ def run_parts(
         if time.monotonic() > ends:
             left.append(part)
             return
-        seconds = run_part(
-            work,
-            part,
-            outcomes,
-            late=options.late,
-            devices=options.devices,
-            gpus=gpus[number % len(gpus)],
-        )
+        where = {"devices": options.devices, "gpus": gpus[number % len(gpus)]}
+        seconds = run_part(work, part, outcomes, late=options.late, **where)
         sys.stderr.write(f"{part}: {seconds:.0f} s\n")
 
     with ThreadPoolExecutor(options.jobs) as pool:
@@ -123,25 +120,9 @@ def run_part(
     }
     if gpus:
         environment["CUDA_VISIBLE_DEVICES"] = gpus
-    argv = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-W", "ignore", "-c", os.devnull]
-    argv += ["--rootdir", str(work), "-p", "suite_plugin", "-p", "no:cacheprovider"]
-    argv += [
-        "-p",
-        "no:trio",
-        "--continue-on-collection-errors",
-        "--timeout",
-        str(TEST_S),
-        "-m",
-        "not slow",
-    ]
+    argv = [sys.executable, *PYTEST.split(), "-m", "not slow", "--rootdir", str(work), part.place]
     began = time.monotonic()
-    done = subprocess.run(
-        [*argv, part.place],
-        cwd=work,
-        env=environment,
-        check=False,
-        capture_output=True,
-    )
+    done = subprocess.run(argv, cwd=work, env=environment, check=False, capture_output=True)
     if done.returncode not in (0, 1, 5):  # 5: no test, where a part has none
         sys.stderr.write(f"{part}: pytest ended with {done.returncode}\n")
         sys.stderr.write((done.stdout + done.stderr).decode(errors="replace")[-2000:])

@@ -102,12 +102,8 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         del module
 
 
-def _no_compiler() -> str:
-    return ""
-
-
-def _nothing(*_args: object) -> int:
-    return 0
+def _returning(value: object) -> Callable[..., Any]:
+    return lambda *_args, **_kwargs: value
 
 
 def _get_size(size: Any) -> tuple[int, ...]:
@@ -124,10 +120,6 @@ def _stand_in(module: str) -> Callable[[str], Anything]:
     return lookup
 
 
-def _none(*_args: object) -> list[str]:
-    return []
-
-
 def _choices_without_effect(core: Any) -> None:
     """Let tests choose CuPy's accelerators and limits, without effect on the results.
 
@@ -135,10 +127,10 @@ def _choices_without_effect(core: Any) -> None:
     """
     for module in (core, core._accelerator):
         for kind in ("routine", "reduction"):
-            setattr(module, f"get_{kind}_accelerators", _none)
-            setattr(module, f"set_{kind}_accelerators", _none)
+            setattr(module, f"get_{kind}_accelerators", _returning([]))
+            setattr(module, f"set_{kind}_accelerators", _returning([]))
     cublas: Any = importlib.import_module("cupy.cublas")
-    cublas.get_batched_gesv_limit = cublas.set_batched_gesv_limit = _nothing
+    cublas.get_batched_gesv_limit = cublas.set_batched_gesv_limit = _returning(0)
     cusolver: Any = importlib.import_module("cupyx.cusolver")
     cusolver.check_availability = bool  # of a named function: all of them are there
 
@@ -146,20 +138,9 @@ def _choices_without_effect(core: Any) -> None:
 def _compilers_without_effect(compiler: Any) -> None:
     """Let tests of raw kernels set the cache of compiled kernels, and query nvcc's version."""
     compiler.__getattr__ = _stand_in("cupy.cuda.compiler")
-    compiler._run_cc = _version_of_nvcc
+    compiler._run_cc = _returning("release 12.9")
     cache: Any = importlib.import_module("cupy.cuda._compiler_cache")
-    cache.DiskKernelCacheBackend = _Unused
-
-
-def _version_of_nvcc(*_args: object) -> str:
-    return "release 12.9"
-
-
-class _Unused:
-    """A stand-in for an object that tests make and pass to CuPy, unused here."""
-
-    def __init__(self, *_args: object) -> None:
-        """Accept the arguments of the real constructor."""
+    cache.DiskKernelCacheBackend = _returning(object())  # tests pass it to CuPy alone
 
 
 def install(cupy: Any) -> None:
@@ -175,7 +156,7 @@ def install(cupy: Any) -> None:
     backend: Any = importlib.import_module("cupy_backends.cuda.api.runtime")
     backend.is_hip = cupy.cuda.runtime.is_hip  # a stand-in would be true, and tests are left out
     cupy.cuda.driver.get_build_version = cupy.cuda.runtime.runtimeGetVersion
-    cupy.cuda.get_nvcc_path = cupy.cuda.get_cuda_path = _no_compiler
+    cupy.cuda.get_nvcc_path = cupy.cuda.get_cuda_path = _returning("")
     core: Any = importlib.import_module("cupy._core")
     for name in ("core", "flags", "internal", "_kernel", "_accelerator"):
         setattr(core, name, importlib.import_module("cupy._core." + name))
@@ -184,8 +165,8 @@ def install(cupy: Any) -> None:
     core.get_size = _get_size
     core.core.ndarray = core.ndarray = cupy.ndarray
     for module in (core, core.core):
-        module.get_compute_type = _nothing
-        module.set_compute_type = _nothing
+        module.get_compute_type = _returning(0)
+        module.set_compute_type = _returning(0)
     core.array = cupy.array
     _choices_without_effect(core)
     util: Any = importlib.import_module("cupy._util")

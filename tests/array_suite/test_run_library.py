@@ -25,9 +25,8 @@ def run(folder: Path, seconds: float) -> run_library.Result:
     (folder / "test_library.py").write_text(TESTS)
     (folder / "test_other.py").write_text("import no_such_module")
     library = {"arguments": ["-c", "/dev/null", "-p", "no:trio"]}
-    return run_library.run(
-        folder, library, on="emulated", python=sys.executable, seconds=seconds, test_s=60
-    )
+    argv = run_library.arguments(library, "emulated", sys.executable, 60)
+    return run_library.run(folder, library, argv, seconds)
 
 
 def test_outcomes_are_counted(tmp_path: Path) -> None:

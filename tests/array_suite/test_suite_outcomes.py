@@ -30,17 +30,16 @@ def test_the_record_says_the_reason_or_else_the_message(error: str, reason: str)
 
 
 def test_a_family_that_fails_as_a_whole_is_one_pattern() -> None:
-    outcomes = [failed(ONE, "ValueError"), failed(TWO, "ValueError")]
-    expected = so.patterns(outcomes, {})
-    assert expected == {"cupy_tests/fft_tests/test_fft.py::TestPlan::test_plan*": so.OTHER}
-    assert so.expected_reason(expected, outcomes[0]) == so.OTHER
-
-
-def test_a_family_that_fails_in_part_is_named_test_by_test() -> None:
-    outcomes = [failed(ONE, "ValueError"), so.Outcome(TWO, "passed")]
-    expected = so.patterns(outcomes, {})
-    assert expected == {ONE: so.OTHER}
-    assert so.expected_reason(expected, outcomes[1]) is None
+    one, two, right = (
+        failed(ONE, "ValueError"),
+        failed(TWO, "ValueError"),
+        so.Outcome(TWO, "passed"),
+    )
+    whole, part = so.patterns([one, two], {}), so.patterns([one, right], {})
+    assert whole == {"cupy_tests/fft_tests/test_fft.py::TestPlan::test_plan*": so.OTHER}
+    assert so.expected_reason(whole, one) == so.OTHER
+    assert part == {ONE: so.OTHER}
+    assert so.expected_reason(part, right) is None
 
 
 def test_a_failure_that_the_record_lacks_is_new(tmp_path: Path) -> None:
@@ -50,11 +49,8 @@ def test_a_failure_that_the_record_lacks_is_new(tmp_path: Path) -> None:
     outcomes = [failed(ONE, ""), failed(TWO, ""), so.Outcome(THREE, "passed")]
     rows = [line.split(" | ") for line in so.table(outcomes, expected)]
     heads, core, fft = rows[0], rows[2], rows[3]
-    assert [core[0], core[1], core[heads.index("now pass")]] == [
-        "| cupy_tests/core_tests",
-        "1",
-        "1",
-    ]
+    assert (core[0], core[1]) == ("| cupy_tests/core_tests", "1")
+    assert core[heads.index("now pass")] == "1"
     assert [fft[heads.index(so.INTERNALS)], fft[heads.index("new")]] == ["1", "1"]
     assert so.without_internals(outcomes, expected) == 0.5
 

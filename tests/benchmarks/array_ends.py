@@ -130,9 +130,7 @@ def partner(transport: str, delay_us: int) -> None:
         end: Any = listener.accept()[0]
         if transport == "tls":
             sys.path[:0] = [str(KIT), str(ROOT / "src")]
-            files = importlib.import_module("door_kit").certificate(Path(name))
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(files[0], files[1])
+            context, _ = importlib.import_module("door_kit").certificate(Path(name))
             end = context.wrap_socket(end, server_side=True)
         if transport != "unix":
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

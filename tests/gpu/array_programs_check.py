@@ -1,8 +1,8 @@
-"""Runs the programs of the array door's tests on a real GPU, natively and behind the door.
+"""Runs programs of the array door on a real GPU, natively and behind the door.
 
     python tests/gpu/array_programs_check.py
 
-Needs CuPy, SciPy and a GPU. Each program of `tests/remoting/array_api/programs` is compared
+Needs CuPy, SciPy and a GPU. Each program of `tests/gpu/array_programs` is compared
 with NumPy. The values that an emulated GPU takes from CuPy's formulas (`emulated_arithmetic.py`)
 are compared with the GPU's own. Exit status 0 means that all were equal in both runs.
 """
@@ -23,7 +23,7 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
 DROPIN = ROOT / "remoting" / "array_api" / "dropin"
-PROGRAMS = ROOT / "tests" / "remoting" / "array_api" / "programs"
+PROGRAMS = ROOT / "tests" / "gpu" / "array_programs"
 WORKER = ROOT / "tests" / "gpu" / "array_door_check.py"
 INF, NAN = float("inf"), float("nan")
 

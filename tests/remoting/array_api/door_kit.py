@@ -1,8 +1,6 @@
 """A pool of one process for tests: an agent's socket, and workers that serve emulated devices."""
 
 import contextlib
-import hashlib
-import hmac
 import json
 import os
 import secrets
@@ -17,13 +15,17 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from gpupool.pool.errors import GpupoolError
 from gpupool.remoting.array_api.server.serve import serve
 from gpupool.remoting.devices.base import DeviceSpec
 from gpupool.remoting.devices.host_kernels import host_compiler
+from gpupool.remoting.transport.data_connection import read_exactly
 from gpupool.remoting.transport.session_stream import PlainStream, SessionStream, TlsStream
+from gpupool.remoting.transport.tally import Tally
+from gpupool.remoting.worker.certificate import worker_context
+from gpupool.remoting.worker.client_handshake import accept_client, accept_plain
 from gpupool.remoting.worker.peer_links import Links
 from gpupool.remoting.worker.worker_main import KEEPALIVE_LINK, set_options
 
@@ -92,28 +94,27 @@ def start_worker(
     return thread, budget
 
 
-def _exactly(connection: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        piece = connection.recv(count - len(data))
-        assert piece
-        data += piece
-    return data
+class PlayedStream:
+    """A session's stream that plays bytes in pieces, and keeps the sent ones."""
 
+    def __init__(self, data: bytes, piece: int = MIB) -> None:
+        self.rest, self.piece = memoryview(data), piece
+        self.sent, self.calls, self.tally = b"", 0, Tally()
 
-def accept_proof(connection: socket.socket, session: bytes, ticket: bytes) -> None:
-    """Do the worker's side of the handshake without TLS."""
-    hello = _exactly(connection, 40)
-    assert hello[:8] == b"gpupool\x01"
-    assert hello[8:24] == session
-    client, server = hello[24:], secrets.token_bytes(16)
-    connection.sendall(server + hmac.digest(ticket, b"server" + client + server, "sha256"))
-    proof = _exactly(connection, 32)
-    good = hmac.digest(ticket, b"client" + client + server, "sha256")
-    if hmac.compare_digest(proof, good):
-        connection.sendall(b"\x01")
-    else:
-        connection.close()
+    def recv_into(self, buffer: memoryview, /) -> int:
+        count = min(self.piece, buffer.nbytes, len(self.rest))
+        buffer[:count] = self.rest[:count]
+        self.rest = self.rest[count:]
+        return count
+
+    def send_buffers(self, buffers: list[bytes | memoryview], /) -> None:
+        self.sent += b"".join(map(bytes, buffers))
+
+    def send_descriptor(self, _data: bytes, _descriptor: int, /) -> bool:
+        return False
+
+    def close(self) -> None:
+        self.rest = memoryview(b"")
 
 
 @dataclass
@@ -125,7 +126,7 @@ class Server:
     devices: list[DeviceSpec]
     session: bytes = field(default_factory=lambda: secrets.token_bytes(16))
     ticket: bytes = field(default_factory=lambda: secrets.token_bytes(32))
-    tls: tuple[str, str, str] | None = None  # certificate file, key file, fingerprint
+    tls: tuple[ssl.SSLContext, str] | None = None  # with the fingerprint of its certificate
     proxy: int | None = None  # the port by which clients come, where it is not the listener's
     connections: list[socket.socket] = field(default_factory=list[socket.socket])
     budgets: list[MemoryBudget] = field(default_factory=list[MemoryBudget])
@@ -143,7 +144,7 @@ class Server:
                 return
             try:
                 connection = self._authenticate(connection)
-            except (AssertionError, OSError):
+            except (GpupoolError, OSError):
                 connection.close()  # the client did not like this server
                 continue
             self.connections.append(connection)
@@ -164,25 +165,17 @@ class Server:
             set_options(connection, KEEPALIVE_LINK)
             assert self.links is not None
             with contextlib.suppress(GpupoolError, OSError):
-                accept_proof(connection, self.session, self.links.key)
-                index = int.from_bytes(_exactly(connection, 4), "little")
+                accept_plain(connection, self.session, self.links.key)
+                connection.sendall(b"\x01")
+                index = int.from_bytes(read_exactly(connection, 4), "little")
                 self.links.accept(index, PlainStream(connection))
 
     def _authenticate(self, connection: socket.socket) -> socket.socket:
-        if self.tls is not None:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.minimum_version = ssl.TLSVersion.TLSv1_3
-            context.load_cert_chain(self.tls[0], self.tls[1])
-            secured = context.wrap_socket(connection, server_side=True)
-            try:
-                assert _exactly(secured, 32) == self.ticket
-            except BaseException:
-                secured.close()
-                raise
-            secured.sendall(b"\x01")
-            return secured
-        accept_proof(connection, self.session, self.ticket)
-        return connection
+        context, me = self.tls[0] if self.tls else ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self
+        made = accept_client(connection, context, cast("Any", me), plain=self.tls is None)
+        made.settimeout(None)
+        made.sendall(b"\x01")
+        return made
 
     def offer(self) -> dict[str, Any]:
         unix = self.listener.family == socket.AF_UNIX
@@ -194,17 +187,11 @@ class Server:
             "unix": self.listener.getsockname() if unix else None,
             "session": self.session.hex(),
             "server_name": f"{self.session.hex()}.session.gpupool",
-            "certificate_sha256": self.tls[2] if self.tls else "0" * 64,
+            "certificate_sha256": self.tls[1] if self.tls else "0" * 64,
             "ticket": self.ticket.hex(),
             "encryption": "tls" if self.tls else "off",
             "devices": [
-                {
-                    "index": spec.index,
-                    "name": spec.name,
-                    "uuid": spec.uuid,
-                    "memory": spec.memory,
-                    "emulated": spec.emulated,
-                }
+                {key: getattr(spec, key) for key in ("index", "name", "uuid", "memory", "emulated")}
                 for spec in self.devices
             ],
         }
@@ -261,12 +248,7 @@ class Agent:
                 continue
             self.requests.append(request)
             sessions = [server.offer() for server in self.servers]
-            answer: dict[str, Any] = {
-                "ok": True,
-                "lease": "7f3a",
-                "notices": [],
-                "sessions": sessions,
-            }
+            answer = {"ok": True, "lease": "7f3a", "notices": [], "sessions": sessions}
             client.sendall(json.dumps(self.refusal or answer).encode() + b"\n")
 
     def followed(self, request: dict[str, Any], client: socket.socket) -> dict[str, Any]:
@@ -303,34 +285,10 @@ class Agent:
             item.close()
 
 
-def certificate(folder: Path) -> tuple[str, str, str]:
-    """Make a self-signed certificate; return its file, its key's file and its fingerprint."""
-    import datetime
-
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "worker")])
-    now = datetime.datetime.now(datetime.UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .sign(key, hashes.SHA256())
-    )
-    pem = serialization.Encoding.PEM
-    files = folder / "worker.crt", folder / "worker.key"
-    files[0].write_bytes(made.public_bytes(pem))
-    secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    files[1].write_bytes(secret)
-    digest = hashlib.sha256(made.public_bytes(serialization.Encoding.DER)).hexdigest()
-    return str(files[0]), str(files[1]), digest
+def certificate(folder: Path) -> tuple[ssl.SSLContext, str]:
+    """Return a worker's TLS context, and the fingerprint of its certificate."""
+    context, digest = worker_context(folder)
+    return context, digest.hex()
 
 
 @contextlib.contextmanager

@@ -19,11 +19,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import cbor2
-from door_kit import MIB, MemoryBudget, emulated
+from door_kit import MIB, MemoryBudget, PlayedStream, emulated
 
 from gpupool.remoting.array_api.server import array_wire as wire
 from gpupool.remoting.array_api.server.serve import serve
-from gpupool.remoting.transport.tally import Tally
 
 PARTITION = 64 * MIB
 ADDRESSES_MAX = 4 << 30
@@ -32,19 +31,8 @@ SESSION_S = 5.0
 """
 
 EDGES = (
-    0,
-    1,
-    2,
-    -1,
-    7,
-    8,
-    255,
-    1 << 16,
-    1 << 31,
-    1 << 40,
-    (1 << 62) - 1,
-    -(1 << 62),
-    (1 << 63) - 1,
+    *(0, 1, 2, -1, 7, 8, 255),
+    *(1 << 16, 1 << 31, 1 << 40, (1 << 62) - 1, -(1 << 62), (1 << 63) - 1),
 )
 DTYPES = ("<f8", "<i4", "|b1", "<c16", "|u1", "<f2", "<U3", "O", "<f8,<f8", "x")
 WORDS = ("C", "F", "same_kind", "x" * 200, "sum", "ij,jk->ik", "\x1b[2J", "..", "<f8")
@@ -184,35 +172,19 @@ class Hostile:
         return said
 
 
-class Wire:
-    """The worker's stream: it reads the client's bytes, and counts the sent ones."""
+class Wire(PlayedStream):
+    """The worker's stream: after the welcome it has a session of the seed."""
 
     def __init__(self, seed: int) -> None:
-        self.calls, self.tally = 0, Tally()
-        self.sent = 0
-        self._seed = seed
         hello = cbor2.dumps({"protocol": wire.PROTOCOL, "peers": None})
-        self._said = memoryview(frame(wire.Kind.HELLO, hello, request=1))
-        self._names: list[str] = []
-
-    def recv_into(self, buffer: memoryview, /) -> int:
-        count = min(len(buffer), len(self._said))
-        buffer[:count] = self._said[:count]
-        self._said = self._said[count:]
-        return count
+        super().__init__(frame(wire.Kind.HELLO, hello, request=1))
+        self._seed: int | None = seed
 
     def send_buffers(self, buffers: list[bytes | memoryview], /) -> None:
-        if not self._names:
-            welcome = b"".join(buffers)[wire.HEADER.size :]
-            self._names = cbor2.loads(welcome)["operations"]
-            self._said = memoryview(Hostile(self._seed, self._names).session())
-        self.sent += sum(len(each) for each in buffers)
-
-    def send_descriptor(self, _data: bytes, _descriptor: int, /) -> bool:
-        return False
-
-    def close(self) -> None:
-        self._said = memoryview(b"")
+        if self._seed is not None:
+            names = cbor2.loads(b"".join(buffers)[wire.HEADER.size :])["operations"]
+            self.rest = memoryview(Hostile(self._seed, names).session())
+            self._seed = None
 
 
 def attack(seed: int) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import door_kit
 import numpy as np
+from door_cases import NoClient
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.array_api.server import array_wire
@@ -24,21 +25,17 @@ class PipeLinks(Links):
         self.closed = False
         self._rest = memoryview(b"")
 
-    def introduce(self, key: bytes, index: int, others: Sequence[Peer | None]) -> None:
-        del key, index, others
+    def introduce(self, key: bytes, index: int, others: Sequence[Peer | None]) -> None: ...
 
     def connect(self, index: int) -> str:
-        del index
         return ""
 
     def send(self, index: int, number: int, size: int, pieces: Iterable[memoryview]) -> None:
-        del index
         data = b"".join(bytes(piece) for piece in pieces)
         assert len(data) == size
         self.sent.append((number, data, ""))
 
     def send_failure(self, index: int, number: int, text: str) -> None:
-        del index
         self.sent.append((number, b"", text))
 
     def begin(self, index: int, number: int, size: int) -> None:
@@ -49,25 +46,20 @@ class PipeLinks(Links):
             raise PeerFailedError(text)
         if (found, len(data)) != (number, size):
             raise PeerLostError(f"transfer {found} of {len(data)} bytes, for {number} of {size}")
-        del index
         self._rest = memoryview(data)
 
     def read(self, index: int, target: memoryview) -> None:
-        del index
         if len(self._rest) < len(target):
             raise PeerLostError("its worker ended")
         target[:] = self._rest[: len(target)]
         self._rest = self._rest[len(target) :]
 
-    def skip(self, index: int, size: int) -> None:
-        del index, size
+    def skip(self, index: int, size: int) -> None: ...
 
     def cut(self, index: int) -> None:
-        del index
         self.closed = True
 
     def expect_lanes(self, ids: tuple[bytes, bytes], take: TakeLane, encrypts: Any) -> bool:
-        del ids, take, encrypts
         return False
 
     def forget(self) -> None:
@@ -77,25 +69,10 @@ class PipeLinks(Links):
         self.closed = True
 
 
-class Silent:
+class Silent(NoClient):
     """A client that only records the failures pushed to it."""
 
-    def __init__(self) -> None:
-        self.failures: list[Any] = []
-
-    def push(self, kind: array_wire.Kind, body: Any) -> None:
-        assert kind is array_wire.Kind.FAILED
-        self.failures.append(body)
-
-    def collect(self) -> bytes | None:
-        return None
-
-    def names(self, handle: int) -> bool:
-        del handle
-        return False
-
-    def free_later(self, handles: bytes) -> None:
-        del handles
+    def free_later(self, handles: bytes) -> None: ...
 
 
 class Worker:
@@ -181,10 +158,8 @@ def _node(value: Any, values: list[Any]) -> Any:
     if isinstance(value, float):
         values.append(value)
         return "f"
-    if isinstance(value, str):
-        return ["q", value]
-    if isinstance(value, bytes):
-        return ["b", value]
+    if isinstance(value, (str, bytes)):
+        return ["q" if isinstance(value, str) else "b", value]
     given: Any = value
     if isinstance(value, np.dtype):
         return ["d", told(given)]

@@ -1,15 +1,12 @@
 """bfloat16: a type of the package `ml_dtypes`, with a separate name at both ends."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import importlib
 import sys
 from typing import Any
 
 import numpy as np
 import pytest
+from door_cases import refused
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.array_api.server import element_types
@@ -36,34 +33,30 @@ def test_both_ends_have_one_word_for_it(cp: Any) -> None:
             dtypes.told(np.dtype(kind))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("sin", "exp", "sqrt", "floor", "negative", "absolute", "square", "arctan", "sign"),
-        *("isnan", "isfinite", "signbit"),
-    ],
-)
+def agree(ours: Any, wanted: Any) -> None:
+    assert ours.dtype == wanted.dtype
+    np.testing.assert_allclose(ours.get().astype(float), wanted.astype(float), rtol=0.01)
+
+
+UNARY = "sin exp sqrt floor negative absolute square arctan sign isnan isfinite signbit"
+
+
+@pytest.mark.parametrize("name", UNARY.split())
 def test_functions_of_one_array(cp: Any, name: str) -> None:
     host = abs(VALUES[-4:]).astype(BF16)
-    made = getattr(cp, name)(cp.asarray(host))
-    wanted = getattr(np, name)(host)
-    assert made.dtype == wanted.dtype
-    np.testing.assert_allclose(made.get().astype(float), wanted.astype(float), rtol=0.01)
+    agree(getattr(cp, name)(cp.asarray(host)), getattr(np, name)(host))
 
 
 @pytest.mark.parametrize("name", ["add", "subtract", "multiply", "maximum", "hypot", "greater"])
 def test_functions_of_two_operands(cp: Any, name: str) -> None:
-    host = VALUES.astype(BF16)
-    function = getattr(np, name)
+    host, function = VALUES.astype(BF16), getattr(cp, name)
     for other in (host[::-1].copy(), np.float32(2.5), np.ones(12, "f2"), np.ones(12, "i1")):
         ours = cp.asarray(other) if isinstance(other, np.ndarray) else other
-        made, wanted = getattr(cp, name)(cp.asarray(host), ours), function(host, other)
-        assert made.dtype == wanted.dtype
-        np.testing.assert_allclose(made.get().astype(float), wanted.astype(float), rtol=0.01)
+        agree(function(cp.asarray(host), ours), getattr(np, name)(host, other))
     for number in (2, 0.5):
-        made = getattr(cp, name)(cp.asarray(host), number)
+        made = function(cp.asarray(host), number)
         assert made.dtype == (np.bool_ if name == "greater" else BF16)  # the number gives way
-        assert getattr(cp, name)(number, cp.asarray(host)).dtype == made.dtype
+        assert function(number, cp.asarray(host)).dtype == made.dtype
 
 
 def test_reductions_add_in_float32_and_round_once(cp: Any) -> None:
@@ -117,8 +110,7 @@ def test_a_server_without_it_is_named_and_the_session_goes_on(cp: Any) -> None:
             lambda: a.sum(dtype=BF16, out=cp.zeros(())),
             lambda: cp.full(5, ml_dtypes.bfloat16(2)),
         ):
-            with pytest.raises(NotImplementedError, match="ml_dtypes"):
-                use()
+            refused((NotImplementedError, "ml_dtypes", use))
     finally:
         session._handles.bfloat16 = True
     assert float(a.sum()) == 3
@@ -133,8 +125,8 @@ def test_an_end_without_the_package_refuses_the_type(
         raise ModuleNotFoundError(name)
 
     monkeypatch.setattr(importlib, "import_module", absent)
-    with pytest.raises(RemoteProtocolError, match="dtype"):
-        element_types.dtype_of("bfloat16")
     dtypes: Any = sys.modules["cupy._door.dtypes"]
-    with pytest.raises(ValueError, match="ml_dtypes"):
-        dtypes.read("bfloat16")
+    refused(
+        (RemoteProtocolError, "dtype", lambda: element_types.dtype_of("bfloat16")),
+        (ValueError, "ml_dtypes", lambda: dtypes.read("bfloat16")),
+    )

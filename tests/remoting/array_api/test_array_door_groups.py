@@ -1,16 +1,10 @@
 """Groups: the calls of a function of `fuse` are computed as a whole where that is possible."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
+import contextlib
 import importlib
-import runpy
-import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -74,32 +68,88 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Kernels:
     return made
 
 
-def thrice(cp: Any, function: Function, *hosts: Any) -> list[Any]:
-    """Call a fused function three times; return its results, and its arrays afterwards."""
-    fused = cp.fuse(function)
-    found = []
-    for _ in range(3):
-        given = [cp.asarray(host) if isinstance(host, np.ndarray) else host for host in hosts]
-        made = fused(*given)
-        results = made if isinstance(made, tuple) else () if made is None else (made,)
-        arrays = [each for each in (*results, *given) if isinstance(each, cp.ndarray)]
-        found.append([each.get() for each in arrays])
-    return found
-
-
 X = np.linspace(0.5, 3, 12).reshape(3, 4)
 
 
-def test_a_chain_is_one_program_and_its_middle_is_not_kept(cp: Any, kernels: Kernels) -> None:
-    rounds = thrice(cp, lambda x, y: cp.sqrt(x * y + 1.5) / (y - 0.25), X, X[0])
-    for made, _, _ in rounds:
-        np.testing.assert_allclose(made, np.sqrt(X * X[0] + 1.5) / (X[0] - 0.25))
+def thrice(cp: Any, function: Function, *hosts: Any) -> None:
+    """Call a fused function three times; compare results and arrays with those of NumPy.
+
+    Its first argument is the module that it computes with.
+    """
+    fused = cp.fuse(lambda *given: function(cp, *given))
+    for _ in range(3):
+        theirs = [host.copy() if isinstance(host, np.ndarray) else host for host in hosts]
+        ours = [cp.asarray(host) if isinstance(host, np.ndarray) else host for host in hosts]
+        made, wanted = fused(*ours), function(np, *theirs)
+        results = (made, wanted) if isinstance(wanted, tuple) else ((made,), (wanted,))
+        pairs = [*zip(*results, strict=True), *zip(ours, theirs, strict=True)]
+        for mine, other in pairs:
+            if isinstance(other, np.ndarray):
+                assert mine.dtype == other.dtype
+                np.testing.assert_allclose(mine.get(), other, rtol=1e-6)
+
+
+def _chain(xp: Any, x: Any, y: Any) -> Any:
+    return xp.sqrt(x * y + 1.5) / (y - 0.25)
+
+
+def _in_place(_xp: Any, y: Any, x: Any) -> None:
+    y += x * 2
+    y *= x
+
+
+def _around(xp: Any, x: Any, y: Any) -> Any:
+    near = xp.where(x > y, x - y, y - x).astype(np.float32)
+    total = near.sum(axis=0)
+    return near, xp.exp(-total) + total
+
+
+def _long(_xp: Any, x: Any) -> Any:
+    for _ in range(70):
+        x = x + 1
+    return x
+
+
+def _twice(_xp: Any, x: Any) -> Any:
+    return (x + 1) * 2
+
+
+def _adam(xp: Any, w: Any, g: Any, m: Any, v: Any, rate: float) -> None:
+    m *= 0.9
+    m += g * 0.1
+    v *= 0.999
+    v += g * g * 0.001
+    w -= rate * m / (xp.sqrt(v) + 1e-3)
+
+
+def _types(xp: Any, a: Any, b: Any) -> Any:
+    c = a + b
+    d = c * a
+    return d, xp.maximum(c, d) if a.dtype.kind != "c" else d * 2, (d == c) | (c != a)
+
+
+WEIGHTS = [np.linspace(start, 3, 12).astype("f").reshape(3, 4) for start in range(4)]
+PROGRAMS: dict[str, tuple[Function, tuple[Any, ...], list[int]]] = {
     # The first call defines its records, and is not understood. `y - 0.25` has another shape.
-    assert kernels.runs == [2]
-    rounds = thrice(cp, lambda x, y: cp.sqrt(x * y + 1.5) / (y - 0.25), X, X + 1)
-    for made, _, _ in rounds:
-        np.testing.assert_allclose(made, np.sqrt(X * (X + 1) + 1.5) / (X + 0.75))
-    assert kernels.runs == [2, 3]  # whose records were all defined before
+    "a chain": (_chain, (X, X[0]), [2]),
+    "a chain of one shape": (_chain, (X, X + 1), [2]),
+    "written into": (_in_place, (X, X + 1), [2]),
+    "around the rest": (_around, (X, X[::-1].copy()), [2, 2]),
+    "with a question": (lambda xp, x: (x + 1)[xp.nonzero(x > 1)[0][0]] * 2, (X,), []),
+    "too long": (_long, (X,), []),
+    "a step of Adam": (_adam, (*WEIGHTS, 0.01), [2]),
+    **{f"type {kind}": (_types, (X.astype(kind), (X > 1).astype(kind)), [2])
+       for kind in "bBhHiIqQefdFD"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_function_is_one_program_where_that_is_possible(
+    cp: Any, kernels: Kernels, name: str
+) -> None:
+    function, hosts, runs = PROGRAMS[name]
+    thrice(cp, function, *hosts)
+    assert kernels.runs == runs
 
 
 def test_numbers_may_change_from_call_to_call(cp: Any, kernels: Kernels) -> None:
@@ -108,17 +158,6 @@ def test_numbers_may_change_from_call_to_call(cp: Any, kernels: Kernels) -> None
     for n, r in ((1, 0.5), (2, 0.25), (3, -1.0), (1 << 40, 2.0)):
         np.testing.assert_allclose(step(a, n, r).get(), (X + n) * r - n)
     assert kernels.runs == [3]
-
-
-def test_arrays_are_written_into(cp: Any, kernels: Kernels) -> None:
-    def function(y: Any, x: Any) -> None:
-        y += x * 2
-        y *= x
-
-    for y, x in thrice(cp, function, X, X + 1):
-        np.testing.assert_allclose(y, (X + (X + 1) * 2) * (X + 1))
-        np.testing.assert_array_equal(x, X + 1)
-    assert kernels.runs == [2]
 
 
 def test_an_array_that_is_read_elsewhere_is_not_written_into_too_early(
@@ -130,61 +169,29 @@ def test_an_array_that_is_read_elsewhere_is_not_written_into_too_early(
 
     fused = cp.fuse(function)
     for _ in range(3):
-        a = cp.arange(8.0)
-        b = np.arange(8.0)
-        made = fused(a[1:], a[:-1])
-        wanted = function(b[1:], b[:-1])
+        a, b = cp.arange(8.0), np.arange(8.0)
+        made, wanted = fused(a[1:], a[:-1]), function(b[1:], b[:-1])
         np.testing.assert_array_equal(a.get(), b)
         np.testing.assert_array_equal(made.get(), wanted)
     assert not any(kernels.runs)
 
 
-def test_what_works_on_elements_is_fused_around_the_rest(cp: Any, kernels: Kernels) -> None:
-    def function(x: Any, y: Any) -> Any:
-        near = cp.where(x > y, x - y, y - x).astype(np.float32)
-        total = near.sum(axis=0)
-        return near, cp.exp(-total) + total
-
-    for near, total, _, _ in thrice(cp, function, X, X[::-1].copy()):
-        wanted = abs(X - X[::-1]).astype(np.float32)
-        assert near.dtype == total.dtype == np.float32
-        np.testing.assert_allclose(near, wanted)
-        np.testing.assert_allclose(total, np.exp(-wanted.sum(0)) + wanted.sum(0), rtol=1e-6)
-    assert kernels.runs == [2, 2]
-
-
 def test_a_program_that_no_kernel_can_be_is_tried_once(cp: Any, kernels: Kernels) -> None:
-    kernels.refuses = True
-    for made, _ in thrice(cp, lambda x: (x + 1) * 2, X):
-        np.testing.assert_array_equal(made, (X + 1) * 2)
-    assert kernels.runs == [0]
-    kernels.refuses = False
-    for made, _ in thrice(cp, lambda x: (x + 1) * 2, X):
-        np.testing.assert_array_equal(made, (X + 1) * 2)
-    assert kernels.runs == [0]
+    for refuses in (True, False):
+        kernels.refuses = refuses
+        thrice(cp, _twice, X)
+        assert kernels.runs == [0]
 
 
 def test_a_kernel_of_another_type_is_not_used(cp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = 0
+    asked: list[int] = []
 
     def fuse(_self: Any, function: Function) -> Function:
-        def kernel(*inputs: Any) -> Any:
-            nonlocal asked
-            asked += 1
-            return function(*[np.asarray(each, np.float64) for each in inputs])
-
-        return kernel
+        return lambda *inputs: asked.append(1) or function(*[each.astype("f8") for each in inputs])
 
     monkeypatch.setattr(EmulatedBackend, "fuse", fuse)
-    for made, _ in thrice(cp, lambda x: (x + 1) * x, X.astype(np.float32)):
-        assert made.dtype == np.float32
-    assert asked == 1
-
-
-def test_a_question_within_ends_the_group(cp: Any, kernels: Kernels) -> None:
-    for made, _ in thrice(cp, lambda x: (x + 1)[cp.nonzero(x > 1)[0][0]] * 2, X):
-        np.testing.assert_array_equal(made, (X[0] + 1) * 2)
-    assert kernels.runs == []
+    thrice(cp, lambda _xp, x: (x + 1) * x, X.astype(np.float32))
+    assert asked == [1]
 
 
 def test_an_error_within_leaves_the_calls_before_it(cp: Any, kernels: Kernels) -> None:
@@ -193,16 +200,27 @@ def test_an_error_within_leaves_the_calls_before_it(cp: Any, kernels: Kernels) -
         x *= 2
         return x + y
 
-    fused = cp.fuse(function)
-    a = cp.asarray(X)
+    fused, a, wanted = cp.fuse(function), cp.asarray(X), X
     for _ in range(3):
         with pytest.raises(ValueError, match="broadcast"):
             fused(a, cp.ones(3))
-    wanted = X
-    for _ in range(3):
         wanted = (wanted + 1) * 2
     np.testing.assert_array_equal(a.get(), wanted)
     assert kernels.runs == [2]
+
+
+@contextlib.contextmanager
+def limited(cp: Any, free: int) -> Generator[None]:
+    """Limit the memory to the used bytes and so many more."""
+    cp.cuda.Device().synchronize()
+    pool, session = cp.get_default_memory_pool(), cp._door.pool.current()
+    pool.free_all_blocks()
+    pool.set_limit(size=pool.used_bytes() + free)
+    session._queue.set_room(0, 1 << 40)
+    try:
+        yield
+    finally:
+        pool.set_limit(size=0)
 
 
 def test_functions_are_fused_again_after_one_that_failed(cp: Any, kernels: Kernels) -> None:
@@ -225,20 +243,13 @@ def test_a_result_that_cannot_be_laid_out_fails_alone(cp: Any, kernels: Kernels)
     a = cp.asarray(np.asfortranarray(np.ones((256, 512))), order="F")
     for _ in range(3):
         fused(a)
-    cp.cuda.Device().synchronize()
-    pool, session = cp.get_default_memory_pool(), cp._door.pool.current()
-    pool.free_all_blocks()
-    pool.set_limit(size=pool.used_bytes() + a.nbytes * 3 // 2)
-    try:
-        session._queue.set_room(0, 1 << 40)
+    with limited(cp, a.nbytes * 3 // 2):
         made = fused(a)
         after = cp.asarray([1.0]) + 1
         with pytest.raises(cp.cuda.memory.OutOfMemoryError):
             after.get()
         assert after.tolist() == [2]
         del made
-    finally:
-        pool.set_limit(size=0)
     assert sum(kernels.runs) == 3
 
 
@@ -249,55 +260,37 @@ def test_a_group_takes_no_more_memory_than_its_calls(cp: Any, kernels: Kernels) 
         return (x + 1) * 2
 
     a, fused = cp.ones(1 << 18), cp.fuse(function)
-    pool, session = cp.get_default_memory_pool(), cp._door.pool.current()
     for _ in range(3):
         fused(a)
-    cp.cuda.Device().synchronize()
-    pool.free_all_blocks()
-    pool.set_limit(size=pool.used_bytes() + 4 * a.nbytes)
-    try:
-        for each in (function, fused):
-            session._queue.set_room(0, 1 << 40)
+    for each in (function, fused):
+        with limited(cp, 4 * a.nbytes):
             assert float(each(a)[0]) == 4
-    finally:
-        pool.set_limit(size=0)
     assert kernels.runs == [3]
 
 
-def test_a_function_that_goes_on_for_long_holds_nothing_back(
+def _until_flushed(sender: Any) -> None:
+    before, deadline = sender.flushes, time.monotonic() + 10
+    while sender.flushes == before:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_a_function_that_goes_on_or_an_interrupt_holds_nothing_back(
     cp: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = cp._door.pool.current()
+    sender = cp._door.pool.current()._sender
     monkeypatch.setattr(flusher(), "HOLD_S", 0.02)
 
     def function(x: Any) -> Any:
         made = x + 1
-        before = session._sender.flushes
-        deadline = time.monotonic() + 10
-        while session._sender.flushes == before:
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        _until_flushed(sender)
         return made * 2
 
     x = cp.asarray(X) + 0  # so that nobody asks in the function how much memory is left
     np.testing.assert_array_equal(cp.fuse(function)(x).get(), (X + 1) * 2)
-
-
-def test_what_an_interrupt_leaves_open_is_not_held_for_ever(
-    cp: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    session = cp._door.pool.current()
-    monkeypatch.setattr(flusher(), "HOLD_S", 0.02)
-    x = cp.asarray(X) + 0
-    session._sender.held_since = time.monotonic()
-    made = x + 1
-    before = session._sender.flushes
-    deadline = time.monotonic() + 10
-    while session._sender.flushes == before:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-    np.testing.assert_array_equal(made.get(), X + 1)
-    session._sender.held_since = 0.0
+    sender.held_since = time.monotonic()  # as an interrupt leaves it
+    np.testing.assert_array_equal(function(x).get(), (X + 1) * 2)
+    sender.held_since = 0.0
 
 
 def test_what_is_asked_at_the_end_of_a_group_ends_it(
@@ -316,38 +309,17 @@ def test_what_is_asked_at_the_end_of_a_group_ends_it(
                 session.ask("door.stats")
             return record.pack(code, length)
 
-    fused = cp.fuse(lambda x: (x + 1) * 2 - x * 3)
     monkeypatch.setattr(wire, "SIZED_RECORD", Asking)
-    for _ in range(3):
-        np.testing.assert_allclose(fused(cp.asarray(X)).get(), (X + 1) * 2 - X * 3)
+    thrice(cp, lambda _xp, x: (x + 1) * 2 - x * 3, X)
     assert kernels.runs == []
 
 
-def test_a_long_function_and_one_on_a_server_of_before_run_as_they_are(
+def test_a_function_on_a_server_of_before_runs_as_it_is(
     cp: Any, kernels: Kernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def long(x: Any) -> Any:
-        for _ in range(70):
-            x = x + 1
-        return x
-
-    for made, _ in thrice(cp, long, X):
-        np.testing.assert_allclose(made, X + 70)
     monkeypatch.setattr(cp._door.pool.current(), "takes_groups", False)
-    for made, _ in thrice(cp, lambda x: x * 2 + 1, X):
-        np.testing.assert_array_equal(made, X * 2 + 1)
+    thrice(cp, _twice, X)
     assert kernels.runs == []
-
-
-def test_a_program_of_fused_functions_computes_what_numpy_computes(
-    cp: Any, kernels: Kernels
-) -> None:
-    run = runpy.run_path(str(Path(__file__).with_name("programs") / "fused.py"))["run"]
-    for ours, theirs in zip(run(cp), run(np), strict=True):
-        assert ours.dtype == theirs.dtype
-        np.testing.assert_allclose(ours.get(), theirs, rtol=1e-6)
-    assert len(kernels.runs) > 30
-    assert min(kernels.runs) >= 2
 
 
 OPERATIONS: dict[str, tuple[int, Function, Function]] = {
@@ -423,12 +395,7 @@ def test_a_group_that_is_cut_short_ends_the_session() -> None:
 @pytest.mark.parametrize(
     "args",
     [
-        (),
-        (Handle(1),),
-        ((Handle(1), 2.0),),
-        (Handle(1), ()),
-        (True, None),
-        (1.0, 2.0),
+        *((), (Handle(1),), ((Handle(1), 2.0),), (Handle(1), ()), (True, None), (1.0, 2.0)),
         (Handle(9),) * 2,
         (Handle(1), Handle(3)),  # the first call uses what the second makes
     ],
@@ -480,4 +447,3 @@ def test_programs_are_remembered_up_to_a_bound(
             each(a)
     cp.cuda.Device().synchronize()
     assert len(kernels.runs) > 5
-    assert struct.calcsize("<II") == array_wire.SIZED_RECORD.size

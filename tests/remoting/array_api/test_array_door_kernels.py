@@ -3,107 +3,18 @@
 A compilation takes some tenths of a second of processor time, so most tests share one module.
 """
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import io
+from pathlib import Path
 from typing import Any
 
 import door_kit
 import numpy as np
 import pytest
+from door_cases import refused
 
 pytestmark = pytest.mark.skipif(not door_kit.HAS_COMPILER, reason="no C++ compiler here")
 
-SOURCE = r"""
-#include <cupy/complex.cuh>
-#include <cuda_fp16.h>
-#define SCALED(name, T) extern "C" __global__ void name(T *x, T by) { x[threadIdx.x] *= by; }
-SCALED(scale_float, float)
-SCALED(scale_double, double)
-
-static_assert(alignof(char2) == 2 && alignof(short4) == 8 && alignof(float3) == 4, "CUDA's");
-static_assert(alignof(float2) == 8 && alignof(uint4) == 16 && alignof(double2) == 16, "CUDA's");
-struct Placed { char first; float4 second; double2 third; };
-static_assert(sizeof(Placed) == 48 && sizeof(double4) == 32, "as on a card");
-
-__constant__ float weights[4];
-__device__ int launches;
-
-extern "C" {
-
-__global__ void where(int *out) {  // a comment with __global__ void nothing(int x) {
-  const char *text = "__global__ void neither(";
-  int block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
-  int thread = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
-  out[block * blockDim.x * blockDim.y * blockDim.z + thread] = block * 1000 + thread;
-  if (block == 0 && thread == 0 && text[0]) atomicAdd(&launches, 1);
-}
-
-__global__ void __launch_bounds__(256) reversed(const int *x, int *out) {
-  extern __shared__ __align__(16) int turned[];
-  turned[blockDim.x - 1 - threadIdx.x] = x[threadIdx.x];
-  __syncthreads();
-  out[threadIdx.x] = turned[threadIdx.x];
-}
-
-__global__ void warps(const int *x, int *out) {
-  int value = x[threadIdx.x], lane = threadIdx.x & 31;
-  for (int by = 16; by; by /= 2) value += __shfl_down_sync(0xffffffff, value, by);
-  if (lane == 0) out[threadIdx.x / 32] = value;
-  int up = __shfl_up_sync(0xffffffff, x[threadIdx.x], 1);
-  int crossed = __shfl_xor_sync(0xffffffff, lane, 5), first = __shfl_sync(0xffffffff, lane, 7, 8);
-  unsigned odd = __ballot_sync(0xffffffff, lane & 1);
-  if (threadIdx.x == 35) {
-    out[4] = up, out[5] = crossed, out[6] = first, out[7] = odd == 0xaaaaaaaau;
-    out[8] = __popc(odd) + __clz(1) + __ffs(8);
-  }
-  int many = __syncthreads_count(threadIdx.x % 3 == 0);
-  if (threadIdx.x == 0) out[9] = many;
-}
-
-__global__ void never_together(int *out) {
-  if (threadIdx.x == 0) __syncwarp(); else __syncthreads();
-  *out = 1;
-}
-
-__global__ void asserts(int *x) { assert(x[threadIdx.x] > 0); }
-
-__global__ void weighted(float *x) { x[threadIdx.x] *= weights[threadIdx.x]; }
-
-__global__ void numbers(const complex<double> *z, complex<double> *out, half *h, double *d) {
-  complex<double> w = z[0];
-  out[0] = w * conj(w) + 1.5;
-  out[1] = exp(w) / w;
-  out[2] = pow(w, 2) - sqrt(w);
-  h[1] = h[0] * 2 + __float2half(0.25f);
-  d[0] = norm(w) + abs(w) + arg(w);
-  d[1] = rsqrt(4.0) + min(3, 2) + max(1.5f, 2.5f) + fmaf(2, 3, 4) + sinpi(1.0) + pow(2.0f, 3);
-  d[2] = __int_as_float(__float_as_int(1.5f)) + __mulhi(1 << 30, 8) + abs(-3) + exp10(2.0);
-}
-
-__global__ void all_kinds(bool yes, int i, long long large, double d, complex<double> z, double *o)
-{
-  o[0] = yes, o[1] = i, o[2] = (double)large, o[3] = d, o[4] = z.real(), o[5] = z.imag();
-}
-
-struct Pair { double x; float y[6]; };
-__global__ void structures(Pair one, double *out) {
-  out[0] = one.x;
-  for (int at = 0; at < 6; at++) out[1 + at] = one.y[at];
-}
-
-__global__ void inverses(const double *x, double *out) {
-  out[0] = erfcinv(x[0]), out[1] = erfinv(x[0]), out[2] = normcdf(x[0]), out[3] = normcdfinv(x[0]);
-}
-
-}
-
-template <typename T> __global__ void filled(T *x, T value) { x[threadIdx.x] = value; }
-namespace inner { __global__ void hidden(int *x) { *x = 4; } }
-__global__ void mangled(int *x) { *x = 5; }
-"""
+SOURCE = (Path(__file__).parent / "kernels" / "kernels.cu").read_text()
 NAMES = ["filled<short>", "filled<complex<float> >", "inner::hidden"]
 
 
@@ -211,10 +122,11 @@ def test_variables_of_a_module_are_arrays(cp: Any, module: Any) -> None:
     x = cp.full(4, 3, dtype=cp.float32)
     module.get_function("weighted")((1,), (4,), (x,))
     assert x.get().tolist() == [0, 3, 6, 9]
-    with pytest.raises(ValueError, match="outside its allocation"):
-        cp.ndarray((5,), cp.float32, module.get_global("weights")).get()
-    with pytest.raises(cp.cuda.driver.CUDADriverError, match="CUDA_ERROR_NOT_FOUND"):
-        module.get_global("no_such_variable")
+    beyond, missing = cp.ndarray((5,), cp.float32, module.get_global("weights")), "no_such_variable"
+    refused(
+        (ValueError, "outside its allocation", beyond.get),
+        (cp.cuda.driver.CUDADriverError, "_NOT_FOUND", lambda: module.get_global(missing)),
+    )
 
 
 def test_complex_numbers_halves_and_functions(cp: Any, module: Any) -> None:
@@ -263,10 +175,11 @@ def test_structures_are_passed_by_value(cp: Any, module: Any) -> None:
         out.fill(0)
         kernel((1,), (1,), (value, out))
         assert out.get().tolist() == [1.5, 0, 1, 2, 3, 4, 5]
-    with pytest.raises(TypeError, match=r"numpy.ndarray of shape \(2,\)"):
-        kernel((1,), (1,), (np.zeros(2), out))
-    with pytest.raises(ValueError, match="at most 4,096"):
-        kernel((1,), (1,), (np.zeros((), "V5000"), out))
+    two, large = np.zeros(2), np.zeros((), "V5000")
+    refused(
+        (TypeError, r"ndarray of shape \(2,\)", lambda: kernel((1,), (1,), (two, out))),
+        (ValueError, "at most 4,096", lambda: kernel((1,), (1,), (large, out))),
+    )
 
 
 @pytest.mark.parametrize("x", [1e-300, 1e-9, 0.2, 0.5, 0.7, 0.999999])
@@ -301,22 +214,6 @@ def test_what_no_gpu_finds_is_not_found(cp: Any, module: Any, name: str) -> None
         module.get_function(name)
 
 
-@pytest.mark.parametrize(
-    ("grid", "block"),
-    [
-        ((1,), (2048,)),
-        ((1,), (32, 33)),
-        ((1, 70000), (1,)),
-        ((1,), (1, 1, 65)),
-        ((), (1025,)),
-    ],
-)
-def test_a_grid_that_no_gpu_takes_is_refused(cp: Any, module: Any, grid: Any, block: Any) -> None:
-    kernel = module.get_function("asserts")  # a new one, so that its first launch waits
-    with pytest.raises(cp.cuda.driver.CUDADriverError, match="CUDA_ERROR_INVALID_VALUE"):
-        kernel(grid, block, (cp.ones(4, dtype=cp.int32),))
-
-
 def test_a_kernel_has_attributes_and_a_log(cp: Any, module: Any) -> None:
     kernel = module.get_function("where")
     assert kernel.max_threads_per_block == 1024
@@ -334,38 +231,28 @@ def test_a_source_that_does_not_compile_is_an_error_of_the_launch(cp: Any) -> No
     assert "kernel.cu:2:" in str(error.value)
     assert "'y' was not declared" in str(error.value).replace("\u2018", "'").replace("\u2019", "'")
     assert "/" not in str(error.value).replace("kernel.cu", "")
+    loaded = 'void missing(int *x);\nextern "C" __global__ void f(int *x) { missing(x); }'
+    includes = '#include <math.h>\n#include "cuda.h"\nint x = nothing;'
+    refused(
+        (type(error.value), r"loaded: kernel\.so: un", lambda: cp.RawKernel(loaded, "f").compile()),
+        (type(error.value), r"kernel.cu:3:", lambda: cp.RawKernel(includes, "f").compile()),
+    )
 
 
-def test_a_source_that_cannot_be_loaded_is_an_error_of_the_launch(cp: Any) -> None:
-    source = 'void missing(int *x);\nextern "C" __global__ void f(int *x) { missing(x); }'
-    with pytest.raises(cp.cuda.compiler.CompileException, match=r"loaded: kernel\.so: un"):
-        cp.RawKernel(source, "f")((1,), (1,), (cp.zeros(1),))
-
-
-@pytest.mark.parametrize(
-    ("source", "says"),
-    [
-        ('#include "/etc/passwd"', "only headers of CUDA and CuPy"),
-        ("int x = __has_include(<a>);", "files of the server"),
-    ],
-)
-def test_a_source_that_a_real_gpu_refuses_is_refused(cp: Any, source: str, says: str) -> None:
-    with pytest.raises(NotImplementedError, match=says):
-        cp.RawKernel(source, "f")((1,), (1,), (cp.zeros(1),))
-
-
-def test_what_needs_a_real_gpu_says_so(cp: Any, tmp_path: Any) -> None:
-    x = cp.zeros(1)
-    with pytest.raises(NotImplementedError, match="cooperative launch needs a real GPU"):
-        cp.RawKernel("", "f", enable_cooperative_groups=True)((1,), (1,), (x,))
-    with pytest.raises(cp.cuda.driver.CUDADriverError, match="CUDA_ERROR_FILE_NOT_FOUND"):
-        cp.RawModule(path=str(tmp_path / "a.ptx"))
+def test_what_needs_a_real_gpu_says_so(cp: Any, tmp_path: Path) -> None:
+    given: Any = ((1,), (1,), (cp.zeros(1),))
+    module = cp.RawModule
     (tmp_path / "a.ptx").write_text(".version 8.0")
-    with pytest.raises(NotImplementedError, match="use the module's source"):
-        cp.RawModule(path=str(tmp_path / "a.ptx")).get_function("f")((1,), (1,), (x,))
-    source = 'extern "C" __global__ void f(int *x) { f<<<1, 1>>>(x); }'
-    with pytest.raises(cp.cuda.compiler.CompileException, match="launches kernels"):
-        cp.RawKernel(source, "f")((1,), (1,), (x,))
+    launches = 'extern "C" __global__ void f(int *x) { f<<<1, 1>>>(x); }'
+    cooperative = cp.RawKernel("", "f", enable_cooperative_groups=True)
+    assembled = module(path=str(tmp_path / "a.ptx"))
+    driver, compiler = cp.cuda.driver.CUDADriverError, cp.cuda.compiler.CompileException
+    refused(
+        (NotImplementedError, "launch needs a real GPU", lambda: cooperative(*given)),
+        (driver, "CUDA_ERROR_FILE_NOT_FOUND", lambda: module(path=str(tmp_path / "b.ptx"))),
+        (NotImplementedError, "module's source", lambda: assembled.get_function("f")(*given)),
+        (compiler, "launches kernels", lambda: cp.RawKernel(launches, "f")(*given)),
+    )
 
 
 def test_an_empty_grid_is_one_block_and_other_kinds_are_refused(cp: Any) -> None:
@@ -394,3 +281,60 @@ def test_kernels_of_one_name_have_shared_memory_apart(cp: Any) -> None:
         made = cp.empty(1, "i")
         module.get_function("k<int>")((1,), (1,), (made,))
         assert int(made[0]) == 2 * count - 1
+
+
+# --- as public libraries use kernels --------------------------------------------------------------
+
+
+HEADERS = (
+    "cuda/std/type_traits cuda/std/limits cuda/std/utility cuda/std/tuple cuda/std/cstdint "
+    "cupy/cuda_workaround.h cupy/float16.cuh cupy/bfloat16.cuh cupy/type_dispatcher.cuh "
+    "cupy/cuComplex_bridge.h cupy/hip_workaround.cuh cupy/complex.cuh cupy/carray.cuh "
+    "cupy/atomics.cuh cupy/math_constants.h cuda_fp16.h cuComplex.h cuda_runtime.h vector_types.h "
+    "math_constants.h cooperative_groups.h assert.h type_traits limits cstdint stdint.h cmath "
+    "math.h"
+)
+
+
+def test_kernels_may_include_what_cupy_ships(cp: Any) -> None:
+    lines = "".join(f"#include <{name}>\n" for name in HEADERS.split())
+    kernel = cp.RawKernel(
+        lines
+        + """
+        template <class T> __device__ T largest() { return cuda::std::numeric_limits<T>::max(); }
+        extern "C" __global__ void f(double *out) {
+          bfloat16 a(1.00390625f), b(3);
+          a += b;
+          out[0] = largest<short>();
+          out[1] = std::is_same<float, cuda::std::remove_cv<const float>::type>::value;
+          out[2] = a;
+          out[3] = CUPY_TYPE_BOOL;
+          out[4] = bfloat16(float16(0.1f));
+          uint64_t far = 1ull << 40;
+          out[5] = far;
+        }
+        """,
+        "f",
+    )
+    out = cp.zeros(6)
+    kernel((1,), (1,), (out,))
+    assert out.tolist() == [32767, 1, 4, 13, 0.10009765625, 1 << 40]
+
+
+def test_arguments_that_a_kernel_does_not_have_are_not_seen(cp: Any) -> None:
+    kernel = cp.RawKernel(
+        'extern "C" __global__ void f(int *x, int n) { x[threadIdx.x] = n; }', "f"
+    )
+    x = cp.zeros(3, "i4")
+    kernel((1,), (3,), (x, np.int32(4), np.int32(5), cp.ones(2)))
+    assert x.tolist() == [4, 4, 4]
+    with pytest.raises(TypeError, match="2 parameters, and was given 1"):
+        kernel((1,), (3,), (x,))
+
+
+def test_arrays_and_indices_of_kernels_tell_their_dimensions(cp: Any) -> None:
+    kernel = cp.ElementwiseKernel(
+        "raw T x, raw T z", "int32 y", "y = x.ndim * 100 + _ind.ndim * 10 + z.ndim", "dimensions"
+    )
+    made = kernel(cp.ones((2, 3)), cp.ones(3), cp.zeros((4, 2), "i4"))
+    assert made.tolist() == [[211, 211]] * 4

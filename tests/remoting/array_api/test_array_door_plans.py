@@ -1,22 +1,18 @@
 """Plans of Fourier transforms: made and checked as CuPy does, and without effect on values."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
-import importlib
 import threading
 from typing import Any
 
 import numpy as np
 import pytest
+from door_cases import cupyx, refused
 
 
 @pytest.fixture
 def pack(cp: Any) -> Any:
     """Give the module that makes plans."""
     del cp
-    return importlib.import_module("cupyx.scipy.fftpack")
+    return cupyx("scipy.fftpack")
 
 
 def test_a_transform_of_a_plan_has_its_values(cp: Any, pack: Any) -> None:
@@ -30,8 +26,7 @@ def test_a_transform_of_a_plan_has_its_values(cp: Any, pack: Any) -> None:
     with rows:
         assert np.allclose(cp.fft.fft(a).get(), np.fft.fft(host))
     assert np.allclose(pack.fftn(a, plan=whole).get(), np.fft.fftn(host))
-    scipy = importlib.import_module("cupyx.scipy.fft")
-    assert np.allclose(scipy.ifft(a, plan=rows).get(), np.fft.ifft(host))
+    assert np.allclose(cupyx("scipy.fft").ifft(a, plan=rows).get(), np.fft.ifft(host))
     real = cp.asarray(host.real)
     with pack.get_fft_plan(real, value_type="R2C"):
         assert np.allclose(cp.fft.rfftn(real).get(), np.fft.rfftn(host.real))
@@ -59,52 +54,37 @@ def test_another_transform_in_the_block_is_refused(
 
 def test_plans_that_cufft_does_not_have_are_refused(cp: Any, pack: Any) -> None:
     a = cp.ones((2, 3, 4), "D")
-    for keywords, says in (
-        ({"axes": (0, 2)}, "has no plan over axes"),
-        ({"axes": (1,), "shape": (3, 4)}, "shape has 2 lengths, and axes names 1"),
-        ({"axes": 5}, "axis 5 is out of bounds"),
-        ({"value_type": "none"}, "value_type"),
-    ):
-        with pytest.raises(ValueError, match=says):
-            pack.get_fft_plan(a, **keywords)
-    with pytest.raises(ValueError, match="contiguous"):
-        pack.get_fft_plan(a[:, ::2])
-    plan = pack.get_fft_plan(a)
-    with pytest.raises(ValueError, match="do not match"):
-        pack.fftn(cp.ones((2, 3, 5), "D"), plan=plan)
+    plan, make = pack.get_fft_plan(a), pack.get_fft_plan
+    refused(
+        (ValueError, "has no plan over axes", lambda: make(a, axes=(0, 2))),
+        (ValueError, "shape has 2 lengths", lambda: make(a, axes=(1,), shape=(3, 4))),
+        (ValueError, "axis 5 is out of bounds", lambda: make(a, axes=5)),
+        (ValueError, "value_type", lambda: make(a, value_type="none")),
+        (ValueError, "contiguous", lambda: make(a[:, ::2])),
+        (ValueError, "do not match", lambda: pack.fftn(cp.ones((2, 3, 5), "D"), plan=plan)),
+    )
     with plan, pytest.raises(RuntimeError, match="Use the cuFFT plan either as"):
         pack.fftn(a, plan=plan)
 
 
 def test_two_threads_use_one_plan_at_the_same_time(cp: Any, pack: Any) -> None:
-    cufft = cp.cuda.cufft
-    inner = pack.get_fft_plan(cp.ones(8, complex))
-    outer = pack.get_fft_plan(cp.ones(16, complex))
-    first_is_in, second_is_in, first_is_out = (threading.Event() for _ in range(3))
-    found: dict[str, Any] = {}
+    current = cp.cuda.cufft.get_current_plan
+    inner, outer = (pack.get_fft_plan(cp.ones(size, complex)) for size in (8, 16))
+    found: list[Any] = []
 
-    def first() -> None:
-        with outer:
-            with inner:
-                first_is_in.set()
-                assert second_is_in.wait(10)
-            found["first, inside"] = cufft.get_current_plan()
-            first_is_out.set()
-        found["first"] = cufft.get_current_plan()
-
-    def second() -> None:
-        assert first_is_in.wait(10)
+    def other() -> None:
         with inner:
-            second_is_in.set()
-            assert first_is_out.wait(10)
-        found["second"] = cufft.get_current_plan()
+            found.append(current())
+        found.append(current())
 
-    threads = [threading.Thread(target=run) for run in (first, second)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-    assert found == {"first, inside": outer, "first": None, "second": None}
+    with outer:
+        with inner:
+            thread = threading.Thread(target=other)
+            thread.start()
+            thread.join(20)
+            found.append(current())
+        found.append(current())
+    assert [*found, current()] == [inner, None, inner, outer, None]
 
 
 def test_the_plans_of_a_device_are_limited(cp: Any) -> None:

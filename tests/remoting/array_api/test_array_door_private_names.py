@@ -1,17 +1,15 @@
-"""Names that public libraries take from CuPy's private modules, and advice about those not here."""
-
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+"""Names of private modules, of `cupy.testing` and `cupy.typing`, and advice about missing names."""
 
 import importlib
 import importlib.util
 import pkgutil
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from door_cases import refused
 
 USED = [
     ("cupy._core", "ndarray", "cupy.ndarray"),
@@ -50,10 +48,10 @@ def test_helpers_of_private_modules_do_what_cupys_do(cp: Any) -> None:
     assert internal._normalize_axis_indices((2, -3), 3) == (0, 2)
     assert internal._normalize_axis_indices((2, 0), 3, sort_axes=False) == (2, 0)
     assert internal._normalize_axis_indices(None, 2) == (0, 1)
-    with pytest.raises(np.exceptions.AxisError):
-        internal._normalize_axis_index(3, 3)
-    with pytest.raises(ValueError, match="duplicate"):
-        internal._normalize_axis_indices((0, -2), 2)
+    refused(
+        (np.exceptions.AxisError, "", lambda: internal._normalize_axis_index(3, 3)),
+        (ValueError, "duplicate", lambda: internal._normalize_axis_indices((0, -2), 2)),
+    )
     assert [internal.prod((2, 3)), internal.clp2(5), internal.clp2(8)] == [6, 8, 8]
     assert [internal.get_size(3), internal.get_size(np.array([1, 2]))] == [(3,), (1, 2)]
     typename = cp._core._scalar.get_typename
@@ -73,12 +71,6 @@ def test_libraries_that_cupy_can_do_without_are_not_available(cp: Any) -> None:
     assert importlib.import_module("cupy.cuda.cutensor").available is False
     with pytest.raises(AttributeError, match="CuPy"):
         cp.cuda.nccl.NcclCommunicator  # noqa: B018
-
-
-def _said(program: str) -> str:
-    with pytest.raises((ImportError, AttributeError)) as caught:
-        exec(program, {})
-    return str(caught.value)
 
 
 OURS = "where CuPy is installed, `gpupool run --door cuda`"
@@ -107,7 +99,9 @@ NOBODYS = "CuPy 14.2.0 has no such name either"
 )
 def test_a_missing_name_comes_with_advice_that_is_true(cp: Any, program: str, advice: str) -> None:
     del cp
-    assert advice in _said(program)
+    with pytest.raises((ImportError, AttributeError)) as caught:
+        exec(program, {})
+    assert advice in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -189,11 +183,69 @@ def test_the_norm_of_blas(cp: Any, dtype: str) -> None:
     for out in (cp.zeros((), value.dtype), np.zeros((), value.dtype)):
         assert blas.nrm2(a, out=out) is out
         assert _close(out, value)
-    with pytest.raises(AttributeError, match="leaves BLAS to CuPy"):
-        _ = blas.axpy
-    with pytest.raises(ValueError, match="1D"):
-        blas.nrm2(a[None])
-    with pytest.raises(TypeError, match="invalid dtype"):
-        blas.nrm2(a.real.astype("f2"))
-    with pytest.raises(AttributeError, match="leaves BLAS to CuPy itself"):
-        blas.gemm  # noqa: B018 - the look is the test
+    refused(
+        (ValueError, "1D", lambda: blas.nrm2(a[None])),
+        (TypeError, "invalid dtype", lambda: blas.nrm2(a.real.astype("f2"))),
+        (AttributeError, "leaves BLAS to CuPy itself", lambda: blas.axpy),
+        (AttributeError, "leaves BLAS to CuPy itself", lambda: blas.gemm),
+    )
+
+
+@pytest.fixture
+def testing(cp: Any) -> Any:
+    return importlib.import_module("cupy.testing")
+
+
+CASES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "assert_allclose": ([1.0, 2.1], {"rtol": 0.01}),
+    "assert_array_almost_equal": ([1.0, 2.01], {"decimal": 3}),
+    "assert_array_almost_equal_nulp": ([1.0, 2.01], {"nulp": 4}),
+    "assert_array_max_ulp": ([1.0, 2.01], {"maxulp": 4}),
+    "assert_array_equal": ([1.0, 3.0], {}),
+    "assert_array_less": ([2.0, 2.0], {}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_assertion_takes_arrays_of_both_kinds(cp: Any, testing: Any, name: str) -> None:
+    left, (wrong, keywords) = [1.0, 2.0], CASES[name]
+    right = [3.0, 3.0] if name == "assert_array_less" else left
+    check: Callable[..., None] = getattr(testing, name)
+    for x in (np.asarray(left), cp.asarray(left)):
+        for kind in (np, cp):
+            check(x, kind.asarray(right), **keywords)
+            refused((AssertionError, "", lambda: check(x, kind.asarray(wrong), **keywords)))  # noqa: B023
+
+
+def test_types_and_strides_are_compared_where_one_asks(cp: Any, testing: Any) -> None:
+    whole, real = cp.ones((2, 3), "i4"), cp.ones((2, 3), "f8")
+    testing.assert_array_equal(whole, real)
+    turned, check = cp.asfortranarray(whole), testing.assert_array_equal
+    check(whole, turned)
+    strict = AssertionError if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else TypeError
+    refused(
+        (strict, "", lambda: check(whole, real, strict=True)),
+        (AssertionError, "Strides", lambda: check(whole, turned, strides_check=True)),
+        (AssertionError, "it says", lambda: check(cp.ones(2), cp.zeros(2), err_msg="it says")),
+    )
+
+
+def test_lists_of_arrays(cp: Any, testing: Any) -> None:
+    some, same = [cp.ones(2), np.zeros(3)], [np.ones(2), cp.zeros(3)]
+    check = testing.assert_array_list_equal
+    check(some, same)
+    for other in ([], tuple(same), [np.ones(2), cp.ones(3)]):
+        refused((AssertionError, "", lambda: check(some, other)))  # noqa: B023
+    refused((AssertionError, "lists or tuples", lambda: check(cp.ones(2), cp.ones(2))))
+
+
+def test_annotations_and_packages_that_need_no_import(cp: Any) -> None:
+    typing = importlib.import_module("cupy.typing")
+    assert typing.NDArray[np.float32].__origin__ is cp.ndarray
+    assert all((typing.ArrayLike, typing.DTypeLike, typing.NBitBase))
+    assert cp.typing is typing
+    assert cp.testing.assert_allclose
+    cupyx = importlib.import_module("cupyx")
+    assert cupyx.scipy.__name__ == "cupyx.scipy"
+    assert list(cp.ndindex(2, 1)) == [(0, 0), (1, 0)]
+    assert cp.cuda.get_nvcc_path() is None

@@ -1,24 +1,20 @@
 """Large copies between a program and a worker of the same machine, through shared memory."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import mmap
 import os
 import socket
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import door_kit
 import numpy as np
 import pytest
+from door_cases import NoClient, backend, refused
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.array_api.server import array_wire
 from gpupool.remoting.array_api.server.array_executor import Executor
 from gpupool.remoting.array_api.server.shared_memory import make_region
-from gpupool.remoting.devices.emulated import EmulatedBackend
 
 SLOT = array_wire.SHARED_SLOT
 MIB = door_kit.MIB
@@ -60,20 +56,12 @@ def test_what_was_sent_may_be_changed_at_once(cp: Any) -> None:
 
 
 def test_threads_copy_at_the_same_time(cp: Any) -> None:
-    wrong: list[int] = []
-
-    def work(number: int) -> None:
+    def arrives(number: int) -> bool:
         host = np.full(SLOT + 1000 * number, number, np.uint8)
-        same = [(cp.asarray(host).get() == number).all() for _ in range(6)]
-        wrong.extend([number] * same.count(False))
+        return all((cp.asarray(host).get() == number).all() for _ in range(6))
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert not wrong
-    assert not any(thread.is_alive() for thread in threads)
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(arrives, range(4)))
 
 
 def test_an_upload_that_has_no_room_fails_and_the_next_arrives(cp: Any) -> None:
@@ -98,74 +86,47 @@ assert (array.get() == host).all()
         assert done.returncode == 0, done.stderr
 
 
-class NoClient:
-    """A client that hears nothing."""
-
-    def push(self, kind: array_wire.Kind, body: Any) -> None:
-        raise AssertionError(body)
-
-    def collect(self) -> bytes | None:
-        return None
-
-    def names(self, handle: int) -> bool:
-        return False
-
-    def free_later(self, handles: bytes) -> None:
-        raise AssertionError(handles)
-
-
 def executor(*, shared: bool = True) -> Executor:
-    devices = door_kit.emulated(1, 64 * MIB)
-    backend = EmulatedBackend(devices, door_kit.MemoryBudget([64 * MIB]))
-    made = Executor(backend, NoClient(), lambda line: None)
+    device = backend(64 * MIB)
+    made = Executor(device, NoClient(), lambda line: None)
     if shared:
         made.slots.share(mmap.mmap(-1, array_wire.SHARED_SLOTS * SLOT))
-    made.objects[1] = backend.adopt(np.zeros(1000, np.uint8))
+    made.objects[1] = device.adopt(np.zeros(1000, np.uint8))
     made.objects[2] = made.objects[1][::2]
     made.objects[3] = "no array"
     return made
 
 
-@pytest.mark.parametrize(
-    ("handle", "offset", "slot", "size"),
-    [
-        (1, 0, 8, 10),
-        (1, 0, -1, 10),
-        (1, 991, 0, 10),
-        (1, -1, 0, 10),
-        (1, 0, 0, 0),
-        (1, 0, 0, SLOT + 1),
-        (1, 0, 0, 10.0),
-        (2, 0, 0, 10),
-        (3, 0, 0, 1),
-        (9, 0, 0, 1),
-    ],
-)
+OUTSIDE: list[tuple[int, int, int, Any]] = [
+    *((1, 0, slot, 10) for slot in (8, -1)),
+    *((1, offset, 0, 10) for offset in (991, -1)),
+    *((1, 0, 0, size) for size in (0, SLOT + 1, 10.0)),
+    *((2, 0, 0, 10), (3, 0, 0, 1), (9, 0, 0, 1)),
+]
+
+
+@pytest.mark.parametrize(("handle", "offset", "slot", "size"), OUTSIDE)
 def test_a_copy_beyond_an_array_or_a_slot_is_refused(
     handle: int, offset: int, slot: int, size: Any
 ) -> None:
     made = executor()
-    with pytest.raises(RemoteProtocolError):
-        made.slots.fill(handle, offset, slot, size)
+    calls = [lambda: made.slots.fill(handle, offset, slot, size)]
     if handle in made.objects:
-        with pytest.raises(RemoteProtocolError):
-            made.slots.fetch(made.find(handle), offset, slot, size)
+        calls.append(lambda: made.slots.fetch(made.find(handle), offset, slot, size))
+    refused(*((RemoteProtocolError, "", call) for call in calls))
 
 
 def test_a_copy_without_shared_memory_is_refused() -> None:
     made = executor(shared=False)
-    with pytest.raises(RemoteProtocolError):
-        made.slots.fill(1, 0, 0, 10)
+    refused((RemoteProtocolError, "", lambda: made.slots.fill(1, 0, 0, 10)))
 
 
 def test_the_client_cannot_cut_the_memory_off() -> None:
     region = make_region()
     assert region is not None
     descriptor, memory = region
-    with pytest.raises(PermissionError):
-        os.ftruncate(descriptor, 0)
-    with pytest.raises(PermissionError):
-        os.ftruncate(descriptor, 1 << 40)
+    for size in (0, 1 << 40):
+        refused((PermissionError, "", lambda size=size: os.ftruncate(descriptor, size)))
     memory.close()
     os.close(descriptor)
 

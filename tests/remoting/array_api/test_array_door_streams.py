@@ -1,74 +1,71 @@
 """Streams and devices of the array door: the current ones, and CUDA's stream protocol."""
 
-import door_kit
-import pytest
-
-
-@pytest.fixture(scope="module")
-def output() -> str:
-    """Return the output of the programs below; they share a session, as programs do."""
-    with door_kit.pool(2) as agent:
-        done = door_kit.run_program(agent, "\n".join(PROGRAMS.values()))
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-PROGRAMS = {
-    "a device in two threads": """
 import threading
-import cupy as cp
-first, second = cp.cuda.Device(0), cp.cuda.Device(1)
-inside, may_end, found = threading.Event(), threading.Event(), []
-def other():
-    with second:
-        with first:
-            inside.set()
-            may_end.wait(30)
+from typing import Any
+
+from door_cases import refused
+
+
+def test_a_device_is_current_in_its_thread_and_its_block(cp: Any) -> None:
+    first, second = cp.cuda.Device(0), cp.cuda.Device(1)
+    found: list[int] = []
+
+    def other() -> None:
         found.append(cp.cuda.Device().id)
-thread = threading.Thread(target=other)
-with first:
+        with second:
+            with first:
+                found.append(cp.zeros(1).device.id)
+            found.append(cp.zeros(1).device.id)
+
+    with second:
+        with first, second:
+            thread = threading.Thread(target=other)
+            thread.start()
+            thread.join(30)
+            found.append(cp.cuda.Device().id)
+        found.append(cp.zeros(1).device.id)
+    assert found == [0, 0, 1, 1, 1]
+    assert first <= second
+    assert second >= first
+    assert first.use() is first
+    refused((TypeError, "", lambda: first < 1))
+
+
+def test_the_stream_of_a_block_comes_back_and_that_of_use_is_forgotten(cp: Any) -> None:
+    one, two, three = (cp.cuda.Stream() for _ in range(3))
+    now, null = cp.cuda.get_current_stream, cp.cuda.Stream.null
+    one.use()
+    with two:
+        three.use()
+        with one:
+            pass
+        assert now() == two
+    assert now() == null
+    assert (null != cp.cuda.Stream.ptds, cp.cuda.Stream.ptds.ptr) == (True, 2)
+    with cp.cuda.Stream.ptds:
+        assert float(cp.arange(4).sum()) == 6
+
+
+def test_each_device_has_its_own_current_stream(cp: Any) -> None:
+    first, now, null = cp.cuda.Stream(), cp.cuda.get_current_stream, cp.cuda.Stream.null
+    with cp.cuda.Device(1):
+        second, marked = cp.cuda.Stream(), cp.cuda.Event()
+        second.use()
+        marked.record()
+    assert first != second
+    assert first.ptr != second.ptr
     with first:
-        thread.start()
-        inside.wait(30)
-    found.append(cp.cuda.Device().id)
-    may_end.set()
-thread.join()
-print("a device in two threads", found)
-""",
-    "devices in order": """
-print("devices in order", first <= second, second >= first, first.use() is first)
-try:
-    first < 1
-except TypeError:
-    print("a device is no number")
-""",
-    "streams of with": """
-one, two, three = cp.cuda.Stream(), cp.cuda.Stream(), cp.cuda.Stream()
-now = cp.cuda.get_current_stream
-one.use()
-with two:
-    three.use()
-    with one:
-        pass
-    print("streams of with", now() == two)
-print("the one of use is forgotten", now() == cp.cuda.Stream.null)
-print(cp.cuda.Stream.null != cp.cuda.Stream.ptds, cp.cuda.Stream.ptds.ptr)
-with cp.cuda.Stream.ptds:
-    print(float(cp.arange(4).sum()))
-""",
-}
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "a device in two threads [0, 1]",
-        "devices in order True True True",
-        "a device is no number",
-        "streams of with True",
-        "the one of use is forgotten True",
-        "True 2\n6.0",
-    ],
-)
-def test_what_is_current(line: str, output: str) -> None:
-    assert line in output
+        assert now() is first
+        assert now(1) is second
+        with cp.cuda.Device(1):
+            assert now() is second
+            x = cp.ones(3) * 2
+        assert now() is first
+        first.wait_event(marked)
+        y = cp.asarray(x) + 1
+    assert now() == null
+    said = "does not match with the current device .0."
+    refused(*((RuntimeError, said, wrong) for wrong in (second.use, second.__enter__)))
+    assert (y.tolist(), x.get(stream=second).tolist()) == ([3] * 3, [2] * 3)
+    with cp.cuda.Device(1):
+        null.use()

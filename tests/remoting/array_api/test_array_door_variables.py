@@ -15,8 +15,8 @@ from gpupool.remoting.protocol.driver_variables import ALLOWED, LIBRARIES, allow
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "variables.md"
 HEEDED = {
     "CUDA_VISIBLE_DEVICES": "tests/cli/test_visible_devices.py",
-    "CUDA_LAUNCH_BLOCKING": "test_launches_that_block",
-    "CUPY_SEED": "test_array_door_like_cupy.py",
+    "CUDA_LAUNCH_BLOCKING": "test_array_door_sessions.py",
+    "CUPY_SEED": "test_array_door_random.py",
     "CUPY_GPU_MEMORY_LIMIT": "test_a_limit_of_memory",
     "CUPY_EXPERIMENTAL_SLICE_COPY": "test_copies_by_an_empty_slice",
 }
@@ -51,20 +51,6 @@ def test_all_that_is_passed_on_is_sent(tmp_path: Path) -> None:
     del values["CUDA_AUTO_BOOST"]
     assert request["visible"] == "1,0"
     assert allowed_environment(request["settings"]) == values
-
-
-def test_launches_that_block() -> None:
-    source = """
-import cupy as cp
-x = cp.linalg.cholesky(cp.eye(3))
-x = cp.linalg.cholesky(-cp.eye(3))
-y = 1
-print(x)
-"""
-    with door_kit.pool(1) as agent:
-        done = door_kit.run_program(agent, source, CUDA_LAUNCH_BLOCKING="1")
-    assert "line 4, in <module>\n" in done.stderr
-    assert "line 6, in <module>\n" not in done.stderr
 
 
 def test_a_limit_of_memory() -> None:

@@ -5,9 +5,13 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import door_kit
 import pytest
+
+from gpupool.pool.errors import RemoteProtocolError
+from gpupool.remoting.array_api.server.array_exchange import introduction
 
 COUNT_BYTES = """
 import cupy as cp, numpy as np
@@ -92,9 +96,12 @@ EVERY_COPY = """
 # Over TCP in these two, because large copies to a worker of this machine pass through memory.
 
 
-def test_every_kind_of_copy_goes_from_worker_to_worker() -> None:
-    with door_kit.pool(2, 1, linked=True, transport="tcp") as agent:
-        assert run(agent, EVERY_COPY) == "from worker to worker\n"
+@pytest.mark.parametrize(
+    ("linked", "way"), [(True, "from worker to worker"), (False, "through here")]
+)
+def test_every_kind_of_copy_arrives(linked: bool, way: str) -> None:
+    with door_kit.pool(2, 1, linked=linked, transport="tcp") as agent:
+        assert run(agent, EVERY_COPY) == f"{way}\n"
 
 
 def test_where_workers_cannot_meet_copies_pass_through_the_program() -> None:
@@ -134,8 +141,6 @@ def test_workers_that_send_to_each_other_at_once_do_not_wait_for_ever() -> None:
     """
     with door_kit.pool(1, 1, linked=True) as agent:
         assert run(agent, source) == "4 done\n"
-        budgets = [server.budgets[0] for server in agent.servers]
-    assert [budget.used for budget in budgets]
 
 
 def test_a_destructor_in_the_middle_of_a_copy_is_refused_and_the_copy_arrives() -> None:
@@ -170,8 +175,8 @@ def test_what_failed_on_one_server_is_no_array_on_the_other() -> None:
     good = cp.ones(3)
     with cp.cuda.Device(1):
         cp.asarray(good)  # the first copy waits, and would raise what failed before it
-    cp.linalg.cholesky(cp.eye(300))  # the first call of its kind waits
-    bad = cp.linalg.cholesky(-cp.eye(300))
+    cp.linalg.pinv(cp.eye(300))  # the first call of its kind waits
+    bad = cp.linalg.pinv(cp.nan * cp.eye(300))
     def get(array):
         try:
             print(array.get())
@@ -188,8 +193,8 @@ def test_what_failed_on_one_server_is_no_array_on_the_other() -> None:
     """
     with door_kit.pool(1, 1, linked=True) as agent:
         lines = run(agent, source).splitlines()
-    copied = "RuntimeError the array could not be copied from its server: LinAlgError: Ma"
-    assert lines == [copied, copied, "LinAlgError Matrix is not positive definite", "[1. 1. 1.]"]
+    copied = "RuntimeError the array could not be copied from its server: LinAlgError: SV"
+    assert lines == [copied, copied, "LinAlgError SVD did not converge", "[1. 1. 1.]"]
 
 
 def test_a_copy_that_does_not_fit_is_out_of_memory_and_the_next_one_arrives() -> None:
@@ -287,29 +292,7 @@ def test_a_route_that_fails_in_the_middle_of_a_copy_is_an_error_on_both_servers(
     ], done.stderr
 
 
-def test_the_loss_of_the_lease_ends_the_sessions_with_all_servers() -> None:
-    source = """
-    a = cp.ones(10)
-    with cp.cuda.Device(1):
-        b = cp.ones(10)
-        b.get()
-    print('ready', flush=True)
-    for device in (0, 1):
-        with cp.cuda.Device(device):
-            try:
-                while True:
-                    cp.ones(10).sum().get()
-            except cp.cuda.runtime.CUDARuntimeError as error:
-                print(error)
-    """
-    with door_kit.pool(1, 1, linked=True) as agent, beside(agent, source, "ready") as process:
-        agent.push({"op": "lost", "what": "lost server server1"})
-        lines = process.communicate(timeout=60)[0].splitlines()
-    text = "lost server server1; the arrays of this session are gone"
-    assert lines == [f"cudaErrorDevicesUnavailable: {text}"] * 2
-
-
-@pytest.mark.parametrize("first", ["a worker", "a link"])
+@pytest.mark.parametrize("first", ["a worker", "a link", "the agent"])
 def test_every_device_of_a_lost_lease_says_the_same_whatever_was_noticed_first(first: str) -> None:
     """Here `gpupool run` says nothing by itself: its news may come later than all else."""
     source = """
@@ -323,8 +306,8 @@ def test_every_device_of_a_lost_lease_says_the_same_whatever_was_noticed_first(f
     def say(device, call):
         try:
             with cp.cuda.Device(device):
-                call()
-            print('nothing')
+                while True:
+                    call()
         except cp.cuda.runtime.CUDARuntimeError as error:
             print(error)
     # Both workers have a part in it, and either may be the first to notice.
@@ -335,12 +318,14 @@ def test_every_device_of_a_lost_lease_says_the_same_whatever_was_noticed_first(f
     with door_kit.pool(1, 1, linked=True) as agent, beside(agent, source, "ready") as process:
         agent.lost = "lost server server1"
         client, *links = agent.servers[1].connections
-        for connection in [client] if first == "a worker" else links:
+        if first == "the agent":
+            agent.push({"op": "lost", "what": agent.lost})
+        for connection in {"a worker": [client], "a link": links}.get(first, []):
             connection.shutdown(2)
         lines = process.communicate("\n", timeout=60)[0].splitlines()
     text = "lost server server1; the arrays of this session are gone"
     assert lines == [f"cudaErrorDevicesUnavailable: {text}"] * 5
-    assert agent.checks == 1
+    assert agent.checks == (first != "the agent")
 
 
 def test_operations_follow_cupys_rule_for_gpus_without_peer_access() -> None:
@@ -349,6 +334,8 @@ def test_operations_follow_cupys_rule_for_gpus_without_peer_access() -> None:
     with cp.cuda.Device(2):
         b = cp.ones(4)
         view = b[1:]
+        marked = cp.cuda.Event()
+        marked.record()
     def refused(call):
         try:
             call()
@@ -356,12 +343,18 @@ def test_operations_follow_cupys_rule_for_gpus_without_peer_access() -> None:
             assert 'Peer access is unavailable between these devices' in str(error), error
         else:
             raise SystemExit('not refused')
-    refused(lambda: a + b)
-    refused(lambda: b + 1)
-    refused(lambda: b.sum())
-    refused(lambda: cp.concatenate([a, b]))
-    refused(lambda: b.__setitem__(0, 3))
-    refused(lambda: cp.unique(b))
+    for call in (
+        lambda: a + b, lambda: b + 1, lambda: b.sum(), lambda: cp.concatenate([a, b]),
+        lambda: b.__setitem__(0, 3), lambda: cp.unique(b), lambda: a.dot(b),
+        lambda: cp.where(a, a, b),
+    ):
+        refused(call)
+    for record in (marked.record, lambda: cp.cuda.Stream().record(marked)):
+        try:
+            record()
+            print('recorded')
+        except cp.cuda.runtime.CUDARuntimeError as error:
+            assert error.status == 400
     # What computes nothing is possible everywhere.
     assert b[2:].shape == b.T[2:].shape == view.reshape(3, 1)[1:, 0].shape == (2,)
     assert b.get().tolist() == [1.0] * 4 and float(view[0]) == 1.0 and 'array' in repr(b)
@@ -375,56 +368,17 @@ def test_operations_follow_cupys_rule_for_gpus_without_peer_access() -> None:
         assert run(agent, source) == "1 0\n"
 
 
-def test_each_device_has_its_own_current_stream() -> None:
-    source = """
-    first = cp.cuda.Stream()
-    with cp.cuda.Device(1):
-        second = cp.cuda.Stream()
-        second.use()
-        marked = cp.cuda.Event()
-        marked.record()
-    assert first != second and first.ptr != second.ptr
-    with first:
-        assert cp.cuda.get_current_stream() is first
-        assert cp.cuda.get_current_stream(1) is second
-        with cp.cuda.Device(1):
-            assert cp.cuda.get_current_stream() is second
-            x = cp.ones(3) * 2
-        assert cp.cuda.get_current_stream() is first
-        first.wait_event(marked)
-        y = cp.asarray(x) + 1
-    assert cp.cuda.get_current_stream() == cp.cuda.Stream.null
-    for wrong in (second.use, second.__enter__):
-        try:
-            wrong()
-        except RuntimeError as error:
-            assert 'does not match with the current device (0)' in str(error)
-    for wrong in (marked.record, lambda: first.record(marked)):
-        try:
-            wrong()
-        except cp.cuda.runtime.CUDARuntimeError as error:
-            assert error.status == 400
-    print(y.get(), x.get(stream=second))
-    """
-    with door_kit.pool(1, 1, linked=True) as agent:
-        assert run(agent, source) == "[3. 3. 3.] [2. 2. 2.]\n"
+OTHERS: list[list[Any]] = [
+    [],
+    [None, None],
+    [None, ["a", "a", bytes(16), bytes(32), "none", bytes(32)]],
+    [None, ["a", "a", bytes(15), bytes(32), "off", bytes(32)]],
+    [None, *[["a"]] * 256],
+]
 
 
-@pytest.mark.parametrize(
-    "peers",
-    [
-        [],
-        {"key": b"short", "others": [None]},
-        {"key": bytes(32), "others": []},
-        {"key": bytes(32), "others": [None, None]},
-        {"key": bytes(32), "others": [None, ["a", "a", bytes(16), bytes(32), "none", bytes(32)]]},
-        {"key": bytes(32), "others": [None, ["a", "a", bytes(15), bytes(32), "off", bytes(32)]]},
-        {"key": bytes(32), "others": [None] + [["a"]] * 256},
-    ],
-)
-def test_malformed_introductions_are_refused(peers: object) -> None:
-    from gpupool.pool.errors import RemoteProtocolError
-    from gpupool.remoting.array_api.server.array_exchange import introduction
-
-    with pytest.raises(RemoteProtocolError, match="malformed introduction"):
-        introduction(peers)
+def test_malformed_introductions_are_refused() -> None:
+    short = {"key": b"short", "others": [None]}
+    for peers in ([], short, *({"key": bytes(32), "others": each} for each in OTHERS)):
+        with pytest.raises(RemoteProtocolError, match="malformed introduction"):
+            introduction(peers)

@@ -3,19 +3,17 @@
 The compiler stands still here: what it is given runs in a worker that may do nothing else.
 """
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import contextlib
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import door_kit
+import door_cases
 import numpy as np
 import pytest
+from door_cases import refused
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.properties import examples
@@ -41,9 +39,13 @@ NAMES = [
 @pytest.fixture
 def backend() -> Iterator[EmulatedBackend]:
     host_compiler.refuse("this is a test")
-    devices = door_kit.emulated(1, 1 << 20)
-    yield EmulatedBackend(devices, door_kit.MemoryBudget([1 << 20]))
+    yield door_cases.backend()
     host_compiler.permit()
+
+
+def element(backend: EmulatedBackend, body: str, inputs: str = "T x") -> Any:
+    """Return an elementwise kernel of one output."""
+    return backend.operations()["kernel.ElementwiseKernel"](inputs, "T y", body, "k")
 
 
 WORDS = st.sampled_from(
@@ -104,24 +106,21 @@ def test_any_source_becomes_some_text(text: str) -> None:
         assert made.count("void gpupool_entry_") >= len(names)
 
 
-def test_a_process_that_is_no_worker_compiles_nothing(backend: EmulatedBackend) -> None:
-    kernel = backend.operations()["kernel.ElementwiseKernel"]("T x", "T y", "y = x", "k")
-    with pytest.raises(UnsupportedError, match="are not compiled for this emulated GPU: this is a"):
-        kernel(np.zeros(3))
-
-
-def test_a_server_without_a_compiler_says_what_to_install(
+def test_where_nothing_can_be_compiled_the_error_says_why(
     backend: EmulatedBackend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    refuse, needs = UnsupportedError, partial(element(backend, "y = x"), np.zeros(3))
+    refused((refuse, "are not compiled for this emulated GPU: this is a", needs))
     host_compiler.permit()
-    monkeypatch.setenv("PATH", str(tmp_path))
-    kernel = backend.operations()["kernel.ElementwiseKernel"]("T x", "T y", "y = x", "k")
-    with pytest.raises(UnsupportedError, match=r"install g\+\+ there"):
-        kernel(np.zeros(3))
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", str(tmp_path))
+        refused((refuse, r"install g\+\+ there", needs))
+    monkeypatch.setattr(host_compiler, "LIBRARIES_MAX", 0)
+    refused((refuse, "compiled kernels at most", partial(element(backend, "y = -x"), np.zeros(3))))
 
 
 def test_a_result_that_no_partition_holds_is_not_made(backend: EmulatedBackend) -> None:
-    kernel = backend.operations()["kernel.ElementwiseKernel"]("raw T x", "T y", "y = x[0]", "k")
+    kernel = element(backend, "y = x[0]", "raw T x")
     with pytest.raises(DeviceMemoryError):
         kernel(np.zeros(3), size=1 << 40)
 
@@ -158,21 +157,11 @@ def test_a_compiler_is_bounded(
     monkeypatch.setattr(host_compiler.shutil, "which", lambda _name: str(program))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(host_compiler.tempfile, "tempdir", None)
-    kernel = backend.operations()["kernel.ElementwiseKernel"]("T x", "T y", first, "k")
+    kernel = element(backend, first)
     with pytest.raises(CompileException, match=says) as error:
         kernel(np.zeros(3))
     assert len(str(error.value)) <= sources.LOG_MAX
     assert list(tmp_path.iterdir()) == [program]  # no folder is left
-
-
-def test_a_session_keeps_so_many_libraries(
-    backend: EmulatedBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    host_compiler.permit()
-    monkeypatch.setattr(host_compiler, "LIBRARIES_MAX", 0)
-    kernel = backend.operations()["kernel.ElementwiseKernel"]("T x", "T y", "y = -x", "k")
-    with pytest.raises(UnsupportedError, match="compiled kernels at most"):
-        kernel(np.zeros(3))
 
 
 def test_dimensions_are_joined_where_all_arrays_allow_it() -> None:
@@ -193,25 +182,22 @@ class FakeCuPy:
 
 def test_a_real_gpu_makes_kernels_of_checked_arguments_alone() -> None:
     table = CudaKernels(FakeCuPy()).operations()
-    element, reduction = table["kernel.ElementwiseKernel"], table["kernel.ReductionKernel"]
+    one, reduction = table["kernel.ElementwiseKernel"], table["kernel.ReductionKernel"]
     raw, module = table["kernel.RawKernel"], table["kernel.RawModule"]
     parts = ("T x", "T y", "y = x", "k")
-    name, given = element(*parts, reduce_dims=False, options=["-DA=1"], loop_prep="int a;")
-    assert (name, given["operation"], given["options"]) == (
-        "ElementwiseKernel",
-        "y = x",
-        ("-DA=1",),
-    )
+    name, given = one(*parts, reduce_dims=False, options=["-DA=1"], loop_prep="int a;")
+    assert (name, given["operation"]) == ("ElementwiseKernel", "y = x")
+    assert given["options"] == ("-DA=1",)
     assert reduction(*REDUCTION)[1]["identity"] == "0"
     assert raw("", "k", [], True, False)[1]["translate_cucomplex"] is True
     assert module("", (), False, False, ["f<int>"])[1]["name_expressions"] == ["f<int>"]
     secret = '#include "/etc/passwd"'
     for wrong in (
-        lambda: element(*parts, loop_prep=secret),
-        lambda: element(*parts, options=["-I/etc"]),
-        lambda: element(*parts[:3], b"k"),
-        lambda: element(*parts, backend="nvcc"),
-        lambda: element(*parts, True),
+        lambda: one(*parts, loop_prep=secret),
+        lambda: one(*parts, options=["-I/etc"]),
+        lambda: one(*parts[:3], b"k"),
+        lambda: one(*parts, backend="nvcc"),
+        lambda: one(*parts, True),
         lambda: reduction(*REDUCTION[:2], secret, *REDUCTION[3:]),
         lambda: raw("", "k", [], False, False, backend="nvcc"),
         lambda: raw("", "k", [], False, False, "nvcc"),

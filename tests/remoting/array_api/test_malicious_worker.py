@@ -1,9 +1,5 @@
 """A worker that answers nonsense after a correct greeting: a word about the server, no escapes."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
-
 import socket
 import struct
 import threading
@@ -70,9 +66,9 @@ def program(cp: Any, worker_of: Callable[[socket.socket], Worker]) -> BaseExcept
     pool.devices()
     before = len(pool._devices)
     error: BaseException | None = None
-    with theirs:
+    session = array = None
+    with theirs, ours:
         worker = worker_of(theirs)
-        session = None
         try:
             session = pool.attach(ours)
             with cp.cuda.Device(before):
@@ -82,14 +78,11 @@ def program(cp: Any, worker_of: Callable[[socket.socket], Worker]) -> BaseExcept
                 cp.cuda.Device(before).mem_info  # noqa: B018 - asks the worker
         except BaseException as found:  # noqa: BLE001 - the test looks at it
             error = found
-        finally:
-            if session is not None:
-                pool._sessions.remove(session)
-                del pool._devices[before:]
-            array = None
-            if session is not None:
-                session.close()
-            ours.close()
+        del array
+        if session is not None:
+            pool._sessions.remove(session)
+            del pool._devices[before:]
+            session.close()
     worker.thread.join(5)
     assert not worker.thread.is_alive()
     return error
@@ -143,42 +136,46 @@ def test_another_protocol_is_named_without_escapes(cp: Any, protocol: object) ->
     assert "\x1b" not in str(error)
 
 
+def raw(body: bytes, kind: int = REPLY, bulk: int = 0) -> Callable[[int], bytes]:
+    return lambda request: framed(kind, body, request, bulk)
+
+
+def value(*parts: object) -> Callable[[int], bytes]:
+    """Return a function that answers with a value in the wire's form."""
+    return said({"value": list(parts)})
+
+
 ANSWERS: dict[str, Callable[[int], bytes]] = {
-    "too deep": lambda request: framed(REPLY, b"\x81" * 100000, request),
-    "2^60 items": lambda request: framed(REPLY, b"\x9b" + struct.pack(">Q", 1 << 60), request),
-    "2^60 letters": lambda request: framed(REPLY, b"\x7b" + struct.pack(">Q", 1 << 60), request),
-    "endless bulk": lambda request: framed(REPLY, cbor2.dumps({"value": ["w"]}), request, 1 << 40),
-    "bulk for nobody": lambda request: framed(REPLY, cbor2.dumps({"value": 1}), request, 1 << 40),
-    "an unknown kind": lambda request: framed(99, b"\xf6", request),
+    "too deep": raw(b"\x81" * 100000),
+    "2^60 items": raw(b"\x9b" + struct.pack(">Q", 1 << 60)),
+    "2^60 letters": raw(b"\x7b" + struct.pack(">Q", 1 << 60)),
+    "endless bulk": raw(cbor2.dumps({"value": ["w"]}), bulk=1 << 40),
+    "bulk for nobody": raw(cbor2.dumps({"value": 1}), bulk=1 << 40),
+    "an unknown kind": raw(b"\xf6", 99),
     "a notice of nothing": said(5, NOTICE),
     "a notice of a list": said([{}], NOTICE),
     "descriptions of nothing": said(5, DESCRIBED),
     "short descriptions": said([[1, 2, 3]], DESCRIBED),
     "a failure of nothing": said(None, FAILED),
     "a failure without a number": said(["x", "KeyError", "y", None], FAILED),
-    "no object": said(5),
-    "nothing": said(None),
-    "a list": said([1, 2]),
-    "an error without words": said({"error": []}),
-    "a short error": said({"error": ["KeyError"]}),
-    "an error of numbers": said({"error": [5, 5, 5]}),
-    "a text as error": said({"error": "x"}),
-    "a list as name": said({"error": [[], "x", None]}),
-    "a short handle": said({"value": ["h", 5]}),
-    "an object array": said({"value": ["h", 0, "|O", [1], [8], 0]}),
-    "a structure": said({"value": ["h", 0, "i4,i4", [1], [8], 0]}),
-    "a negative shape": said({"value": ["h", 0, "<f8", [-1], [8], 0]}),
-    "a huge shape": said({"value": ["h", 0, "<f8", [1 << 62, 1 << 62], [8, 8], 0]}),
-    "shape and strides that differ": said({"value": ["h", 0, "<f8", [1, 2], [8], 0]}),
-    "a device that is none": said({"value": ["h", 0, "<f8", [1], [8], 99]}),
-    "an empty list": said({"value": []}),
-    "half a complex": said({"value": ["c", 1]}),
-    "an object without a number": said({"value": ["o", "x"]}),
-    "many tuples": said({"value": ["t", ["t"] * 50]}),
-    "no bytes": said({"value": ["w"]}),
+    **{f"the answer {answer}": said(answer) for answer in (5, None, [1, 2])},
+    **{f"the error {error}": said({"error": error})
+       for error in ([], ["KeyError"], [5, 5, 5], "x", [[], "x", None])},
+    "a short handle": value("h", 5),
+    "an object array": value("h", 0, "|O", [1], [8], 0),
+    "a structure": value("h", 0, "i4,i4", [1], [8], 0),
+    "a negative shape": value("h", 0, "<f8", [-1], [8], 0),
+    "a huge shape": value("h", 0, "<f8", [1 << 62, 1 << 62], [8, 8], 0),
+    "shape and strides that differ": value("h", 0, "<f8", [1, 2], [8], 0),
+    "a device that is none": value("h", 0, "<f8", [1], [8], 99),
+    "an empty list": value(),
+    "half a complex": value("c", 1),
+    "an object without a number": value("o", "x"),
+    "many tuples": value("t", ["t"] * 50),
+    "no bytes": value("w"),
     "a number for bytes": said({"value": 2**63}),
     "nothing for bytes": said({"value": None}),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ANSWERS)

@@ -1,9 +1,5 @@
 """A session's whole state in another worker: sent, refused and nonsensical data."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
-
 from typing import Any
 
 import door_kit
@@ -23,6 +19,7 @@ from gpupool.remoting.array_api.server.element_types import (
 )
 from gpupool.remoting.array_api.server.kernel_state import keeps_state
 from gpupool.remoting.array_api.server.moved_state import Channel, UnmovableError
+from gpupool.remoting.devices.host_kernels import host_compiler
 
 H = Handle
 STRUCTURE = np.dtype({"names": ["a", "b"], "formats": ["<i4", ("<f8", (2,))], "offsets": [0, 8]})
@@ -34,22 +31,17 @@ def pair() -> tuple[Worker, PipeLinks]:
     return Worker(links), links
 
 
-def every_dtype() -> list[np.dtype[Any]]:
-    kinds = [*DTYPES.values(), STRUCTURE, DATES]
-    if has_bfloat16():
-        kinds.append(dtype_of(BFLOAT16))
-    return kinds
-
-
 # --- arrays ---------------------------------------------------------------------------------------
 
 
 def test_arrays_of_every_type_are_the_same_bytes() -> None:
     old, links = pair()
-    kinds = every_dtype()
+    bfloat16 = [dtype_of(BFLOAT16)] if has_bfloat16() else []
+    kinds = [*DTYPES.values(), STRUCTURE, DATES, *bfloat16]
     data = np.random.default_rng(3).integers(0, 255, 24 * 64, np.uint8)
     sent = [np.frombuffer(data[: 24 * kind.itemsize].tobytes(), kind) for kind in kinds]
     handles = [old.put(each.reshape(4, 6)) for each in sent]
+    empty, single = old.put(np.zeros((3, 0, 2))), old.put(np.array(2.5))
     new = moved(old, links)
     for handle, each in zip(handles, sent, strict=True):
         found = new.array(handle)
@@ -58,6 +50,8 @@ def test_arrays_of_every_type_are_the_same_bytes() -> None:
         assert np.array_equal(found.view(np.uint8), old.array(handle).view(np.uint8))
         if each.dtype.names is None:
             assert old.array(handle).tobytes() == each.tobytes(), "a departure changes nothing"
+    assert new.array(empty).shape == (3, 0, 2)
+    assert new.array(single)[()] == 2.5
 
 
 def test_views_share_the_memory_of_their_base_and_of_a_base_that_was_dropped() -> None:
@@ -77,9 +71,8 @@ def test_views_share_the_memory_of_their_base_and_of_a_base_that_was_dropped() -
         assert new.array(handle).strides == old.array(handle).strides
         assert np.array_equal(new.array(handle), values)
     new.call("ndarray.fill", H(base), 7, meta=array_wire.META_UNKNOWN)
-    assert (new.array(rows) == 7).all()
-    assert (new.array(back) == 7).all()
-    assert (new.array(turned) == 7).all()
+    for view in (rows, back, turned):
+        assert (new.array(view) == 7).all()
     assert np.array_equal(new.array(own), before[own])
     assert np.array_equal(old.array(base), before[base])
 
@@ -97,14 +90,6 @@ def test_memory_is_counted_as_before_and_given_back_with_the_last_view() -> None
     assert new.backend.pools[0].used == 1 << 20
     new.free(view)
     assert new.backend.pools[0].used == 0
-
-
-def test_arrays_of_no_element_and_without_axes() -> None:
-    old, links = pair()
-    empty, single = old.put(np.zeros((3, 0, 2))), old.put(np.array(2.5))
-    new = moved(old, links)
-    assert new.array(empty).shape == (3, 0, 2)
-    assert new.array(single)[()] == 2.5
 
 
 def test_many_arrays_take_several_parts() -> None:
@@ -196,8 +181,6 @@ extern "C" __global__ void scale(double *a, double by, int n) {
 
 @pytest.mark.skipif(not door_kit.HAS_COMPILER, reason="needs a C++ compiler")
 def test_kernels_are_made_from_their_source_also_of_a_module_that_was_dropped() -> None:
-    from gpupool.remoting.devices.host_kernels import host_compiler
-
     host_compiler.permit()
     old, links = pair()
     raw = old.make("kernel.RawKernel", SCALE, "scale", [], False, False)
@@ -229,8 +212,8 @@ def test_limits_of_pools_and_plans_are_kept() -> None:
 
 def test_what_failed_stays_failed_with_its_reason() -> None:
     old, links = pair()
-    matrix = old.put(-np.eye(3))
-    bad = old.call("linalg.cholesky", H(matrix))
+    matrix = old.put(np.nan * np.eye(3))
+    bad = old.call("linalg.pinv", H(matrix))
     worse = old.call("add", H(bad), 1)
     assert len(old.client.failures) == 1, "it was told before"
     new = moved(old, links)
@@ -240,7 +223,7 @@ def test_what_failed_stays_failed_with_its_reason() -> None:
     with pytest.raises(DependsOnFailureError) as raised:
         new.executor.find(bad)
     assert type(raised.value.__cause__).__name__ == "LinAlgError"
-    assert "positive definite" in str(raised.value.__cause__)
+    assert "did not converge" in str(raised.value.__cause__)
 
 
 # --- what is refused ------------------------------------------------------------------------------
@@ -331,18 +314,8 @@ def arrive(*parts: list[Any], after: bytes = b"", begin: bool = True) -> Worker:
 
 MEMORY: list[Any] = ["memory", 1, 0, 16]
 END: list[Any] = ["end", 4]
-STREAM: list[Any] = [
-    "object",
-    5,
-    True,
-    "cuda.stream.create",
-    0,
-    ["t", False, None],
-    {},
-    0,
-    ["t", 0.5],
-    0,
-]
+CREATE = "cuda.stream.create"
+STREAM: list[Any] = ["object", 5, True, CREATE, 0, ["t", False, None], {}, 0, ["t", 0.5], 0]
 
 
 def with_changes(part: list[Any], at: int, value: Any) -> list[Any]:
@@ -360,39 +333,35 @@ def test_parts_of_the_right_form_are_taken() -> None:
     "parts",
     [
         [["nothing"]],
-        [["memory", 1, 7, 16]],
-        [["memory", 1, 0, -1]],
-        [["memory", 1, 0, 1 << 60]],
-        [["memory", True, 0, 16]],
+        *([["memory", *rest]] for rest in ([1, 7, 16], [1, 0, -1], [1, 0, 1 << 60], [True, 0, 16])),
         [MEMORY, MEMORY],
-        [MEMORY, ["arrays", [[9, 1, 8, "<i4", [3], [4]]]]],
-        [MEMORY, ["arrays", [[9, 1, 0, "<i4", [2], [-4]]]]],
-        [MEMORY, ["arrays", [[9, 1, 0, "<i4", [-2], [4]]]]],
-        [MEMORY, ["arrays", [[9, 2, 0, "<i4", [2], [4]]]]],
-        [MEMORY, ["arrays", [[9, 1, -4, "<i4", [2], [4]]]]],
-        [MEMORY, ["arrays", [[9, 1, 0, "|O", [2], [8]]]]],
-        [MEMORY, ["arrays", [[0, 1, 0, "<i4", [2], [4]]]]],
+        *(
+            [MEMORY, ["arrays", [entry]]]
+            for entry in (
+                [9, 1, 8, "<i4", [3], [4]],
+                [9, 1, 0, "<i4", [2], [-4]],
+                [9, 1, 0, "<i4", [-2], [4]],
+                [9, 2, 0, "<i4", [2], [4]],
+                [9, 1, -4, "<i4", [2], [4]],
+                [9, 1, 0, "|O", [2], [8]],
+                [0, 1, 0, "<i4", [2], [4]],
+                [9, 0, 0, "<i4", [2], [4]],
+                [9, 1, 0],
+            )
+        ),
         [MEMORY, ["arrays", [[9, 1, 0, "<i4", [2], [4]]] * 2]],
-        [MEMORY, ["arrays", [[9, 0, 0, "<i4", [2], [4]]]]],
-        [MEMORY, ["arrays", [[9, 1, 0]]]],
         [["arrays", 7]],
-        [with_changes(STREAM, 3, "kernel.module")],
-        [with_changes(STREAM, 3, "door.memory")],
-        [with_changes(STREAM, 4, 5)],
-        [with_changes(STREAM, 5, ["x", 1])],
-        [with_changes(STREAM, 5, 3)],
-        [with_changes(STREAM, 6, ["t"])],
-        [with_changes(STREAM, 7, 3)],
-        [with_changes(STREAM, 9, 100)],
+        *([with_changes(STREAM, 3, name)] for name in ("kernel.module", "door.memory")),
+        *([with_changes(STREAM, at, 3 + 2 * (at == 4))] for at in (4, 5, 7)),
+        *([with_changes(STREAM, at, value)] for at, value in ((5, ["x", 1]), (6, ["t"]), (9, 100))),
         [with_changes(STREAM, 3, "kernel.function")],
         [STREAM, STREAM],
-        [["failed", [[9, "no name", "x", None]]]],
-        [["failed", [[9, "ValueError", 3, None]]]],
-        [["failed", [[9, "ValueError", "x", "y"]]]],
-        [["device", 0, -1, 16, -1]],
-        [["device", 9, 0, 16, -1]],
-        [["end"]],
-        [["end", -1]],
+        *(
+            [["failed", [[9, *rest]]]]
+            for rest in (["no name", "x", None], ["ValueError", 3, None], ["ValueError", "x", "y"])
+        ),
+        *([["device", *rest, 16, -1]] for rest in ([0, -1], [9, 0])),
+        *([["end", *rest]] for rest in ([], [-1])),
         [["begin", 1]],
     ],
 )
