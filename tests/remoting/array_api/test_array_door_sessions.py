@@ -108,7 +108,7 @@ with cp.cuda.Device(2):
 def test_a_deferred_error_names_the_line_that_caused_it() -> None:
     source = """
 import cupy as cp
-cp.linalg.cholesky(cp.eye(3)); a = cp.linalg.cholesky(-cp.eye(3))
+cp.linalg.pinv(cp.eye(3)); a = cp.linalg.pinv(cp.nan * cp.eye(3))
 b = cp.zeros(4)
 c = b + 1
 print(c)
@@ -116,7 +116,7 @@ print(c)
     with door_kit.pool(1) as agent:
         done = door_kit.run_program(agent, source)
         blocked = door_kit.run_program(agent, source, GPUPOOL_BLOCKING="1")
-    assert "LinAlgError: Matrix is not positive definite" in done.stderr
+    assert "LinAlgError: SVD did not converge" in done.stderr
     assert "by the call at <string>:3" in done.stderr
     assert "line 3, in <module>\n" in blocked.stderr
     assert "line 6, in <module>\n" not in blocked.stderr
@@ -126,9 +126,9 @@ print(c)
 def test_calls_wait_by_default_on_emulated_gpus(asked: str, place: str) -> None:
     source = """
 import cupy as cp
-cp.linalg.cholesky(cp.eye(3))  # the first of its kind waits
+cp.linalg.pinv(cp.eye(3))  # the first of its kind waits
 try:
-    cp.linalg.cholesky(-cp.eye(3))
+    cp.linalg.pinv(cp.nan * cp.eye(3))
     print("end")
     cp.cuda.Device().synchronize()
 except cp.linalg.LinAlgError:
@@ -143,8 +143,8 @@ def test_an_error_that_nothing_waited_for_is_told_at_the_end() -> None:
     with door_kit.pool(1) as agent:
         source = """
 import cupy as cp
-for sign in (1, -1):  # the first call of its kind waits
-    x = cp.linalg.cholesky(sign * cp.eye(3))
+for factor in (1, cp.nan):  # the first call of its kind waits
+    x = cp.linalg.pinv(factor * cp.eye(3))
 """
         done = door_kit.run_program(agent, source)
     assert "cupy: LinAlgError" in done.stderr
@@ -483,8 +483,8 @@ def test_a_limit_of_the_pool_holds_and_says_so(cp: Any) -> None:
 
 def test_what_depends_on_a_failure_fails_and_the_rest_goes_on(cp: Any) -> None:
     good = cp.arange(3)
-    cp.linalg.cholesky(cp.eye(3))  # the first call of its kind waits
-    bad = cp.linalg.cholesky(-cp.eye(3))
+    cp.linalg.pinv(cp.eye(3))  # the first call of its kind waits
+    bad = cp.linalg.pinv(cp.nan * cp.eye(3))
     worse = bad + 1
     with pytest.raises(np.linalg.LinAlgError):
         worse.get()

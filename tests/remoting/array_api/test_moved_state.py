@@ -229,8 +229,8 @@ def test_limits_of_pools_and_plans_are_kept() -> None:
 
 def test_what_failed_stays_failed_with_its_reason() -> None:
     old, links = pair()
-    matrix = old.put(-np.eye(3))
-    bad = old.call("linalg.cholesky", H(matrix))
+    matrix = old.put(np.nan * np.eye(3))
+    bad = old.call("linalg.pinv", H(matrix))
     worse = old.call("add", H(bad), 1)
     assert len(old.client.failures) == 1, "it was told before"
     new = moved(old, links)
@@ -240,7 +240,7 @@ def test_what_failed_stays_failed_with_its_reason() -> None:
     with pytest.raises(DependsOnFailureError) as raised:
         new.executor.find(bad)
     assert type(raised.value.__cause__).__name__ == "LinAlgError"
-    assert "positive definite" in str(raised.value.__cause__)
+    assert "did not converge" in str(raised.value.__cause__)
 
 
 # --- what is refused ------------------------------------------------------------------------------
