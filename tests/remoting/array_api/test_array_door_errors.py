@@ -32,7 +32,7 @@ LINALG_ERROR = np.linalg.LinAlgError
         (lambda cp: cp.put(cp.ones(3), cp.asarray([4]), 1, mode="raise"), IndexError),
         (lambda cp: cp.bincount(cp.asarray([-1])), ValueError),
         (lambda cp: cp.unravel_index(cp.asarray([9]), (2, 2)), ValueError),
-        (lambda cp: cp.choose(cp.asarray([7]), [cp.ones(1)]), ValueError),
+        (lambda cp: cp.choose(cp.asarray([7]), cp.ones((1, 1))), ValueError),
         (lambda cp: cp.cov(cp.ones((2, 2, 2))), ValueError),
         (lambda cp: cp.random.logseries(cp.ones(2)), ValueError),
         (lambda cp: cp.linalg.tensorinv(cp.ones((2, 3))), (LINALG_ERROR, ValueError)),

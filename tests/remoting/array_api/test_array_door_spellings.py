@@ -14,7 +14,7 @@ import pytest
 
 FORMS: dict[str, tuple[Callable[[int], Any], Callable[[Any], Any]]] = {
     "NumPy's integers": (np.int64, lambda value: tuple(np.int32(each) for each in value)),
-    "arrays of NumPy": (np.array, np.array),
+    "arrays of NumPy": (int, np.array),
     "lists": (int, list),
     "tuples": (int, tuple),
 }

@@ -33,7 +33,7 @@ CALLS: dict[str, tuple[Callable[[Any, Any], Any], int]] = {
     "a list": (lambda cp, a: cp.gradient(a), 1),
     "nothing": (lambda cp, a: cp.fill_diagonal(a, 2.0), 1),
     "an output": (lambda cp, a: cp.cumsum(a, axis=1, out=a), 1),
-    "a list of the host": (lambda cp, a: cp.interp(a[0], [0.0, 1.0], [1.0, 2.0]), 1),
+    "a list of the host": (lambda cp, a: cp.cross(a, [1.0, 2.0, 3.0]), 1),
     "of elements": (lambda cp, a: cp.nonzero(a), 3),
     "errors of elements": (lambda cp, a: cp.repeat(a[0], cp.asarray([1, 2, 3])), 3),
     "a number": (lambda cp, a: cp.shares_memory(a, a), 3),
@@ -54,9 +54,7 @@ def test_a_float_of_another_value_is_of_the_same_kind(cp: Any) -> None:
 
 def test_a_float_that_is_a_count_is_known_by_its_value(cp: Any) -> None:
     for count in (8.0, 4.0, 8, 4.0):
-        assert cp.hanning(count).shape == (int(count),)
         assert cp.fft.fftfreq(count, 0.5).shape == (int(count),)
-        assert cp.tri(count).shape == (int(count), int(count))
         assert cp.rot90(cp.ones((2, 3)), count / 4).shape == ((2, 3) if count == 8 else (3, 2))
 
 
@@ -134,7 +132,7 @@ def test_a_row_has_the_parameters_of_a_function(cp: Any) -> None:
         cp.partition(cp.ones(3))
     with pytest.raises(TypeError, match=r"expected cupy\.ndarray, got ndarray"):
         cp.linalg.inv(np.eye(2))
-    assert cp.linalg.eigh(cp.eye(2)).eigenvalues.tolist() == [1, 1]
+    assert type(cp.linalg.eigh(cp.eye(2))) is tuple
 
 
 def test_what_is_remembered_of_an_index_is_of_its_form(cp: Any) -> None:
