@@ -287,11 +287,6 @@ def _einsum(text: Any, *arrays: Array, **kwargs: Any) -> Array:
     )
 
 
-def _argpartition(a: Array, kth: Any, axis: Any = -1) -> Array:
-    np.argpartition(a, kth, axis)  # for its errors: CuPy sorts all
-    return np.argsort(a, axis, kind="stable")
-
-
 def _histogram(name: str) -> Operation:
     function, places = getattr(np, name), 4 if name == "histogram2d" else 3
 
@@ -533,7 +528,6 @@ def operations(backend: Any) -> Mapping[str, Operation]:
             "ravel_multi_index": _raveled,
             "put_along_axis": _along(np.put_along_axis),
             "sort": lambda a, axis=-1, kind=None: np.sort(a, axis, kind="stable"),
-            "argpartition": _argpartition,
             "around": lambda a, decimals=0, out=None: np.around(
                 a.astype("e") if a.dtype == _BOOL else a, decimals, out
             ),
