@@ -410,6 +410,10 @@ def _record(event: Marker, _stream: object) -> None:
     event.time = time.perf_counter()
 
 
+def _done(*_arguments: object) -> None:
+    """Wait for nothing: it is complete."""
+
+
 def _no_textures(*_arguments: object) -> None:
     raise UnsupportedError("an emulated GPU has no textures and surfaces: a real one has them")
 
@@ -426,10 +430,8 @@ def _cuda(backend: Any) -> dict[str, Operation]:
         return device_properties.properties(spec.name, spec.uuid, spec.memory)
 
     return {
-        "cuda.array.create": _no_textures,
-        "cuda.surface.create": _no_textures,
-        "cuda.texture.create": _no_textures,
-        "cuda.device.synchronize": lambda: None,
+        **{f"cuda.{each}.create": _no_textures for each in ("array", "surface", "texture")},
+        **{f"cuda.{each}.synchronize": _done for each in ("device", "event", "stream")},
         "cuda.mem_info": lambda: (current().free_memory(), current().memory),
         "cuda.properties": properties,
         "cuda.attributes": lambda: {name: value for name, _, value in device_properties.ATTRIBUTES},
@@ -446,13 +448,11 @@ def _cuda(backend: Any) -> dict[str, Operation]:
         "cuda.pool.set_limit": set_limit,
         "cuda.pool.free_all_blocks": lambda: current().free_all_blocks(),
         "cuda.stream.create": Marker,
-        "cuda.stream.synchronize": lambda _stream: None,
         "cuda.stream.done": lambda _stream: True,
-        "cuda.stream.wait_event": lambda _stream, _event: None,
+        "cuda.stream.wait_event": _done,
         "cuda.event.create": Marker,
         "cuda.event.record": _record,
         "cuda.event.done": lambda _event: True,
-        "cuda.event.synchronize": lambda _event: None,
         "cuda.event.elapsed": lambda first, last: (last.time - first.time) * 1e3,
     }
 

@@ -438,14 +438,14 @@ _ALIASES = """
     bitwise_right_shift:right_shift conj:conjugate degrees:rad2deg divide:true_divide mod:remainder
     pow:power radians:deg2rad
 """
-ALIASES = dict([pair.split(":") for pair in _ALIASES.split()])
+ALIASES = {alias: name for alias, _, name in (pair.partition(":") for pair in _ALIASES.split())}
 
 
 def _load() -> dict[str, ufunc]:
     table: dict[str, ufunc] = {}
     for line in LOOPS.replace("\n ", " ").strip().splitlines():
         name, *loops = line.split()
-        table[name] = ufunc(name, loops)
+        table[name] = ufunc(name, [*loops])
     return table | {alias: table[name] for alias, name in ALIASES.items()}
 
 

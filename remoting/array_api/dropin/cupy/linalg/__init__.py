@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from numpy.linalg import LinAlgError as LinAlgError
 
 from cupy._core import learned as _learned
+from cupy._core import manipulation as _manipulation
 from cupy._core.dispatch import learning as _learning
 from cupy._core.dispatch.learning import AnyArray, Array, Asked, Like
-from cupy._core.manipulation import matrix_transpose as matrix_transpose
 from cupy._core.products import matmul as matmul
 from cupy._door import absent as _absent
 
@@ -35,6 +35,10 @@ def eigvalsh(a: Array, UPLO: str = "L") -> ndarray: ...
 def inv(a: Array) -> ndarray: ...
 def lstsq(a: Array, b: Array, rcond: object = None) -> Asked: ...
 def matrix_power(M: Array, n: object) -> ndarray: ...
+def matrix_transpose(a: object) -> ndarray:
+    return _manipulation.matrix_transpose(a)
+
+
 def matrix_rank(M: Array, tol: object = None) -> ndarray: ...
 def norm(
     x: AnyArray, ord: object = None, axis: object = None, keepdims: bool = False
