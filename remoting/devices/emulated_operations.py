@@ -144,7 +144,8 @@ def _ufunc(name: str) -> Operation:
         if name in _BY_FIELDS and getattr(args[0], "dtype", _BOOL).char == "V":
             # NumPy's ufuncs do not take structures, its operators do.
             return np.asarray(_BY_FIELDS[name](*args))
-        if name == "positive" and _is_truth(args[0]):
+        if name in ("positive", "sign") and _is_truth(args[0]):
+            args = (args[0].view(np.int8), *args[1:]) if name == "sign" else args
             return np.absolute(*args, **kwargs)  # of truth values the same
         if name not in _COMPARE:
             args = with_numbers(args)
@@ -194,8 +195,14 @@ def _put(a: Array, indices: Array, values: object, mode: Any = "wrap") -> None:
 def _argument(name: str) -> Operation:
     function = getattr(np, name)
 
-    def call(a: Array, *args: object, dtype: object = None, **kwargs: object) -> object:
-        made = np.asarray(function(a, *args, **kwargs))
+    def call(a: Array, axis: Any = None, dtype: object = None, **kwargs: Any) -> object:
+        if isinstance(axis, tuple):  # the place within these axes together
+            axes = sorted(at % a.ndim for at in axis)
+            moved = np.moveaxis(a, axes, range(-len(axes), 0))
+            made = np.asarray(function(moved.reshape(*moved.shape[: -len(axes)], -1), -1))
+            made = np.expand_dims(made, axes) if kwargs.get("keepdims") else made
+        else:
+            made = np.asarray(function(a, axis, **kwargs))
         return made if dtype is None else converted(made, dtype)
 
     return call
@@ -280,16 +287,62 @@ def _einsum(text: Any, *arrays: Array, **kwargs: Any) -> Array:
     )
 
 
+def _histogram(name: str) -> Operation:
+    function, places = getattr(np, name), 4 if name == "histogram2d" else 3
+
+    def call(*args: Any, **kwargs: Any) -> object:  # NumPy has the last two in the other order
+        named = dict(zip(("weights", "density"), args[places:], strict=False))
+        return function(*args[:places], **named, **kwargs)
+
+    return call
+
+
 def _solve(a: Array, b: Array) -> Array:
     kind = np.result_type(a, b, np.float32 if a.dtype.char in "fF" else np.float64)
     judged = b.size or b.shape[:-1] != a.shape[:-1]
     return np.linalg.solve(a, b) if judged else np.empty(b.shape, kind)
 
 
+_SOLVERS = ("cholesky", "inv", "tensorinv", "tensorsolve")
+_SINGULAR = ("Singular matrix", "Matrix is not positive definite")
+
+
+def _solvers() -> dict[str, Operation]:
+    """Return functions that give NaN for a singular matrix, or raise if the program asks for it."""
+    raises = False
+
+    def set_errors(raised: object) -> None:
+        nonlocal raises
+        raises = bool(raised)
+
+    def solver(function: Operation) -> Operation:
+        def solved(a: Array, *args: Any) -> Array:
+            try:
+                return function(a, *args)
+            except np.linalg.LinAlgError as error:
+                if raises or str(error) not in _SINGULAR:
+                    raise
+            if a.ndim > 2 and "tensor" not in function.__name__:  # of several each by itself
+                return np.stack([solved(*each) for each in zip(a, *args, strict=True)])
+            quiet = np.linalg.inv if function is np.linalg.cholesky else function
+            return quiet(a * np.nan, *args)
+
+        return solved
+
+    table = {f"linalg.{at}": solver(getattr(np.linalg, at)) for at in _SOLVERS}
+    return table | {"linalg.solve": solver(_solve), "door.linalg_errors": set_errors}
+
+
 def _eigh(a: Array, UPLO: Any = "L") -> object:
     if a.dtype != np.float16:
         return np.linalg.eigh(a, UPLO)
     return tuple(each.astype(a.dtype) for each in np.linalg.eigh(a.astype(np.float32), UPLO))
+
+
+def _eigvalsh(a: Array, UPLO: Any = "L") -> Any:
+    if a.dtype != np.float16:
+        return np.linalg.eigvalsh(a, UPLO)
+    return np.linalg.eigvalsh(a.astype(np.float32), UPLO).astype(a.dtype)
 
 
 def _complex(made: Array, a: Array) -> Array:
@@ -304,6 +357,7 @@ def _eig(a: Array) -> object:
 
 
 def _lstsq(a: Array, b: Array, rcond: Any = None) -> object:
+    b = b.astype(np.result_type(a, b), copy=False)
     return np.linalg.lstsq(a, b, -1 if rcond == "warn" else rcond)
 
 
@@ -356,6 +410,10 @@ def _record(event: Marker, _stream: object) -> None:
     event.time = time.perf_counter()
 
 
+def _done(*_arguments: object) -> None:
+    """Wait for nothing: it is complete."""
+
+
 def _no_textures(*_arguments: object) -> None:
     raise UnsupportedError("an emulated GPU has no textures and surfaces: a real one has them")
 
@@ -372,10 +430,8 @@ def _cuda(backend: Any) -> dict[str, Operation]:
         return device_properties.properties(spec.name, spec.uuid, spec.memory)
 
     return {
-        "cuda.array.create": _no_textures,
-        "cuda.surface.create": _no_textures,
-        "cuda.texture.create": _no_textures,
-        "cuda.device.synchronize": lambda: None,
+        **{f"cuda.{each}.create": _no_textures for each in ("array", "surface", "texture")},
+        **{f"cuda.{each}.synchronize": _done for each in ("device", "event", "stream")},
         "cuda.mem_info": lambda: (current().free_memory(), current().memory),
         "cuda.properties": properties,
         "cuda.attributes": lambda: {name: value for name, _, value in device_properties.ATTRIBUTES},
@@ -392,13 +448,11 @@ def _cuda(backend: Any) -> dict[str, Operation]:
         "cuda.pool.set_limit": set_limit,
         "cuda.pool.free_all_blocks": lambda: current().free_all_blocks(),
         "cuda.stream.create": Marker,
-        "cuda.stream.synchronize": lambda _stream: None,
         "cuda.stream.done": lambda _stream: True,
-        "cuda.stream.wait_event": lambda _stream, _event: None,
+        "cuda.stream.wait_event": _done,
         "cuda.event.create": Marker,
         "cuda.event.record": _record,
         "cuda.event.done": lambda _event: True,
-        "cuda.event.synchronize": lambda _event: None,
         "cuda.event.elapsed": lambda first, last: (last.time - first.time) * 1e3,
     }
 
@@ -460,8 +514,10 @@ def operations(backend: Any) -> Mapping[str, Operation]:
     table |= (
         FORMULAS
         | _METHODS
+        | _solvers()
         | {
             "rsqrt": lambda x, **kwargs: np.reciprocal(np.sqrt(x), **kwargs),
+            **{name: _histogram(name) for name in ("histogram", "histogram2d", "histogramdd")},
             **{name: _argument(name) for name in ("argmax", "argmin", "nanargmax", "nanargmin")},
             **{name: _reduction(name) for name in ("cumprod", "cumsum", "prod", "sum")},
             "argsort": lambda a, axis=-1, kind=None: np.argsort(a, axis, kind="stable"),
@@ -472,21 +528,32 @@ def operations(backend: Any) -> Mapping[str, Operation]:
             "ravel_multi_index": _raveled,
             "put_along_axis": _along(np.put_along_axis),
             "sort": lambda a, axis=-1, kind=None: np.sort(a, axis, kind="stable"),
+            "around": lambda a, decimals=0, out=None: np.around(
+                a.astype("e") if a.dtype == _BOOL else a, decimals, out
+            ),
+            "bincount": lambda x, weights=None, minlength=None: np.bincount(
+                x, weights, int(minlength or 0)
+            ),
+            "fft.fftfreq": lambda n, d=1.0: np.fft.fftfreq(max(n, 0), d * np.float64(1)),
+            "choose": lambda a, *args, **kwargs: np.choose(a.astype(int), *args, **kwargs),
+            "compress": lambda condition, a, axis=None, out=None: _take(
+                a, condition.nonzero()[0], axis, out
+            ),
+            "extract": lambda condition, a: _take(a, condition.ravel().nonzero()[0]),
             "take": _take,
             "take_along_axis": _along(np.take_along_axis),
             "einsum": _einsum,
             "linalg.eig": _eig,
             "linalg.eigh": _eigh,
+            "linalg.eigvalsh": _eigvalsh,
             "linalg.eigvals": lambda a: _complex(np.linalg.eigvals(a), a),
             "linalg.lstsq": _lstsq,
-            "linalg.solve": _solve,
             "door.empty": np.zeros,
             "door.zeros": np.zeros,
             "door.arange": lambda first, count, step, dtype: converted(
                 first + np.arange(count) * step, dtype
             ),
             "door.concatenate_into": _into,
-            "door.linalg_errors": lambda _raised: None,  # NumPy raises them always
             "door.pointer": _address,
             "door.memory": _memory,
         }

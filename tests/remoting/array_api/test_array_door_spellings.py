@@ -11,7 +11,7 @@ from door_cases import refused
 
 FORMS: dict[str, tuple[Callable[[int], Any], Callable[[Any], Any]]] = {
     "NumPy's integers": (np.int64, lambda value: tuple(np.int32(each) for each in value)),
-    "arrays of NumPy": (np.array, np.array),
+    "arrays of NumPy": (int, np.array),
     "lists": (int, list),
     "tuples": (int, tuple),
 }

@@ -60,7 +60,7 @@ def _c_or_f(order: Any) -> str:
 def _like(prototype: object, dtype: object, order: Any, subok: object, shape: object) -> Meta:
     if subok is not None and subok is not False:
         raise TypeError("subok is not supported yet")
-    if isinstance(prototype, np.ndarray):  # CuPy only reads what it looks like
+    if isinstance(prototype, (np.ndarray, np.generic)):  # CuPy only reads what it looks like
         meta = intern(arguments.dtype_of(prototype.dtype), prototype.shape, prototype.strides)
     else:
         meta = need(prototype)._gp_meta

@@ -133,13 +133,13 @@ def stack(
     return make.forward("stack", (arrays, axis), {}, looks)
 
 
-def vstack(tup: object, *, dtype: object = None, casting: str = "same_kind") -> ndarray:
+def vstack(tup: Any, *, dtype: object = None, casting: str = "same_kind") -> ndarray:
     """Join arrays vertically."""
-    arrays = [atleast_2d(item) for item in _device_arrays(tup)]
+    arrays = [atleast_2d(item) for item in tup]
     return concatenate(arrays, 0, dtype=dtype, casting=casting)
 
 
-def row_stack(tup: object, *, dtype: object = None, casting: str = "same_kind") -> ndarray:
+def row_stack(tup: Any, *, dtype: object = None, casting: str = "same_kind") -> ndarray:
     """Join arrays vertically, under the name that NumPy 2 deprecates."""
     warnings.warn(
         "`row_stack` alias is deprecated. Use `cupy.vstack` directly.",
@@ -149,16 +149,16 @@ def row_stack(tup: object, *, dtype: object = None, casting: str = "same_kind") 
     return vstack(tup, dtype=dtype, casting=casting)
 
 
-def hstack(tup: object, *, dtype: object = None, casting: str = "same_kind") -> ndarray:
+def hstack(tup: Any, *, dtype: object = None, casting: str = "same_kind") -> ndarray:
     """Join arrays horizontally."""
-    arrays = [atleast_1d(item) for item in _device_arrays(tup)]
+    arrays = [atleast_1d(item) for item in tup]
     axis = 0 if arrays and arrays[0].ndim == 1 else 1
     return concatenate(arrays, axis, dtype=dtype, casting=casting)
 
 
-def dstack(tup: object) -> ndarray:
+def dstack(tup: Any) -> ndarray:
     """Join arrays along the third axis."""
-    return concatenate([atleast_3d(item) for item in _device_arrays(tup)], 2)
+    return concatenate([atleast_3d(item) for item in tup], 2)
 
 
 def column_stack(tup: Any) -> ndarray:

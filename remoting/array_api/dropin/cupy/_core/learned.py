@@ -8,23 +8,30 @@ What loops call is elsewhere, by rules of shape and dtype: operators, ufuncs, su
 from __future__ import annotations
 
 import warnings
+from collections import namedtuple
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cupy._core import convert, joining
 from cupy._core.dispatch import arguments, learning, make
 from cupy._core.dispatch.arguments import is_array, is_scalar
 from cupy._core.dispatch.learning import (
+    AnyArray,
     Array,
     Asked,
     Count,
+    Counts,
     Decides,
     Elements,
     Free,
     Like,
     Likes,
+    Number,
+    Operand,
     Own,
     Scalar,
+    Twin,
     Value,
 )
 from cupy._core.queries import may_share_memory
@@ -32,9 +39,10 @@ from cupy._core.queries import may_share_memory
 if TYPE_CHECKING:
     from cupy._core.array import ndarray
 
-UniqueAllResult = learning.named("UniqueAllResult", "values indices inverse_indices counts")
-UniqueCountsResult = learning.named("UniqueCountsResult", "values counts")
-UniqueInverseResult = learning.named("UniqueInverseResult", "values inverse_indices")
+_named: Any = namedtuple
+UniqueAllResult = _named("UniqueAllResult", "values indices inverse_indices counts")
+UniqueCountsResult = _named("UniqueCountsResult", "values counts")
+UniqueInverseResult = _named("UniqueInverseResult", "values inverse_indices")
 
 
 # --- creation -------------------------------------------------------------------------------------
@@ -45,18 +53,18 @@ def diag(v: Like, k: int = 0) -> ndarray: ...
 def diagflat(v: Like, k: int = 0) -> ndarray: ...
 def diag_indices(n: object, ndim: int = 2) -> tuple[ndarray, ...]: ...
 def diag_indices_from(arr: Array) -> tuple[ndarray, ...]: ...
-def eye(N: object, M: object = None, k: int = 0, dtype: Any = float, order: str = "C") -> Any: ...
-def identity(n: object, dtype: object = float) -> ndarray:
+def eye(N: Count, M: Count = None, k: int = 0, dtype: Any = float, order: str = "C") -> Any: ...
+def identity(n: Count, dtype: object = float) -> ndarray:
     return eye(n, dtype=dtype)
 
 
-def indices(dimensions: object, dtype: object = int) -> ndarray: ...
+def indices(dimensions: Counts, dtype: object = int) -> ndarray: ...
 def ix_(*args: Like) -> Asked: ...
 def kaiser(M: Count, beta: float) -> ndarray: ...
 def linspace(
     start: Value,
     stop: Value,
-    num: object = 50,
+    num: Count = 50,
     endpoint: bool = True,
     retstep: bool = False,
     dtype: object = None,
@@ -65,29 +73,29 @@ def linspace(
 def logspace(
     start: Value,
     stop: Value,
-    num: object = 50,
+    num: Count = 50,
     endpoint: bool = True,
     base: float = 10.0,
     dtype: object = None,
     axis: int = 0,
 ) -> ndarray: ...
 def meshgrid(
-    *xi: Like, indexing: str = "xy", sparse: bool = False, copy: bool = True
+    *xi: Array, indexing: str = "xy", sparse: bool = False, copy: bool = True
 ) -> tuple[ndarray, ...]: ...
 def tri(N: Count, M: Count = None, k: int = 0, dtype: object = float) -> Any:
     arguments.shape_of((N, N if M is None else M))
 
 
 def tril(m: Like, k: int = 0) -> ndarray: ...
-def tril_indices(n: Count, k: Count = 0, m: Count = None) -> tuple[ndarray, ...]: ...
-def tril_indices_from(arr: Array, k: Count = 0) -> tuple[ndarray, ...]: ...
-def vander(x: Like, N: object = None, increasing: bool = False) -> ndarray: ...
+def tril_indices(n: Count, k: Number = 0, m: Count = None) -> tuple[ndarray, ...]: ...
+def tril_indices_from(arr: AnyArray, k: Number = 0) -> tuple[ndarray, ...]: ...
+def vander(x: Like, N: Count = None, increasing: bool = False) -> ndarray: ...
 
 
 # --- sorting, searching, sets ---------------------------------------------------------------------
 
 
-def sort(a: Array, axis: object = -1, kind: object = None) -> Any:
+def sort(a: Twin, axis: object = -1, kind: object = None) -> Any:
     arguments.check_kind(kind)
 
 
@@ -95,19 +103,19 @@ def argsort(a: Own, axis: object = -1, kind: object = None) -> Any:
     arguments.check_kind(kind)
 
 
-def partition(a: Array, kth: object, axis: object = -1) -> ndarray: ...
+def partition(a: Twin, kth: object, axis: object = -1) -> ndarray: ...
 def argpartition(a: Own, kth: object, axis: object = -1) -> ndarray: ...
 def lexsort(keys: Array) -> ndarray: ...
 def msort(a: Array) -> ndarray:
     return sort(a, 0)
 
 
-def sort_complex(a: Array) -> ndarray: ...
-def searchsorted(a: Array, v: Value, side: str = "left", sorter: Array = None) -> ndarray: ...
+def sort_complex(a: Twin) -> ndarray: ...
+def searchsorted(a: Array, v: Operand, side: str = "left", sorter: Array = None) -> ndarray: ...
 def nonzero(a: Array) -> Asked: ...
 def argwhere(a: Array) -> Elements: ...
 def unique(
-    ar: Like,
+    ar: AnyArray,
     return_index: bool = False,
     return_inverse: bool = False,
     return_counts: bool = False,
@@ -121,34 +129,34 @@ def unique(
     return None
 
 
-def unique_all(x: Like) -> tuple[ndarray, ...]:
+def unique_all(x: AnyArray) -> tuple[ndarray, ...]:
     return UniqueAllResult(*unique(x, True, True, True, equal_nan=False))
 
 
-def unique_counts(x: Like) -> tuple[ndarray, ...]:
+def unique_counts(x: AnyArray) -> tuple[ndarray, ...]:
     return UniqueCountsResult(*unique(x, return_counts=True, equal_nan=False))
 
 
-def unique_inverse(x: Like) -> tuple[ndarray, ...]:
+def unique_inverse(x: AnyArray) -> tuple[ndarray, ...]:
     return UniqueInverseResult(*unique(x, return_inverse=True, equal_nan=False))
 
 
-def unique_values(x: Like) -> Any:
+def unique_values(x: AnyArray) -> Any:
     return unique(x, equal_nan=False)
 
 
 def isin(
-    element: Like, test_elements: Like, assume_unique: bool = False, invert: bool = False
+    element: Array, test_elements: Array, assume_unique: bool = False, invert: bool = False
 ) -> ndarray: ...
 def in1d(ar1: Like, ar2: Like, assume_unique: bool = False, invert: bool = False) -> ndarray:
     return isin(ar1.ravel(), ar2, assume_unique, invert)
 
 
 def intersect1d(
-    arr1: Like, arr2: Like, assume_unique: bool = False, return_indices: bool = False
+    arr1: AnyArray, arr2: AnyArray, assume_unique: bool = False, return_indices: bool = False
 ) -> Asked: ...
-def setdiff1d(ar1: Like, ar2: Like, assume_unique: bool = False) -> Elements: ...
-def union1d(arr1: Like, arr2: Like) -> Elements: ...
+def setdiff1d(ar1: AnyArray, ar2: AnyArray, assume_unique: bool = False) -> Elements: ...
+def union1d(arr1: Array, arr2: Array) -> Elements: ...
 
 
 # --- selection ------------------------------------------------------------------------------------
@@ -159,12 +167,8 @@ def take(a: Own, indices: Value, axis: object = None, out: Any = None) -> Any:
         raise TypeError("Output dtype mismatch")
 
 
-def take_along_axis(a: Array, indices: Array, axis: object) -> ndarray: ...
-def put(a: Array, ind: Value, v: Value, mode: str = "wrap") -> None:
-    if mode not in ("raise", "wrap", "clip"):
-        raise ValueError(f"clipmode not understood: {mode}")
-
-
+def take_along_axis(a: Array, indices: AnyArray, axis: object) -> ndarray: ...
+def put(a: Array, ind: Value, v: Value, mode: str = "wrap") -> None: ...
 def put_along_axis(arr: Array, indices: Array, values: Value, axis: object) -> None: ...
 def putmask(a: Array, mask: Array, values: Value) -> None:
     if is_array(values):
@@ -172,16 +176,16 @@ def putmask(a: Array, mask: Array, values: Value) -> None:
 
 
 def place(arr: Array, mask: Like, vals: Like) -> Asked: ...
-def fill_diagonal(a: Array, val: Value, wrap: bool = False) -> None: ...
-def choose(a: Own, choices: object, out: object = None, mode: str = "raise") -> Asked: ...
+def fill_diagonal(a: Twin, val: Value, wrap: bool = False) -> None: ...
+def choose(a: Own, choices: Array, out: object = None, mode: str = "raise") -> Asked: ...
 def select(condlist: object, choicelist: object, default: object = 0) -> Any:
     if not is_scalar(default):
         raise TypeError("default only accepts scalar values")
 
 
 def compress(condition: Like, a: Own, axis: object = None, out: object = None) -> Elements: ...
-def extract(condition: Like, a: Like) -> Elements: ...
-def unravel_index(indices: Like, dims: object, order: object = "C") -> Asked: ...
+def extract(condition: Like, a: Array) -> Elements: ...
+def unravel_index(indices: Twin, dims: object, order: object = "C") -> Asked: ...
 def ravel_multi_index(
     multi_index: Likes, dims: object, mode: object = "wrap", order: str = "C"
 ) -> Asked: ...
@@ -191,25 +195,23 @@ def ravel_multi_index(
 
 
 def delete(arr: Array, indices: object, axis: object = None) -> Elements: ...
-def packbits(a: Array, axis: object = None, bitorder: str = "big") -> Any:
-    if bitorder not in ("big", "little"):
-        raise ValueError("bitorder must be either 'big' or 'little'")
-
-
-def pad(array: Like, pad_width: object, mode: object = "constant", **kwargs: object) -> ndarray: ...
+def packbits(a: Array, axis: object = None, bitorder: str = "big") -> ndarray: ...
+def pad(
+    array: Operand, pad_width: object, mode: object = "constant", **kwargs: object
+) -> ndarray: ...
 def repeat(a: Own, repeats: Decides, axis: object = None) -> ndarray: ...
-def resize(a: Like, new_shape: object) -> ndarray: ...
-def roll(a: Array, shift: Free, axis: object = None) -> ndarray: ...
-def rot90(a: Array, k: Count = 1, axes: object = (0, 1)) -> ndarray: ...
-def tile(A: Like, reps: object) -> ndarray: ...
+def resize(a: Like, new_shape: Counts) -> ndarray: ...
+def roll(a: Array, shift: Free, axis: Counts = None) -> ndarray: ...
+def rot90(a: Twin, k: Number = 1, axes: object = (0, 1)) -> ndarray: ...
+def tile(A: Like, reps: Counts) -> ndarray: ...
 def trim_zeros(filt: Array, trim: str = "fb") -> Elements: ...
 
 
 # --- products -------------------------------------------------------------------------------------
 
 
-def convolve(a: Like, v: Like, mode: str = "full") -> ndarray: ...
-def correlate(a: Like, v: Like, mode: str = "valid") -> ndarray: ...
+def convolve(a: Array, v: Array, mode: str = "full") -> ndarray: ...
+def correlate(a: Array, v: Array, mode: str = "valid") -> ndarray: ...
 def cross(
     a: Like, b: Like, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: object = None
 ) -> ndarray: ...
@@ -236,13 +238,14 @@ def einsum(*operands: Scalar, **kwargs: object) -> ndarray | None:
     unknown = kwargs.keys() - {"dtype", "optimize"}
     if unknown:
         raise TypeError(f"Did not understand the following kwargs: {sorted(unknown)}")
-    if len(operands) == 2 and isinstance(operands[0], str):
-        return _einsum_view(*operands)
-    return None
+    text, *arrays = operands
+    if isinstance(text, str) and not all(map(is_array, arrays)):
+        return einsum(text, *map(convert.asarray, arrays), **kwargs)
+    return _einsum_view(*operands) if isinstance(text, str) and len(arrays) == 1 else None
 
 
 def inner(a: Value, b: Value) -> ndarray: ...
-def kron(a: Like, b: Like) -> ndarray: ...
+def kron(a: Operand, b: Operand) -> ndarray: ...
 def outer(a: Like, b: Like, out: object = None) -> ndarray: ...
 def tensordot(a: Array, b: Array, axes: object = 2) -> ndarray: ...
 def trace(
@@ -267,8 +270,8 @@ def average(
 ) -> Any: ...
 def bincount(x: Array, weights: Array = None, minlength: object = None) -> Asked: ...
 def corrcoef(
-    a: Like,
-    y: Like = None,
+    a: AnyArray,
+    y: AnyArray = None,
     rowvar: bool = True,
     bias: object = None,
     ddof: object = None,
@@ -277,8 +280,8 @@ def corrcoef(
 ) -> ndarray: ...
 def count_nonzero(a: Array, axis: object = None) -> ndarray: ...
 def cov(
-    a: Like,
-    y: Like = None,
+    a: AnyArray,
+    y: AnyArray = None,
     rowvar: bool = True,
     bias: bool = False,
     ddof: Any = None,
@@ -302,18 +305,25 @@ def cumulative_sum(
     out: object = None,
     include_initial: bool = False,
 ) -> ndarray: ...
-def digitize(x: Like, bins: Like, right: bool = False) -> ndarray: ...
+def digitize(x: Operand, bins: Array, right: bool = False) -> ndarray: ...
 def histogram(
-    x: Like, bins: Value = 10, range: object = None, weights: Like = None, density: object = False
+    x: Array, bins: Value = 10, range: object = None, weights: Array = None, density: object = False
 ) -> Asked: ...
 def histogram2d(
-    x: Like, y: Like, bins: Any = 10, range: Any = None, weights: Like = None, density: Any = None
+    x: Array,
+    y: Array,
+    bins: Any = 10,
+    range: Any = None,
+    weights: Array = None,
+    density: Any = None,
 ) -> Asked: ...
 def histogramdd(
-    sample: Like, bins: Any = 10, range: Any = None, weights: Like = None, density: Any = False
+    sample: Any, bins: Any = 10, range: Any = None, weights: Like = None, density: Any = False
 ) -> Asked:
     if isinstance(bins, (list, tuple)) and any(isinstance(each, (list, tuple)) for each in bins):
         raise ValueError("array-like bins not supported")
+    given = (bins, range, weights, density)
+    return None if is_array(sample) else histogramdd(joining.stack(sample, -1), *given)
 
 
 def median(
@@ -347,32 +357,39 @@ def std(
 # --- elements, logic ------------------------------------------------------------------------------
 
 
-def angle(z: Like, deg: bool = False) -> ndarray: ...
-def around(a: Like, decimals: int = 0, out: object = None) -> Any:
+def angle(z: Operand, deg: bool = False) -> ndarray: ...
+def around(a: Like, decimals: object = 0, out: object = None) -> Any:
     if out is not None:
         kind = np.dtype(np.float16) if a.dtype.kind == "b" else a.dtype
         arguments.check_out(out, kind, a.shape)
 
 
-def array_equal(a1: Like, a2: Like, equal_nan: bool = False) -> ndarray: ...
-def array_equiv(a1: Like, a2: Like) -> ndarray: ...
+def array_equal(a1: Array, a2: Array, equal_nan: bool = False) -> ndarray: ...
+def array_equiv(a1: Operand, a2: Operand) -> ndarray: ...
 def diff(
     a: Like, n: int = 1, axis: int = -1, prepend: Value = None, append: Value = None
 ) -> ndarray: ...
-def ediff1d(arr: Like, to_end: Value = None, to_begin: Value = None) -> ndarray: ...
+def ediff1d(arr: Array, to_end: Value = None, to_begin: Value = None) -> ndarray: ...
 def gradient(
     f: Like, *varargs: Value, axis: object = None, edge_order: int = 1
 ) -> list[ndarray]: ...
 def interp(
-    x: Like, xp: Like, fp: Like, left: object = None, right: object = None, period: object = None
+    x: Array, xp: Array, fp: Array, left: object = None, right: object = None, period: object = None
 ) -> ndarray: ...
-def isneginf(x: Like, out: object = None) -> ndarray: ...
-def isreal(x: Like) -> ndarray: ...
+def isneginf(x: Operand, out: object = None) -> ndarray: ...
+def iscomplex(x: Value) -> Any:
+    return np.iscomplex(x) if is_scalar(x) else None
+
+
+def isreal(x: Value) -> Any:
+    return np.isreal(x) if is_scalar(x) else None
+
+
 def isclose(
     a: Like, b: Like, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
 ) -> ndarray: ...
 def nan_to_num(
-    x: Like, copy: bool = True, nan: object = 0.0, posinf: object = None, neginf: object = None
+    x: Operand, copy: bool = True, nan: object = 0.0, posinf: object = None, neginf: object = None
 ) -> Any:
     if copy:
         return None
@@ -380,26 +397,26 @@ def nan_to_num(
     return x
 
 
-def poly(seq_of_zeros: Like) -> Elements: ...
-def piecewise(x: Like, condlist: object, funclist: Any) -> None:
+def poly(seq_of_zeros: Array) -> Elements: ...
+def piecewise(x: AnyArray, condlist: object, funclist: Any) -> None:
     if any(map(callable, funclist)):
         raise NotImplementedError("Callable functions are not supported currently")
 
 
-def polyadd(a1: Like, a2: Like) -> ndarray: ...
+def polyadd(a1: Operand, a2: Operand) -> ndarray: ...
 def polyfit(
-    x: Like,
-    y: Like,
+    x: Array,
+    y: Array,
     deg: object,
     rcond: object = None,
     full: bool = False,
-    w: Like = None,
+    w: Array = None,
     cov: object = False,
 ) -> Asked: ...
-def polymul(a1: Like, a2: Like) -> Elements: ...
+def polymul(a1: Operand, a2: Operand) -> Elements: ...
 def polyval(p: Array, x: Like) -> ndarray: ...
-def real_if_close(a: Like, tol: object = 100) -> Elements: ...
-def roots(p: Like) -> Elements: ...
+def real_if_close(a: Operand, tol: object = 100) -> Elements: ...
+def roots(p: Array) -> Elements: ...
 def shares_memory(a: Array, b: Array, max_work: object = None) -> Asked:
     if max_work == "MAY_SHARE_BOUNDS":
         return may_share_memory(a, b)
@@ -408,7 +425,7 @@ def shares_memory(a: Array, b: Array, max_work: object = None) -> Asked:
     return make.ask("shares_memory", a, b)
 
 
-def trapezoid(y: Like, x: Like = None, dx: object = 1.0, axis: int = -1) -> ndarray: ...
+def trapezoid(y: Array, x: Array = None, dx: object = 1.0, axis: int = -1) -> ndarray: ...
 def unwrap(
     p: Like, discont: object = None, axis: int = -1, *, period: object = 6.283185307179586
 ) -> ndarray: ...
@@ -416,7 +433,7 @@ def unwrap(
 
 _ALSO = """
     allclose:isclose blackman:bartlett cumprod:cumsum cumulative_prod:cumulative_sum
-    flatnonzero:argwhere hamming:bartlett hanning:bartlett iscomplex:isreal isposinf:isneginf
+    flatnonzero:argwhere hamming:bartlett hanning:bartlett isposinf:isneginf
     nancumprod:cumsum nancumsum:cumsum nanmedian:median nanstd:std nanvar:std polysub:polyadd
     quantile:percentile setxor1d:setdiff1d triu:tril triu_indices:tril_indices
     triu_indices_from:tril_indices_from unpackbits:packbits var:std

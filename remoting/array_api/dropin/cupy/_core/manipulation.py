@@ -9,7 +9,7 @@ import numpy as np
 
 from cupy._core import convert
 from cupy._core.dispatch import arguments, make
-from cupy._core.dispatch.arguments import is_array, need
+from cupy._core.dispatch.arguments import need
 from cupy._core.joining import JOINING
 from cupy._core.ufunc import broadcast
 from cupy._door.meta import of_view
@@ -88,11 +88,6 @@ def broadcast_arrays(*args: object) -> tuple[ndarray, ...]:
 # --- splitting ------------------------------------------------------------------------------------
 
 
-def _cuts(indices_or_sections: object) -> int | tuple[int, ...]:
-    on_device = is_array(indices_or_sections)
-    return arguments.plain(indices_or_sections.get() if on_device else indices_or_sections)
-
-
 def array_split(ary: object, indices_or_sections: object, axis: int = 0) -> list[ndarray]:
     """Split into parts that need not be equal."""
     array = need(ary)
@@ -100,7 +95,7 @@ def array_split(ary: object, indices_or_sections: object, axis: int = 0) -> list
         raise IndexError("tuple index out of range")
     at = arguments.axis_of(axis, array.ndim)
     size = array.shape[at]
-    given = _cuts(indices_or_sections)
+    given = arguments.plain(indices_or_sections)
     if isinstance(given, int):
         count = given
         if count <= 0:
@@ -119,7 +114,7 @@ def split(ary: object, indices_or_sections: object, axis: int = 0) -> list[ndarr
     array = need(ary)
     if array.ndim <= axis:
         raise ValueError("Axis exceeds ndim")
-    given = _cuts(indices_or_sections)
+    given = arguments.plain(indices_or_sections)
     if isinstance(given, int) and array.shape[axis] % given:
         raise ValueError(
             "indices_or_sections must divide the size along the axes.\n"

@@ -90,11 +90,11 @@ def min_scalar_type(a: Any) -> Any:
     return np.min_scalar_type(a)
 
 
-def common_type(*arrays: object) -> Any:
+def common_type(*arrays: Any) -> Any:
     """Return the float type that is common to arrays."""
     if not arrays:
         return np.float16
-    kinds = [np.dtype(np.float64) if a.dtype.kind in "iu" else a.dtype for a in map(need, arrays)]
+    kinds = [np.dtype(np.float64) if a.dtype.kind in "iu" else a.dtype for a in arrays]
     if any(kind.kind == "b" for kind in kinds):
         raise TypeError("can't get common type for non-numeric array")
     return np.result_type(*kinds).type

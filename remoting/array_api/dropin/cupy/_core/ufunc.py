@@ -44,6 +44,12 @@ _COMPARE = frozenset(_COMPARES.split())
 _REAL = ("arctan2", "copysign", "hypot", "i0", "nextafter")
 """Functions with complex loops that CuPy lists, and no compiler takes."""
 
+_METHODS = {
+    ("add", "reduce"): "sum",
+    ("add", "accumulate"): "cumsum",
+    ("multiply", "reduce"): "prod",
+    ("multiply", "accumulate"): "cumprod",
+}
 _AT = frozenset(("add", "subtract", "maximum", "minimum", *_BITS))
 
 Operand = Union[np.dtype, type]
@@ -389,19 +395,17 @@ class ufunc:
         self, array: Any, axis: Any = 0, dtype: Any = None, out: Any = None, keepdims: bool = False
     ) -> ndarray:
         """Reduce along ``axis``; CuPy has this for ``add`` and ``multiply`` only."""
-        if self.operation == "add":
-            return array.sum(axis, dtype, out, keepdims)
-        if self.operation == "multiply":
-            return array.prod(axis, dtype, out, keepdims)
-        raise NotImplementedError(f"`{self.name}.reduce` is not supported yet")
+        return self._along(array, "reduce", axis, dtype, out, keepdims)
 
     def accumulate(self, array: Any, axis: Any = 0, dtype: Any = None, out: Any = None) -> ndarray:
         """Accumulate along ``axis``; CuPy has this for ``add`` and ``multiply`` only."""
-        if self.operation == "add":
-            return array.cumsum(axis, dtype, out)
-        if self.operation == "multiply":
-            return array.cumprod(axis, dtype, out)
-        raise NotImplementedError(f"`{self.name}.accumulate` is not supported yet")
+        return self._along(array, "accumulate", axis, dtype, out)
+
+    def _along(self, array: Any, kind: str, *args: object) -> ndarray:
+        method = _METHODS.get((self.operation, kind))
+        if method is None:
+            raise NotImplementedError(f"`{self.name}.{kind}` is not supported yet")
+        return getattr(array, method)(*args)
 
     def reduceat(
         self, array: object, indices: object, axis: int = 0, dtype: object = None, out: Any = None
@@ -428,43 +432,21 @@ def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
         raise ValueError(f"operands could not be broadcast together with shapes {text}") from None
 
 
-ALIASES = {
-    "abs": "absolute",
-    "acos": "arccos",
-    "acosh": "arccosh",
-    "asin": "arcsin",
-    "asinh": "arcsinh",
-    "atan": "arctan",
-    "atan2": "arctan2",
-    "atanh": "arctanh",
-    "bitwise_invert": "invert",
-    "bitwise_left_shift": "left_shift",
-    "bitwise_not": "invert",
-    "bitwise_right_shift": "right_shift",
-    "conj": "conjugate",
-    "degrees": "rad2deg",
-    "divide": "true_divide",
-    "mod": "remainder",
-    "pow": "power",
-    "radians": "deg2rad",
-}
+_ALIASES = """
+    abs:absolute acos:arccos acosh:arccosh asin:arcsin asinh:arcsinh atan:arctan atan2:arctan2
+    atanh:arctanh bitwise_invert:invert bitwise_left_shift:left_shift bitwise_not:invert
+    bitwise_right_shift:right_shift conj:conjugate degrees:rad2deg divide:true_divide mod:remainder
+    pow:power radians:deg2rad
+"""
+ALIASES = {alias: name for alias, _, name in (pair.partition(":") for pair in _ALIASES.split())}
 
 
 def _load() -> dict[str, ufunc]:
     table: dict[str, ufunc] = {}
-    current = ""
-    texts: dict[str, list[str]] = {}
-    for line in LOOPS.strip().splitlines():
-        words = line.split()
-        if not line.startswith(" "):
-            current = words.pop(0)
-            texts[current] = []
-        texts[current] += words
-    for name, loops in texts.items():
-        table[name] = ufunc(name, loops)
-    for alias, name in ALIASES.items():
-        table[alias] = table[name]
-    return table
+    for line in LOOPS.replace("\n ", " ").strip().splitlines():
+        name, *loops = line.split()
+        table[name] = ufunc(name, [*loops])
+    return table | {alias: table[name] for alias, name in ALIASES.items()}
 
 
 UFUNCS = _load()

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cupy._core.dispatch import learning as _learning
-from cupy._core.dispatch.learning import Array, Count, Like
+from cupy._core.dispatch.learning import Array, Like, Number
 from cupy._door import absent as _absent
 from cupy.cuda import cufft as _cufft
 from cupy.fft import config as config
@@ -53,10 +53,10 @@ rfft2, irfft2 = _many("rfft2", (-2, -1)), _many("irfft2", (-2, -1))
 fftn, ifftn, rfftn, irfftn = _many("fftn"), _many("ifftn"), _many("rfftn"), _many("irfftn")
 
 
-def fftfreq(n: Count, d: object = 1.0) -> ndarray: ...
+def fftfreq(n: Number, d: object = 1.0) -> ndarray: ...
 def fftshift(x: Like, axes: object = None) -> ndarray: ...
 def ifftshift(x: Like, axes: object = None) -> ndarray: ...
-def rfftfreq(n: Count, d: object = 1.0) -> ndarray: ...
+def rfftfreq(n: Number, d: object = 1.0) -> ndarray: ...
 
 
 _learning.rows(globals(), "fft.", special=_is_special)

@@ -11,24 +11,17 @@ from numpy.linalg import LinAlgError as LinAlgError
 from cupy._core import learned as _learned
 from cupy._core import manipulation as _manipulation
 from cupy._core.dispatch import learning as _learning
-from cupy._core.dispatch.learning import Array, Asked, Like
+from cupy._core.dispatch.learning import AnyArray, Array, Asked, Like
 from cupy._core.products import matmul as matmul
 from cupy._door import absent as _absent
 
 if TYPE_CHECKING:
     from cupy._core.array import ndarray
 
-EighResult = _learning.named("EighResult", "eigenvalues eigenvectors")
-EigResult = _learning.named("EigResult", "eigenvalues eigenvectors")
-QRResult = _learning.named("QRResult", "Q R")
-SlogdetResult = _learning.named("SlogdetResult", "sign logabsdet")
-SVDResult = _learning.named("SVDResult", "U S Vh")
-_RESULTS = {"eig": EigResult, "eigh": EighResult, "qr": QRResult, "slogdet": SlogdetResult}
-
 
 def cholesky(a: Array) -> ndarray: ...
 def cond(x: Like, p: object = None) -> ndarray: ...
-def cross(x1: Array, x2: Array, /, *, axis: int = -1) -> ndarray:
+def cross(x1: AnyArray, x2: AnyArray, /, *, axis: int = -1) -> ndarray:
     if x1.shape[axis] != 3 or x2.shape[axis] != 3:
         raise ValueError("Both input arrays must be (arrays of) 3-dimensional vectors")
     return _learned.cross(x1, x2, axis=axis)
@@ -47,7 +40,9 @@ def matrix_transpose(a: object) -> ndarray:
 
 
 def matrix_rank(M: Array, tol: object = None) -> ndarray: ...
-def norm(x: Array, ord: object = None, axis: object = None, keepdims: bool = False) -> ndarray: ...
+def norm(
+    x: AnyArray, ord: object = None, axis: object = None, keepdims: bool = False
+) -> ndarray: ...
 def pinv(a: Array, rcond: object = 1e-15) -> ndarray: ...
 def qr(a: Array, mode: str = "reduced") -> tuple[ndarray, ...]: ...
 def slogdet(a: Array) -> tuple[ndarray, ...]: ...
@@ -57,5 +52,5 @@ def tensorinv(a: Array, ind: int = 2) -> ndarray: ...
 def tensorsolve(a: Array, b: Array, axes: object = None) -> ndarray: ...
 
 
-_learning.rows(globals(), "linalg.", results={**_RESULTS, "svd": SVDResult})
+_learning.rows(globals(), "linalg.")
 __getattr__ = _absent.lookup(__name__)

@@ -27,6 +27,10 @@ _SCALARS = SUPPORTED | {"V", "E"}
 _PYTHON_NUMBERS = (bool, int, float, complex)
 
 
+class NotAnArrayError(AttributeError, TypeError):
+    """CuPy raises the first for a list or a number, and the second for an array of NumPy."""
+
+
 def dtype_of(dtype: Any) -> np.dtype:
     """Return a dtype of arrays on a device: of numbers, of bytes or of structures.
 
@@ -74,7 +78,7 @@ def operand(value: object) -> Any:
         from cupy._core.convert import from_interface
 
         return from_interface(value)
-    raise TypeError(f"Unsupported type {type(value)}")
+    raise NotAnArrayError(f"Unsupported type {type(value)}")
 
 
 def operand_type(value: object) -> Any:
@@ -147,11 +151,8 @@ def integer(value: Any) -> int:
 
 def plain(value: Any) -> int | tuple[int, ...]:
     """Return an integer as an int, and those of any sequence as a tuple: lists, NumPy's arrays."""
-    if not isinstance(value, (tuple, list)):
-        try:
-            return int(_integer(value))
-        except TypeError:
-            pass
+    if not hasattr(value, "__len__"):
+        return int(_integer(value))
     return tuple([int(_integer(item)) for item in value])
 
 
@@ -221,7 +222,7 @@ def need(a: object, name: str = "a") -> ndarray:
     convert = getattr(a, "__cupy_get_ndarray__", None)
     if convert is not None:
         return convert()
-    raise TypeError(
+    raise NotAnArrayError(
         f"Argument {name!r} has incorrect type (expected cupy.ndarray, got {type(a).__name__})"
     )
 

@@ -14,14 +14,12 @@ wrong memory is an error and never a wrong number.
 from __future__ import annotations
 
 import functools
-from collections import namedtuple
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from cupy._core import convert
-from cupy._core.dispatch import make
+from cupy._core.dispatch import arguments, make
 from cupy._core.dispatch.arguments import is_array, is_scalar, need
 from cupy._door import judged, wire
 from cupy._door.calls import Plan, plan_of
@@ -32,16 +30,26 @@ Array = Any
 """An array of a device, and nothing else."""
 Like = Any
 """An array, or a number, a list or an array of the host, from which one is made."""
-Value = object
+Value = Any
 """A number, or something from which an array is made."""
 Likes = object
 """One array, or a sequence; arrays are made from its items."""
+AnyArray = Any
+"""An array of a device or of NumPy, but no list."""
+Operand = Any
+"""An array of a device, or a number."""
 Own = Any
 """An array, or an object with a method of the function's name."""
+Twin = Any
+"""An array. One of NumPy goes to NumPy's function."""
 Scalar = Any
-"""As it is, but a number becomes an array."""
+"""As it is, but a number or an array of NumPy becomes an array."""
 Count = object
-"""A number that decides the shape of the result."""
+"""An integer, but none on a device."""
+Counts = object
+"""An integer or several, but none on a device."""
+Number = object
+"""A number, also one on a device, that decides the shape of the result."""
 Decides = object
 """As it is; the elements of an array decide whether there is an error, so each call waits."""
 Free = object
@@ -65,16 +73,11 @@ _PLAIN = (str, type(None), type, type(Ellipsis))
 _FLOATS = frozenset((float,))
 
 
-named: Any = namedtuple
-"""Makes a class of results with names."""
-
-
 def rows(
     module: dict[str, object],
     prefix: str = "",
     also: str = "",
     special: object = None,
-    results: Any = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Put functions in the place of a module's rows; return them by name.
 
@@ -84,13 +87,12 @@ def rows(
         also: names of functions with the parameters of another, such as ``var:std``.
         special: says whether this thread has set something that the rows' bodies read. With it
             the worker's operations have no names for their parameters.
-        results: classes of results with names, by function.
     """
     table = make.public(module)
     for name, _, like in (pair.partition(":") for pair in also.split()):
         table[name] = table[like]
     made = {
-        name: _function(_Row(row, prefix + name, special is not None, results.get(name)), special)
+        name: _function(_Row(row, prefix + name, special is not None), special)
         for name, row in table.items()
     }
     module.update(made)
@@ -190,7 +192,7 @@ def _keep(brief: Any, plan: Plan, values: list[Any], form: object) -> None:
 class _Row:
     """One function: the ways of its arguments, and the form of its result."""
 
-    def __init__(self, row: Any, name: str, by_place: bool, named: Any) -> None:
+    def __init__(self, row: Any, name: str, by_place: bool) -> None:
         code = row.__code__
         self.row, self.name, self.own = row, name, name.rpartition(".")[2]
         self.places = code.co_varnames[: code.co_argcount]
@@ -199,10 +201,12 @@ class _Row:
         self.rest = self.kinds.get(rest[0], "") if code.co_flags & 4 else ""
         self.result = self.kinds.get("return", "")
         forms = {"list[ndarray]": list, "tuple[ndarray, ...]": tuple}
-        self.named = named or forms.get(self.result)
+        self.form = forms.get(self.result)
         kinds = [self.kinds.get(place) for place in self.places]
         self.free = kinds.index("Free") if "Free" in kinds else -1
-        self.owner = kinds.index("Own") if "Own" in kinds else len(kinds)
+        self.is_twin = "Twin" in kinds
+        owner = "Twin" if self.is_twin else "Own"
+        self.owner = kinds.index(owner) if owner in kinds else len(kinds)
         self.defaults = dict(zip(reversed(self.places), reversed(row.__defaults__ or ())))
         self.by_place = by_place
 
@@ -211,7 +215,10 @@ class _Row:
         at = self.owner
         if at < len(args) and not is_array(args[at]):
             owner = args[at]
-            if hasattr(owner, self.own) and not hasattr(owner, "__cupy_get_ndarray__"):
+            if self.is_twin:
+                if isinstance(owner, (np.ndarray, np.generic)):
+                    return getattr(np, self.own)(*args, **kwargs)
+            elif hasattr(owner, self.own) and not hasattr(owner, "__cupy_get_ndarray__"):
                 return getattr(owner, self.own)(*args[:at], *args[at + 1 :], **kwargs)
         made = tuple([self._travelling(at, arg) for at, arg in enumerate(args)])
         named = {key: _travelling(self.kinds.get(key), key, arg) for key, arg in kwargs.items()}
@@ -235,6 +242,8 @@ class _Row:
         if at >= len(self.places):
             return _travelling(self.rest, "a", arg)
         name = self.places[at]
+        if arg is None and name not in self.defaults and self.kinds.get(name) in _ARRAYS:
+            return need(arg, name)
         return _travelling(self.kinds.get(name), name, arg)
 
     def _decided(self, args: Any, kwargs: Any) -> bool:
@@ -272,7 +281,7 @@ class _Row:
             made = answer if self.result == "Asked" else convert.asarray(answer)
             return made, (made._gp_meta,) if is_array(made) else None, _ARRAY
         parts = [convert.asarray(x) if isinstance(x, np.generic) else x for x in answer]
-        form = type(answer) if self.named is None else self.named
+        form = self.form or type(answer)
         metas = tuple([x._gp_meta for x in parts]) if all(map(is_array, parts)) else None
         made = _formed(form, parts)
         return made, metas if metas and 1 < len(metas) <= _RESULTS_MAX else None, form
@@ -280,23 +289,36 @@ class _Row:
 
 _LEAVES_MAX = 64
 """Elements of an argument that travel one by one; more are an array."""
+_ARRAYS = frozenset(("AnyArray", "Array", "Like", "Operand", "Own", "Twin"))
 _RESULTS_MAX = 32
 """Results that one call may have."""
 
 
 def _travelling(kind: object, name: str, value: Any) -> Any:
     """Return an argument as it travels to a parameter of a kind; TypeError if it cannot."""
-    if kind == "Count" and getattr(value, "ndim", 0):
-        raise TypeError(f"{name} must be a number, not an array")
-    if value is None or is_array(value):
+    if kind == "bool":
+        return bool(value)
+    if value is None:
         return value
-    if kind == "Array" or kind == "Own":
+    if kind == "Count" or (is_array(value) and (kind in ("int", "Counts") or name == "axis")):
+        return arguments.integer(value)
+    if kind == "Counts":
+        return arguments.plain(tuple(value) if hasattr(value, "__next__") else value)
+    if kind == "Number" and hasattr(value, "item"):
+        value = value.item()
+    if is_array(value):
+        return value
+    if name == "axis" and isinstance(value, bool):
+        return int(value)
+    if kind in ("Array", "Own", "Twin") or (kind == "AnyArray" and not hasattr(value, "__array__")):
         return need(value, name)
-    if kind == "Like" or (kind == "Value" and not is_scalar(value)):
+    if kind in ("Like", "AnyArray") or (kind == "Value" and not is_scalar(value)):
         return convert.asarray(value)
-    if kind == "Count" and isinstance(value, float):
+    if kind == "Operand":
+        return convert.asarray(arguments.operand(value))
+    if kind == "Number" and isinstance(value, float):
         return int(value) if value.is_integer() else np.float64(value)  # known by its value
-    if kind == "Scalar" and isinstance(value, (int, float, complex, np.generic)):
+    if kind == "Scalar" and isinstance(value, (int, float, complex, np.generic, np.ndarray)):
         return convert.asarray(value)
     if kind == "Likes":
         return tuple([convert.asarray(each) for each in value])
