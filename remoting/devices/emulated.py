@@ -1,9 +1,5 @@
 """An emulated GPU: arrays in host memory, computed by NumPy, with CuPy's rules and accounting."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import mmap
 import time
 import weakref

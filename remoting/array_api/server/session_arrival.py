@@ -4,10 +4,6 @@ Everything is checked as what a client sends: handles are new, memory fits the p
 lie in their memory, and objects are made by the operations that made them first.
 """
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
-
 import re
 from typing import Any
 
@@ -157,7 +153,7 @@ class Arrival:
             raise _malformed("an object")
         given, named = moved_state.read(arguments), moved_state.read(keywords)
         found, size = moved_state.read(state), _number(size, 0, SIZE_MAX)
-        if type(given) is not tuple or type(named) is not dict or type(found) is not tuple:
+        if [type(part) for part in (given, named, found)] != [tuple, dict, tuple]:
             raise _malformed("an object")
         maker = _number(maker, 0, _HANDLE_MAX)
         if (name == "kernel.function") != bool(maker) or (maker and maker not in self._makers):

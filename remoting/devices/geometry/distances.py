@@ -3,10 +3,6 @@
 CuPy has them from cuVS, which takes matrices of points with one layout, and computes in their type.
 """
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import importlib
 from collections.abc import Callable
 from typing import Any, Literal

@@ -1,9 +1,5 @@
 """A launch in strict mode: the memory that a kernel may use, and the words of its fault."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
-
 import ctypes
 from collections.abc import Sequence
 from typing import Any
@@ -121,7 +117,7 @@ class StrictLaunch:
         if address < 1 << 16:
             return "a null pointer"
         if watch.kind != _BOUNDS and watch.place:
-            return _SPACES[watch.place]
+            return _SPACES[int(watch.place)]
         start, given = int(watch.dynamic_start), int(watch.shared)
         near = [
             self._mode.memory_at(address),

@@ -1,9 +1,5 @@
 """Memory pools, with numbers from the server, and pointers into arrays."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import contextlib
 import ctypes
 from collections.abc import Generator

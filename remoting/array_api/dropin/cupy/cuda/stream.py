@@ -1,9 +1,5 @@
 """Streams and events. Their calls are queued like all others, except those that wait."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import weakref
 from collections.abc import Callable
 from typing import Any
