@@ -3,8 +3,6 @@
 import importlib
 from typing import Any
 
-import numpy as np
-
 from gpupool.remoting.devices.remote_objects import Objects
 
 _DENSE = ("CloughTocher2DInterpolator", "LinearNDInterpolator", "RBFInterpolator")
@@ -18,8 +16,8 @@ class Interpolators(Objects):
 
     def before(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Raise for points of which an emulated GPU has no room for a square matrix."""
-        given: list[Any] = [value for value in (*args[:1], kwargs.get("y")) if isinstance(value, np.ndarray)]
-        if name in _DENSE and given and kwargs.get("neighbors") is None:
+        given: list[Any] = [*filter(self.backend.is_array, (*args[:1], kwargs.get("y")))]
+        if self.emulated and name in _DENSE and given and kwargs.get("neighbors") is None:
             self.backend.expect(8 * len(given[0]) ** 2 if given[0].ndim else 0)
         return args, kwargs
 
