@@ -21,7 +21,6 @@ from gpupool.remoting.devices.conventions.conversions import (
     stored,
 )
 from gpupool.remoting.devices.emulated_arithmetic import ARITHMETIC, FORMULAS, sinc
-from gpupool.remoting.devices.emulated_bfloat16 import WIDE, in_float32, with_numbers
 from gpupool.remoting.devices.emulated_random import random_operations
 from gpupool.remoting.devices.extensions import emulated_extensions
 from gpupool.remoting.devices.host_kernels.host_kernel_operations import host_kernel_operations
@@ -146,9 +145,7 @@ def _ufunc(name: str) -> Operation:
             return np.asarray(_BY_FIELDS[name](*args))
         if name == "positive" and _is_truth(args[0]):
             return np.absolute(*args, **kwargs)  # of truth values the same
-        if name not in _COMPARE:
-            args = with_numbers(args)
-        elif any(_is_truth(arg) for arg in args):
+        if name in _COMPARE and any(_is_truth(arg) for arg in args):
             args = tuple([_wide(arg) for arg in args])
         if typed is not None or kwargs.get("dtype") is not None:
             args = tuple(operands(function, args, kwargs.pop("dtype", None)))
@@ -491,5 +488,4 @@ def operations(backend: Any) -> Mapping[str, Operation]:
             "door.memory": _memory,
         }
     )
-    table |= {name: in_float32(table[name]) for name in WIDE}
     return {name: converting(function) for name, function in table.items()}

@@ -26,7 +26,7 @@ def _has_inexact(value: Any) -> bool:
     if type(value) in (tuple, list):
         return any(map(_has_inexact, value))
     kind = getattr(value, "dtype", None)
-    return isinstance(kind, np.dtype) and (kind.kind in "fc" or kind.name == "bfloat16")
+    return isinstance(kind, np.dtype) and kind.kind in "fc"
 
 
 def _is_whole(value: Any) -> bool:
@@ -51,8 +51,6 @@ def fitted(value: Any, dtype: Any) -> Any:
         array = array.real
     if target.kind not in "iu":
         return array
-    if array.dtype.kind not in "fc":  # bfloat16
-        array = array.astype(np.float32)
     limits = np.iinfo(_REGISTERS.get(target.char, target.char))
     over, under = array >= float(limits.max), array < float(limits.min)
     none = np.isnan(array)

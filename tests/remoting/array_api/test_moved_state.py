@@ -16,10 +16,7 @@ from session_kit import REFUSED, Handle, PipeLinks, Worker, moved
 from gpupool.remoting.array_api.server import array_wire, moved_state
 from gpupool.remoting.array_api.server.array_results import DependsOnFailureError
 from gpupool.remoting.array_api.server.element_types import (
-    BFLOAT16,
     DTYPES,
-    dtype_of,
-    has_bfloat16,
 )
 from gpupool.remoting.array_api.server.kernel_state import keeps_state
 from gpupool.remoting.array_api.server.moved_state import Channel, UnmovableError
@@ -35,10 +32,7 @@ def pair() -> tuple[Worker, PipeLinks]:
 
 
 def every_dtype() -> list[np.dtype[Any]]:
-    kinds = [*DTYPES.values(), STRUCTURE, DATES]
-    if has_bfloat16():
-        kinds.append(dtype_of(BFLOAT16))
-    return kinds
+    return [*DTYPES.values(), STRUCTURE, DATES]
 
 
 # --- arrays ---------------------------------------------------------------------------------------

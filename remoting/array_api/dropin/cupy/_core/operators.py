@@ -11,7 +11,6 @@ import numpy as np
 from cupy._core import products
 from cupy._core.dispatch import make
 from cupy._core.ufunc import UFUNCS, ufunc
-from cupy._door import dtypes
 from cupy._door.arrays import Array
 
 if TYPE_CHECKING:
@@ -182,13 +181,13 @@ def _short_power(x: Any, y: Any) -> tuple[ufunc | None, np.dtype | None]:
     if kind is int and y == 2:
         cast = (
             None
-            if dtypes.kind_of(x.dtype) in "ifc"
+            if x.dtype.kind in "ifc"
             else np.result_type(x.dtype, np.int8 if x.dtype.kind == "b" else x.dtype)
         )
         return UFUNCS["square"], (np.dtype(np.int64) if x.dtype.kind == "b" else cast)
     if kind is float:
         name = {0.5: "sqrt", 2.0: "square", -1.0: "reciprocal"}.get(y)
         if name is not None:
-            cast = None if dtypes.kind_of(x.dtype) in "fc" else np.dtype(np.float64)
+            cast = None if x.dtype.kind in "fc" else np.dtype(np.float64)
             return UFUNCS[name], cast
     return None, None

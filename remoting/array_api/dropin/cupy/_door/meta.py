@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from cupy._door import dtypes
 from cupy._door.older import zip_strict
 
 Shape = tuple[int, ...]
@@ -70,7 +69,7 @@ class Meta:
         """
         if self._shadow is None:
             self._shadow = np.asarray(_NoMemory(self))
-            if self.dtype.fields is not None or dtypes.is_bfloat16(self.dtype):
+            if self.dtype.fields is not None:
                 self._shadow = self._shadow.view(self.dtype)
         return self._shadow
 

@@ -198,9 +198,7 @@ class Session:
         self.operations = {name: number for number, name in enumerate(names)}
         self._judged_names = frozenset(filter(is_judged, names))
         self._handles.structures = "ndarray.field" in self.operations
-        self._handles.bfloat16 = welcome.get("bfloat16") is True
         self.takes_groups = welcome.get("groups") is True
-        self.need_bfloat16 = self._handles.need_bfloat16
         self.devices = devices
         self.server = welcome
         room = [*map(min, room, room_left(welcome, room))]
