@@ -18,10 +18,9 @@ from gpupool.remoting.array_api.server.moved_state import (
     SIZE_MAX,
     VERSION,
     Channel,
-    Movable,
     Recipe,
-    called,
 )
+from gpupool.remoting.array_api.server.session_calls import Calls
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}", re.ASCII)
 _HANDLE_MAX = (1 << 64) - 1
@@ -50,10 +49,10 @@ def _entries(part: list[Any], length: int) -> list[list[Any]]:
 class Arrival:
     """Makes the arrays and objects of a session anew, in a worker that has none."""
 
-    def __init__(self, session: Movable, channel: Channel) -> None:
+    def __init__(self, session: Calls, channel: Channel) -> None:
         self._session = session
         self._channel = channel
-        self._operations = called(session)
+        self._operations = session.operations()
         self._memories: dict[int, Any] = {}
         self._makers: dict[int, Any] = {}
         self._count = 0
