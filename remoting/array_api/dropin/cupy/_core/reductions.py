@@ -21,7 +21,6 @@ _memo: dict[Any, tuple[Plan, bytes]] = {}
 _INT64 = np.dtype(np.int64)
 _FLOAT64 = np.dtype(np.float64)
 _BOOL = np.dtype(np.bool_)
-"""Of a quantile's list that travels as it is. A longer one is uploaded."""
 
 _BY_METHOD = ("argmax", "argmin", "max", "mean", "min", "prod", "ptp", "std", "sum", "var")
 """Functions of which CuPy does not check that they get an array of a device."""
