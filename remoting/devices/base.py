@@ -50,6 +50,17 @@ class UnsupportedError(NotImplementedError):
     """A device of this kind cannot do that; the text says why."""
 
 
+def owner_of(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the array of the host that owns an array's memory."""
+    base = array.base
+    return owner_of(base) if isinstance(base, np.ndarray) else array
+
+
+def address_of(array: Any) -> int:
+    """Return where an array of the host begins."""
+    return int(array.__array_interface__["data"][0])
+
+
 def host_bytes(array: Any) -> memoryview:
     """Return the memory of a contiguous array of bytes on the host."""
     return memoryview(array)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gpupool.remoting.devices.base import UnsupportedError
+from gpupool.remoting.devices.base import UnsupportedError, address_of, owner_of
 from gpupool.remoting.devices.conventions import device_properties
 from gpupool.remoting.devices.conventions.conversions import (
     converted,
@@ -50,7 +50,7 @@ def _field(a: Any, name: str) -> Array:
     if not isinstance(a, np.ndarray) or made.dtype.char == "V" or not made.size:
         return made
     size = made.dtype.itemsize
-    if any(step % size for step in made.strides) or _address(made) % size:
+    if any(step % size for step in made.strides) or address_of(made) % size:
         raise ValueError(
             f"result array with dtype {made.dtype} is not sufficiently aligned for GPU operations: "
             "numpy.dtype(fields, align=True) makes a structure that is"
@@ -304,23 +304,13 @@ def _lstsq(a: Array, b: Array, rcond: Any = None) -> object:
     return np.linalg.lstsq(a, b, -1 if rcond == "warn" else rcond)
 
 
-def _owner(a: Array) -> Array:
-    while isinstance(a.base, np.ndarray):
-        a = a.base
-    return a
-
-
-def _address(a: Array) -> int:
-    return int(a.__array_interface__["data"][0])
-
-
 def _memory(a: Array, offset: int, shape: Any, dtype: Any, strides: Any) -> Array:
     """Return an array over the memory that ``a`` starts in; it must stay inside."""
     if 0 in shape:
         return np.empty(shape, dtype)  # of no element
-    owner = _owner(a)
+    owner = owner_of(a)
     flat = owner.reshape(-1, order="A").view(np.uint8)
-    start = _address(a) - _address(owner) + offset
+    start = address_of(a) - address_of(owner) + offset
     low = high = 0
     for length, stride in zip(shape, strides, strict=True):
         if length:
@@ -484,7 +474,7 @@ def operations(backend: Any) -> Mapping[str, Operation]:
             ),
             "door.concatenate_into": _into,
             "door.linalg_errors": lambda _raised: None,  # NumPy raises them always
-            "door.pointer": _address,
+            "door.pointer": address_of,
             "door.memory": _memory,
         }
     )

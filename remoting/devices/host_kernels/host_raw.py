@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gpupool.remoting.devices.base import UnsupportedError
+from gpupool.remoting.devices.base import UnsupportedError, address_of
 from gpupool.remoting.devices.host_kernels import (
     host_compiler,
     kernel_source,
@@ -181,7 +181,7 @@ def _in_memory(value: Any) -> Any:
     A kernel that takes a smaller type reads the lower bytes, as on a GPU.
     """
     if isinstance(value, np.ndarray):
-        return ctypes.c_void_p(int(value.__array_interface__["data"][0]))
+        return ctypes.c_void_p(address_of(value))
     if value is None:
         return ctypes.c_void_p(0)
     if isinstance(value, bytes):

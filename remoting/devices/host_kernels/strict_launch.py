@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from gpupool.remoting.devices.base import address_of
 from gpupool.remoting.devices.host_kernels.kernel_errors import CUDADriverError, CUDARuntimeError
 from gpupool.remoting.devices.host_kernels.kernel_source import SHARED_MAX
 from gpupool.remoting.devices.strict.strict_memory import Span, StrictMode
@@ -129,4 +130,4 @@ class StrictLaunch:
 
 
 def _address(array: np.ndarray[Any, Any] | None) -> int:
-    return 0 if array is None else int(array.__array_interface__["data"][0])
+    return 0 if array is None else address_of(array)

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from gpupool.remoting.devices.base import address_of
+
 Array = np.ndarray[Any, Any]
 
 TYPE_NAMES: dict[str, str] = {
@@ -165,8 +167,7 @@ class Memory:
 
     def array(self, value: Array) -> None:
         """Add an array."""
-        address = int(value.__array_interface__["data"][0])
-        self.layout(address, value.shape, value.strides, dense=value.flags.c_contiguous)
+        self.layout(address_of(value), value.shape, value.strides, dense=value.flags.c_contiguous)
 
     def layout(
         self, address: int, shape: Sequence[int], strides: Sequence[int], *, dense: bool

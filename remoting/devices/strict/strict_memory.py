@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from gpupool.remoting.devices.base import address_of
 from gpupool.remoting.devices.host_kernels.kernel_errors import CUDARuntimeError
 from gpupool.remoting.devices.operation_names import UFUNCS
 from gpupool.remoting.devices.strict.strict_streams import Streams, Work
@@ -117,7 +118,7 @@ class Memory(Span):
 
     def view(self, array: Array, of: Array, shift: int = 0) -> Array:
         """Return an array's part of notes for each byte, or for each unit."""
-        at = (_address(array) - self.start) >> shift
+        at = (address_of(array) - self.start) >> shift
         steps = [(step >> shift) * of.itemsize for step in array.strides]
         shape = (*array.shape, array.itemsize >> shift)
         return np.lib.stride_tricks.as_strided(of[at:], shape, (*steps, of.itemsize))
@@ -169,8 +170,8 @@ class StrictMode:
 
     def memory_of(self, array: Array) -> Memory | None:
         """Return the allocation of an array; None if it is none of the device."""
-        found = self.memory_at(_address(array)) if array.size else None
-        return found if found is not None and found.distance(_address(array)) <= 0 else None
+        found = self.memory_at(address_of(array)) if array.size else None
+        return found if found is not None and found.distance(address_of(array)) <= 0 else None
 
     # --- unwritten elements ---------------------------------------------------------------------
 
@@ -294,7 +295,7 @@ class StrictMode:
         if memory is None or memory.cells is None:
             return []
         unit = 1 << memory.shift
-        if any(size % unit for size in (_address(array), array.itemsize, *array.strides)):
+        if any(size % unit for size in (address_of(array), array.itemsize, *array.strides)):
             return []
         return [(at, memory.view(array, memory.cells[at], memory.shift)) for at in planes]
 
@@ -318,10 +319,6 @@ class StrictMode:
         for array in writes:
             for _, cells in self._cells(array, (WRITTEN,)):
                 cells[...] = stamp
-
-
-def _address(array: Array) -> int:
-    return int(array.__array_interface__["data"][0])
 
 
 def _shown(name: str) -> str:
