@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gpupool.remoting.devices.cuda_kernels import CudaKernels
+from gpupool.remoting.devices.cuda_kernels import kernel_operations
 from gpupool.remoting.devices.cuda_objects.counted_textures import CudaTextures
 from gpupool.remoting.devices.cuda_transforms import plan_operations
 from gpupool.remoting.devices.extensions import real_extensions
@@ -233,4 +233,4 @@ def operations(backend: Any) -> Mapping[str, Operation]:
         table[f"polynomial.{name}"] = operator.attrgetter(name)(cupy.polynomial)
     table |= real_extensions() | plan_operations(backend) | real_objects(backend)
     table |= CudaTextures(backend).operations()
-    return table | _random(cupy) | CudaKernels(cupy).operations() | _cuda(backend) | _arrays(cupy)
+    return table | _random(cupy) | kernel_operations(cupy) | _cuda(backend) | _arrays(cupy)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpupool.remoting.devices.cuda_kernels import CudaKernels
+from gpupool.remoting.devices.cuda_kernels import kernel_operations
 from gpupool.remoting.devices.sources import LOG_MAX
 
 IN_MEMORY = "CUPY_CACHE_IN_MEMORY"
@@ -33,7 +33,7 @@ class Kept:
 
 def compiled(*args: Any) -> str:
     """Return the answer of a real GPU's operation."""
-    return CudaKernels(None).operations()["kernel.compile"](*args)
+    return kernel_operations(None)["kernel.compile"](*args)
 
 
 def test_the_log_comes_although_the_compiled_kernel_is_kept(
