@@ -1,6 +1,5 @@
 """The plans of transforms that a real GPU's CuPy keeps."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
 # pyright: reportUnknownLambdaType=false
 
 from collections.abc import Callable

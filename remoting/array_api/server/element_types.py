@@ -4,9 +4,7 @@ The drop-in's side is ``dropin/cupy/_door/dtypes.py``, which describes the forms
 a type with references to objects of this process has no form.
 """
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
 
 import re
 from typing import Any

@@ -427,26 +427,13 @@ def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
         raise ValueError(f"operands could not be broadcast together with shapes {text}") from None
 
 
-ALIASES = {
-    "abs": "absolute",
-    "acos": "arccos",
-    "acosh": "arccosh",
-    "asin": "arcsin",
-    "asinh": "arcsinh",
-    "atan": "arctan",
-    "atan2": "arctan2",
-    "atanh": "arctanh",
-    "bitwise_invert": "invert",
-    "bitwise_left_shift": "left_shift",
-    "bitwise_not": "invert",
-    "bitwise_right_shift": "right_shift",
-    "conj": "conjugate",
-    "degrees": "rad2deg",
-    "divide": "true_divide",
-    "mod": "remainder",
-    "pow": "power",
-    "radians": "deg2rad",
-}
+_ALIASES = """
+    abs:absolute acos:arccos acosh:arccosh asin:arcsin asinh:arcsinh atan:arctan atan2:arctan2
+    atanh:arctanh bitwise_invert:invert bitwise_left_shift:left_shift bitwise_not:invert
+    bitwise_right_shift:right_shift conj:conjugate degrees:rad2deg divide:true_divide
+    mod:remainder pow:power radians:deg2rad
+"""
+ALIASES = {alias: name for alias, _, name in (pair.partition(":") for pair in _ALIASES.split())}
 
 
 def _load() -> dict[str, ufunc]:

@@ -6,9 +6,8 @@ Text and dates are in structures only, or what memory is viewed as: no device co
 The worker's side is ``gpupool.remoting.array_api.server.element_types``.
 """
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
 
 from __future__ import annotations
 

@@ -81,6 +81,13 @@ class Meta:
             self._flags = (flags.c_contiguous, flags.f_contiguous)
         return self._flags
 
+    @property
+    def extent(self) -> tuple[int, int]:
+        """Where the memory begins and ends, in bytes from the first element; there is one."""
+        steps = [(length - 1) * stride for length, stride in zip_strict(self.shape, self.strides)]
+        low, high = sum(min(step, 0) for step in steps), sum(max(step, 0) for step in steps)
+        return low, high + self.dtype.itemsize
+
 
 _interned: dict[tuple[Any, Shape, Shape], Meta] = {}
 _fresh: dict[tuple[Any, Shape, str], Meta] = {}
