@@ -102,9 +102,9 @@ def test_a_loop_with_a_stop_test_waits_once_in_each_turn(cp: Any, program: Any) 
     session.waits = importlib.import_module("cupy._door.waits").Waits()
     try:
         program(cp, 5)
-        few = session.waits.total
+        few = sum(session.waits.counts.values())
         program(cp, 15)
-        assert session.waits.total - 2 * few == 10
+        assert sum(session.waits.counts.values()) - 2 * few == 10
     finally:
         session.waits = None
 
@@ -143,7 +143,7 @@ def test_places_that_a_program_waited_at_are_bounded(
     for name in ("a", "b", "b", "c", "d", "e", "b"):
         account.count(name)
     assert len(account.counts) == 4
-    assert account.total == 7
+    assert sum(account.counts.values()) == 7
     lines = list(waits.told([account, None]))
     assert lines[0] == "waited for the server 7 times"
     assert lines[1].startswith("waited for the server 3 times: b, at ")

@@ -45,12 +45,10 @@ def test_distances_are_those_of_scipy_in_the_type_of_the_points(
 
 def test_distances_of_other_metrics(cp: Any, ours: Any) -> None:
     whole = np.random.RandomState(7).randint(0, 2, (6, 9)).astype(float)
-    shares = POINTS[:5] / POINTS[:5].sum(axis=1, keepdims=True)
-    for metric, rows in (("hamming", whole), ("russellrao", whole), ("js", shares)):
-        name = "jensenshannon" if metric == "js" else metric
+    for metric, rows in (("hamming", whole), ("russellrao", whole)):
         host = rows.astype(bool) if metric == "russellrao" else rows
         made = ours.distance.pdist(cp.asarray(rows), metric).get()
-        np.testing.assert_allclose(made, scipy.spatial.distance.pdist(host, name), rtol=1e-9)
+        np.testing.assert_allclose(made, scipy.spatial.distance.pdist(host, metric), rtol=1e-9)
     with pytest.raises(NotImplementedError, match="hellinger"):
         ours.distance.cdist(cp.asarray(POINTS), cp.asarray(POINTS), "hellinger")
     with pytest.raises(ValueError, match="Unknown Distance"):

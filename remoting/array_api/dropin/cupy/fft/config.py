@@ -31,16 +31,6 @@ class PlanCache:
     def __init__(self, dev: int) -> None:
         self.dev = dev
 
-    def __repr__(self) -> str:
-        size, count, memsize, used = self._numbers()
-        lines = [
-            f"------------------- cuFFT plan cache (device {self.dev}) -------------------",
-            f"cache enabled? {size != 0 and memsize != 0}",
-            f"current / max size   : {count} / {_limit(size)} (counts)",
-            f"current / max memsize: {used} / {_limit(memsize)} (bytes)",
-        ]
-        return "\n".join(lines) + "\n"
-
     def _numbers(self) -> list[int]:
         with _state.on(self.dev):
             return _pool.current().numbers("fft.cache.numbers", 4)
@@ -48,14 +38,6 @@ class PlanCache:
     def _ask(self, what: str, *args: object) -> None:
         with _state.on(self.dev):
             _pool.current().ask(f"fft.cache.{what}", args)
-
-    def show_info(self) -> None:
-        """Print the plan cache."""
-        print(self)  # noqa: T201 - as CuPy does
-
-
-def _limit(value: int) -> Any:
-    return "(unlimited)" if value == -1 else value
 
 
 def _getter(place: int) -> Any:
@@ -85,13 +67,6 @@ clear_plan_cache = _of_current("clear")
 get_plan_cache_size, set_plan_cache_size = _of_current("get_size"), _of_current("set_size")
 get_plan_cache_max_memsize = _of_current("get_memsize")
 set_plan_cache_max_memsize = _of_current("set_memsize")
-
-
-def show_plan_cache_info() -> None:
-    """Print the plans of all devices."""
-    print("=============== cuFFT plan cache info (all devices) ===============")  # noqa: T201
-    for device in range(len(_pool.devices())):
-        PlanCache(device).show_info()
 
 
 __getattr__ = _absent.lookup(__name__)
