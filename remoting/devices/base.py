@@ -3,7 +3,7 @@
 import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 
@@ -48,6 +48,27 @@ class DeviceMemoryError(MemoryError):
 
 class UnsupportedError(NotImplementedError):
     """A device of this kind cannot do that; the text says why."""
+
+
+def is_ndarray(value: object) -> TypeGuard[np.ndarray[Any, Any]]:
+    """Say whether a value is an array of the host."""
+    return isinstance(value, np.ndarray)
+
+
+def is_sequence(value: object) -> TypeGuard[list[Any] | tuple[Any, ...]]:
+    """Say whether a value is a tuple or a list, and of no derived class."""
+    return type(value) in (tuple, list)
+
+
+def owner_of(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the array of the host that owns an array's memory."""
+    base = array.base
+    return owner_of(base) if isinstance(base, np.ndarray) else array
+
+
+def address_of(array: Any) -> int:
+    """Return where an array of the host begins."""
+    return int(array.__array_interface__["data"][0])
 
 
 def host_bytes(array: Any) -> memoryview:

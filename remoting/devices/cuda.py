@@ -1,9 +1,5 @@
 """Real GPUs: calls are executed by CuPy, in partitions that look like whole devices."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import importlib
 import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -266,7 +262,7 @@ class CudaBackend:
     def memory_of(self, value: Any) -> tuple[int, Any, int]:
         """Return the block of the pool that an array lies in."""
         block = value.data.mem
-        kind = type(block)
+        kind: Any = block.__class__
         if kind.__name__ != "PooledMemory":
             raise UnsupportedError(
                 f"an array of it lies in memory of a {kind.__name__}, which cannot be sent"

@@ -1,11 +1,9 @@
 """Kernels of a client on real GPUs: source is checked, then compiled by CuPy."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
+import functools
 import importlib
 import io
+import operator
 import os
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -13,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from gpupool.remoting.devices.base import is_sequence
 from gpupool.remoting.devices.sources import bounded_log, check_options, check_source
 
 _IN_MEMORY = "CUPY_CACHE_IN_MEMORY"
@@ -95,9 +94,8 @@ _NO_SOURCE = frozenset((*_RAW.split(), "reduce_dims"))
 
 def _texts(value: Any) -> Iterator[str]:
     """Yield the texts in an argument; raise TypeError for another value."""
-    if isinstance(value, (tuple, list)):
-        items: Any = value
-        for item in items:
+    if is_sequence(value):
+        for item in value:
             yield from _texts(item)
     elif isinstance(value, str):
         yield value
@@ -105,55 +103,53 @@ def _texts(value: Any) -> Iterator[str]:
         raise TypeError(f"a kernel is made of texts, and not of a {type(value).__name__}")
 
 
-class CudaKernels:
-    """The operations that make and launch kernels.
+def kernel_operations(cupy: Any) -> dict[str, Callable[..., Any]]:
+    """Return name to callable of the operations that make and launch kernels.
 
     Their arguments come from a client as they are. Every text goes through `check_source`, and
     every option through `check_options`, before CuPy sees it.
     """
 
-    def __init__(self, cupy: Any) -> None:
-        self._cupy = cupy
-
-    def operations(self) -> dict[str, Callable[..., Any]]:
-        """Return name to callable."""
-        return {
-            "kernel.ElementwiseKernel": self._made("ElementwiseKernel"),
-            "kernel.ReductionKernel": self._made("ReductionKernel"),
-            "kernel.RawKernel": self._made("RawKernel"),
-            "kernel.RawModule": self._made("RawModule"),
-            "kernel.module": lambda binary: _LoadedModule(self._cupy, binary),
-            "kernel.function": lambda owner, name: owner.get_function(name),
-            "kernel.launch": lambda kernel, *args, **kwargs: kernel(*args, **kwargs),
-            "kernel.launch_raw": lambda kernel, grid, block, args, shared_mem=0: kernel(
-                grid, block, [_by_value(each) for each in args], shared_mem=shared_mem
-            ),
-            "kernel.compile": _compile,
-            "kernel.attributes": self.attributes,
-            "kernel.global": self.pointed,
-            "cuda.cufft_version": lambda: self._cupy.cuda.cufft.getVersion(),
-        }
-
-    def _made(self, kind: str) -> Callable[..., Any]:
-        """Return a function that makes a kernel or a module of a client's arguments."""
-        names = _PLACES[kind].split()
-
-        def make(*args: Any, **kwargs: Any) -> Any:
-            named = dict(zip(names, args, strict=True)) | kwargs
-            if kwargs and (kind != "ElementwiseKernel" or not _ELEMENTWISE.issuperset(kwargs)):
-                raise TypeError(f"a {kind} of a client has no parameters {sorted(kwargs)}")
-            check_source(*_texts([named[key] for key in named.keys() - _NO_SOURCE]))
-            options = {"options": check_options(named["options"])} if "options" in named else {}
-            return getattr(self._cupy, kind)(**named | options)
-
-        return make
-
-    def attributes(self, kernel: Any) -> dict[str, int]:
-        """Return the attributes of a compiled kernel."""
-        return {key: int(value) for key, value in kernel.attributes.items()}
-
-    def pointed(self, owner: Any, name: str) -> Any:
-        """Return a global variable of a module as an array of one byte."""
+    def pointed(owner: Any, name: str) -> Any:
         # CuPy does not know how large a global is, so no bound can be checked here; a kernel of
         # the same session could reach as far.
-        return self._cupy.ndarray((1,), np.uint8, owner.get_global(name))
+        return cupy.ndarray((1,), np.uint8, owner.get_global(name))
+
+    return {
+        **{f"kernel.{kind}": _maker(cupy, kind) for kind in _PLACES},
+        "kernel.module": functools.partial(_LoadedModule, cupy),
+        "kernel.function": _function,
+        "kernel.launch": operator.call,
+        "kernel.launch_raw": _launch_raw,
+        "kernel.compile": _compile,
+        "kernel.attributes": _attributes,
+        "kernel.global": pointed,
+        "cuda.cufft_version": lambda: cupy.cuda.cufft.getVersion(),
+    }
+
+
+def _maker(cupy: Any, name: str) -> Callable[..., Any]:
+    """Return a function that makes a kernel or a module of a client's arguments."""
+    names = _PLACES[name].split()
+
+    def make(*args: Any, **kwargs: Any) -> Any:
+        named = dict(zip(names, args, strict=True)) | kwargs
+        if kwargs and (name != "ElementwiseKernel" or not _ELEMENTWISE.issuperset(kwargs)):
+            raise TypeError(f"a {name} of a client has no parameters {sorted(kwargs)}")
+        check_source(*_texts([named[key] for key in named.keys() - _NO_SOURCE]))
+        options = {"options": check_options(named["options"])} if "options" in named else {}
+        return getattr(cupy, name)(**named | options)
+
+    return make
+
+
+def _function(owner: Any, name: str) -> Any:
+    return owner.get_function(name)
+
+
+def _launch_raw(kernel: Any, grid: Any, block: Any, args: Any, shared_mem: Any = 0) -> None:
+    kernel(grid, block, [_by_value(each) for each in args], shared_mem=shared_mem)
+
+
+def _attributes(kernel: Any) -> dict[str, int]:
+    return {key: int(value) for key, value in kernel.attributes.items()}

@@ -1,8 +1,7 @@
 """The closed table of real GPUs: names that a client may use, and CuPy's callables for them."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 import importlib
 import operator
@@ -11,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from gpupool.remoting.devices.cuda_kernels import CudaKernels
+from gpupool.remoting.devices.cuda_kernels import kernel_operations
 from gpupool.remoting.devices.cuda_objects.counted_textures import CudaTextures
-from gpupool.remoting.devices.cuda_transforms import plan_operations
 from gpupool.remoting.devices.extensions import real_extensions
 from gpupool.remoting.devices.object_families import real_objects
 from gpupool.remoting.devices.operation_names import (
@@ -221,6 +219,25 @@ def linalg_errors(raised: object) -> None:
     importlib.import_module("cupyx").seterr(linalg="raise" if raised else "ignore")
 
 
+def _plans(cupy: Any) -> dict[str, Operation]:
+    """Return the operations on the plans of transforms that CuPy keeps, in this one thread."""
+
+    def cache() -> Any:
+        return cupy.fft.config.get_plan_cache()
+
+    def numbers() -> list[int]:
+        found = cache()
+        sizes = (found.get_size(), found.get_curr_size())
+        return [*sizes, found.get_memsize(), found.get_curr_memsize()]
+
+    return {
+        "fft.cache.numbers": numbers,
+        "fft.cache.set_size": lambda size: cache().set_size(size),
+        "fft.cache.set_memsize": lambda memsize: cache().set_memsize(memsize),
+        "fft.cache.clear": lambda: cache().clear(),
+    }
+
+
 def operations(backend: Any) -> Mapping[str, Operation]:
     """Return name to callable; the names are ours, never the client's."""
     cupy = backend.cupy
@@ -231,6 +248,6 @@ def operations(backend: Any) -> Mapping[str, Operation]:
     table |= {f"fft.{name}": getattr(cupy.fft, name) for name in FFT}
     for name in POLYNOMIAL:
         table[f"polynomial.{name}"] = operator.attrgetter(name)(cupy.polynomial)
-    table |= real_extensions() | plan_operations(backend) | real_objects(backend)
+    table |= real_extensions() | _plans(cupy) | real_objects(backend)
     table |= CudaTextures(backend).operations()
-    return table | _random(cupy) | CudaKernels(cupy).operations() | _cuda(backend) | _arrays(cupy)
+    return table | _random(cupy) | kernel_operations(cupy) | _cuda(backend) | _arrays(cupy)

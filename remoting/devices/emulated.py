@@ -1,9 +1,5 @@
 """An emulated GPU: arrays in host memory, computed by NumPy, with CuPy's rules and accounting."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import mmap
 import time
 import weakref
@@ -19,7 +15,9 @@ from gpupool.remoting.devices.base import (
     DeviceSpec,
     Fill,
     UnsupportedError,
+    address_of,
     host_bytes,
+    owner_of,
 )
 from gpupool.remoting.devices.emulated_operations import Marker, operations
 from gpupool.remoting.devices.emulated_pool import EmulatedPool
@@ -88,7 +86,7 @@ class EmulatedBackend:
         if not value.flags.writeable:  # as NumPy's diagonals are; a GPU's memory has no such flag
             value.flags.writeable = True
         owner = value
-        while isinstance(owner.base, np.ndarray):
+        while isinstance(owner.base, np.ndarray):  # as `owner_of`, without its call
             owner = owner.base
         key = id(owner)
         if key not in self._owners:
@@ -156,24 +154,20 @@ class EmulatedBackend:
 
     def device_of(self, value: Array) -> int:
         """Return the index of the device that holds an array."""
-        owner = value
-        while isinstance(owner.base, np.ndarray):
-            owner = owner.base
+        owner = owner_of(value)
         found = self._owners.get(id(owner))
         return found.device if found is not None else self.current
 
     def memory_of(self, value: Array) -> tuple[int, Array, int]:
         """Return the array that owns the memory, as bytes."""
-        owner = value
-        while isinstance(owner.base, np.ndarray):
-            owner = owner.base
+        owner = owner_of(value)
         if owner.base is not None:
             kind = type(owner.base)
             raise UnsupportedError(
                 f"an array of it lies in memory of a {kind.__name__}, which cannot be sent"
             )
-        start = int(owner.__array_interface__["data"][0])
-        return start, _flat(owner), int(value.__array_interface__["data"][0]) - start
+        start = address_of(owner)
+        return start, _flat(owner), address_of(value) - start
 
     def state_of(self, value: object) -> tuple[list[object], Any]:
         """Return the state of a generator, and how long ago an event was."""

@@ -5,9 +5,7 @@ at the points where the two differ. Each takes the arguments of the ufunc of its
 operands are arrays in the types of the loop.
 """
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 from collections.abc import Callable
 from typing import Any

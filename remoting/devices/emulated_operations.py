@@ -1,8 +1,7 @@
 """The closed table of an emulated device: CuPy's operations in terms of NumPy's."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 import operator
 import time
@@ -11,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gpupool.remoting.devices.base import UnsupportedError
+from gpupool.remoting.devices.base import UnsupportedError, address_of, owner_of
 from gpupool.remoting.devices.conventions import device_properties
 from gpupool.remoting.devices.conventions.conversions import (
     converted,
@@ -21,7 +20,6 @@ from gpupool.remoting.devices.conventions.conversions import (
     stored,
 )
 from gpupool.remoting.devices.emulated_arithmetic import ARITHMETIC, FORMULAS, sinc
-from gpupool.remoting.devices.emulated_bfloat16 import WIDE, in_float32, with_numbers
 from gpupool.remoting.devices.emulated_random import random_operations
 from gpupool.remoting.devices.extensions import emulated_extensions
 from gpupool.remoting.devices.host_kernels.host_kernel_operations import host_kernel_operations
@@ -51,7 +49,7 @@ def _field(a: Any, name: str) -> Array:
     if not isinstance(a, np.ndarray) or made.dtype.char == "V" or not made.size:
         return made
     size = made.dtype.itemsize
-    if any(step % size for step in made.strides) or _address(made) % size:
+    if any(step % size for step in made.strides) or address_of(made) % size:
         raise ValueError(
             f"result array with dtype {made.dtype} is not sufficiently aligned for GPU operations: "
             "numpy.dtype(fields, align=True) makes a structure that is"
@@ -147,9 +145,7 @@ def _ufunc(name: str) -> Operation:
         if name in ("positive", "sign") and _is_truth(args[0]):
             args = (args[0].view(np.int8), *args[1:]) if name == "sign" else args
             return np.absolute(*args, **kwargs)  # of truth values the same
-        if name not in _COMPARE:
-            args = with_numbers(args)
-        elif any(_is_truth(arg) for arg in args):
+        if name in _COMPARE and any(_is_truth(arg) for arg in args):
             args = tuple([_wide(arg) for arg in args])
         if typed is not None or kwargs.get("dtype") is not None:
             args = tuple(operands(function, args, kwargs.pop("dtype", None)))
@@ -361,23 +357,13 @@ def _lstsq(a: Array, b: Array, rcond: Any = None) -> object:
     return np.linalg.lstsq(a, b, -1 if rcond == "warn" else rcond)
 
 
-def _owner(a: Array) -> Array:
-    while isinstance(a.base, np.ndarray):
-        a = a.base
-    return a
-
-
-def _address(a: Array) -> int:
-    return int(a.__array_interface__["data"][0])
-
-
 def _memory(a: Array, offset: int, shape: Any, dtype: Any, strides: Any) -> Array:
     """Return an array over the memory that ``a`` starts in; it must stay inside."""
     if 0 in shape:
         return np.empty(shape, dtype)  # of no element
-    owner = _owner(a)
+    owner = owner_of(a)
     flat = owner.reshape(-1, order="A").view(np.uint8)
-    start = _address(a) - _address(owner) + offset
+    start = address_of(a) - address_of(owner) + offset
     low = high = 0
     for length, stride in zip(shape, strides, strict=True):
         if length:
@@ -554,9 +540,8 @@ def operations(backend: Any) -> Mapping[str, Operation]:
                 first + np.arange(count) * step, dtype
             ),
             "door.concatenate_into": _into,
-            "door.pointer": _address,
+            "door.pointer": address_of,
             "door.memory": _memory,
         }
     )
-    table |= {name: in_float32(table[name]) for name in WIDE}
     return {name: converting(function) for name, function in table.items()}

@@ -26,7 +26,6 @@ class EmulatedPool:
         self.limit = 0  # bytes; 0 is none, as in CuPy
         self.total = 0
         self.used = 0
-        self._outside = 0
 
     def allocate(self, nbytes: int) -> int:
         """Take memory for one array; return the block's size.
@@ -40,31 +39,11 @@ class EmulatedPool:
         if self._free.get(size):
             self._free[size] -= 1
         elif not self._grow(size):
-            self._free_all()
+            self.free_all_blocks()
             if not self._grow(size):
                 raise self.error(size)
         self.used += size
         return size
-
-    def reserve(self, nbytes: int) -> None:
-        """Take memory outside the pool, as CUDA arrays are: its numbers and its limit stay.
-
-        Raises:
-            DeviceMemoryError: the budget has no room, even with nothing kept.
-        """
-        if nbytes > self.memory:
-            raise self.error(nbytes)
-        if not self._budget.reserve(self._device, nbytes):
-            self._free_all()
-            if not self._budget.reserve(self._device, nbytes):
-                raise self.error(nbytes)
-        self._outside += nbytes
-
-    def give_back(self, nbytes: int) -> None:
-        """Return memory taken outside the pool; nothing once all is closed."""
-        if self._outside:
-            self._outside -= nbytes
-            self._budget.release(self._device, nbytes)
 
     def check(self, nbytes: int) -> None:
         """Raise if ``nbytes`` could not be allocated now, without allocating them.
@@ -92,13 +71,6 @@ class EmulatedPool:
         self.total += size
         return True
 
-    def _free_all(self) -> None:
-        for size, count in self._free.items():
-            if count:
-                self.total -= size * count
-                self._budget.release(self._device, size * count)
-        self._free.clear()
-
     def release(self, size: int) -> None:
         """Take a block back and keep it for reuse."""
         if size:
@@ -107,7 +79,11 @@ class EmulatedPool:
 
     def free_all_blocks(self) -> None:
         """Give everything that no array uses back to the budget."""
-        self._free_all()
+        for size, count in self._free.items():
+            if count:
+                self.total -= size * count
+                self._budget.release(self._device, size * count)
+        self._free.clear()
 
     def free_blocks(self) -> int:
         """Return how many blocks are kept."""
@@ -119,7 +95,7 @@ class EmulatedPool:
 
     def close(self) -> None:
         """Give everything back, used or not."""
-        if self.total or self._outside:
-            self._budget.release(self._device, self.total + self._outside)
-        self.total = self.used = self._outside = 0
+        if self.total:
+            self._budget.release(self._device, self.total)
+        self.total = self.used = 0
         self._free.clear()

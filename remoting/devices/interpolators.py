@@ -1,13 +1,7 @@
 """Interpolators of a worker: rules beside their table of members."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import importlib
 from typing import Any
-
-import numpy as np
 
 from gpupool.remoting.devices.remote_objects import Objects
 
@@ -22,8 +16,8 @@ class Interpolators(Objects):
 
     def before(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Raise for points of which an emulated GPU has no room for a square matrix."""
-        given = [value for value in (*args[:1], kwargs.get("y")) if isinstance(value, np.ndarray)]
-        if name in _DENSE and given and kwargs.get("neighbors") is None:
+        given: list[Any] = [*filter(self.backend.is_array, (*args[:1], kwargs.get("y")))]
+        if self.emulated and name in _DENSE and given and kwargs.get("neighbors") is None:
             self.backend.expect(8 * len(given[0]) ** 2 if given[0].ndim else 0)
         return args, kwargs
 
@@ -33,7 +27,7 @@ class Interpolators(Objects):
             made.wi = type(made)(made.xi).wi
         if self.emulated and name == "fill_value" and getattr(made, "_kind", "") == "linear":
             # It was made with a function that does not extrapolate.
-            made._call = type(made)._call_linear
+            made._call = made.__class__._call_linear
         if self.emulated and name == "design_matrix":
             return self.sparse_matrix(made)
         return made

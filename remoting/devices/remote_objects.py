@@ -9,10 +9,6 @@ Answers
     its family describes.
 """
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import importlib
@@ -21,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from gpupool.remoting.devices.base import UnsupportedError
+from gpupool.remoting.devices.base import UnsupportedError, is_ndarray, is_sequence
 from gpupool.remoting.devices.extensions import NO_SCIPY
 from gpupool.remoting.devices.families import FAMILIES, FUNCTIONS
 
@@ -69,7 +65,7 @@ class Objects:
 
     def kind_of(self, value: Any) -> str:
         """Return the name of an object's class; empty for a value that is none of the family."""
-        kind: Any = type(value)
+        kind: Any = value.__class__
         name = kind.__name__
         return name if name in self.classes and kind is self.named(name) else ""
 
@@ -105,7 +101,7 @@ class Objects:
         for name, marks in names.items():
             part = getattr(value, name, None) if marks[:1] == "." else None
             found += part if type(part) is tuple else (part,)
-        return [part for part in found if isinstance(part, np.ndarray) and part.dtype != object]
+        return [part for part in found if is_ndarray(part) and part.dtype != object]
 
     def before(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the arguments of a call as the library takes them; raise for memory it has not."""
@@ -138,9 +134,9 @@ class Objects:
                 return ["object", family.keep(value), family.family, kind, family.looks(value)]
         if self.backend.is_array(value):
             return value
-        if type(value) in (tuple, list):
+        if is_sequence(value):
             return type(value)([self.told(item) for item in value])
-        if isinstance(value, np.generic):  # of SciPy
+        if issubclass(type(value), np.generic):  # of SciPy
             return value.item() if value.dtype.kind in "biu" else np.asarray(value)
         if value is None or isinstance(value, (bool, int, float, complex, str)):
             return value
@@ -153,7 +149,7 @@ class Objects:
         told = self.told(value)
         if expected is None:
             return told
-        if not isinstance(told, list) or told[3:] != _as_lists(expected):
+        if type(told) not in (list,) or told[3:] != _as_lists(expected):
             raise ValueError(
                 f"the result is {told!r}, but the client inferred {list(expected)}; this is a bug "
                 "of the drop-in, please report it"
@@ -225,4 +221,4 @@ class Objects:
 
 
 def _as_lists(value: Any) -> Any:
-    return [_as_lists(item) for item in value] if type(value) in (tuple, list) else value
+    return [_as_lists(item) for item in value] if is_sequence(value) else value

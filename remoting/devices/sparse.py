@@ -3,10 +3,6 @@
 The client knows the shape and the type of a matrix. Its elements stay here.
 """
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import inspect
 import operator
 import warnings
@@ -15,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from gpupool.remoting.devices.base import is_ndarray, is_sequence
 from gpupool.remoting.devices.families import OPERATORS
 from gpupool.remoting.devices.remote_objects import Objects
 
@@ -153,11 +150,12 @@ class EmulatedSparse(Sparse):
     # --- checks -----------------------------------------------------------------------------------
 
     def _check_all(self, value: Any, depth: int = 0) -> None:
-        if type(value) in (tuple, list) and depth < _DEPTH_MAX:
+        if self.is_sparse(value):
+            if not _fits(value):
+                raise ValueError(f"the indices of a {value.format} matrix do not fit its shape")
+        elif is_sequence(value) and depth < _DEPTH_MAX:
             for item in value:
                 self._check_all(item, depth + 1)
-        elif self.is_sparse(value) and not _fits(value):
-            raise ValueError(f"the indices of a {value.format} matrix do not fit its shape")
 
     def _expect(self, name: str, values: Any) -> None:
         """Raise for a matrix of more rows or columns than the device has room for.
@@ -167,15 +165,13 @@ class EmulatedSparse(Sparse):
         if name in _SMALL:
             return
         for value in values:
-            if type(value) in (tuple, list):
+            if is_sequence(value):
                 self._expect(name, value)
             elif type(value) is int:
                 self.backend.expect(8 * abs(value))
             elif self.is_sparse(value):
                 self.backend.expect(8 * (1 + max(value.shape)))
-            elif (
-                name in self.classes and isinstance(value, np.ndarray) and value.dtype.kind in "iu"
-            ):
+            elif name in self.classes and is_ndarray(value) and value.dtype.kind in "iu":
                 self.backend.expect(8 * int(value.max(initial=0)))  # coordinates without a shape
         sparse = [value for value in values if self.is_sparse(value)]
         if name in ("kron", "kronsum") and len(sparse) == 2:

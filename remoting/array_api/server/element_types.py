@@ -1,15 +1,11 @@
 """Types of elements that may cross the wire: numbers, bytes, dates, and structures of them.
 
 The drop-in's side is ``dropin/cupy/_door/dtypes.py``, which describes the forms. The set is closed:
-a type with references to objects of this process has no form. bfloat16 needs the package ml_dtypes.
+a type with references to objects of this process has no form.
 """
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
 
-import importlib
-import importlib.util
 import re
 from typing import Any
 
@@ -25,20 +21,7 @@ NAME_MAX = 256
 DTYPES = {name: np.dtype(name) for name in (np.dtype(char).str for char in array_wire.DTYPES)}
 """The types that devices compute with, by NumPy's ``str``; int64 is "l": SciPy's C has no "q"."""
 
-BFLOAT16 = "bfloat16"
-_LETTER: str = "E"  # of NumPy for it, which others may have too
-
 _TEXT = re.compile(r"[<>|][biufcSUV][0-9]{1,10}|[<>][mM]8(\[[0-9]{0,9}[a-zA-Z]{1,2}\])?", re.ASCII)
-
-
-def has_bfloat16() -> bool:
-    """Say whether this process can have the type."""
-    return importlib.util.find_spec("ml_dtypes") is not None
-
-
-def is_bfloat16(dtype: np.dtype[Any]) -> bool:
-    """Say whether it is the type of 16 bits with the exponent of float32."""
-    return dtype.char == _LETTER and dtype.name == BFLOAT16
 
 
 def dtype_of(value: Any) -> np.dtype[Any]:
@@ -48,10 +31,8 @@ def dtype_of(value: Any) -> np.dtype[Any]:
         return found
     try:
         made = _read(value, 0)
-    except (ImportError, LookupError, OverflowError, TypeError, ValueError) as error:
+    except (LookupError, OverflowError, TypeError, ValueError) as error:
         raise _refused(value) from error
-    if value == BFLOAT16:
-        return made
     # Text is in structures alone, and numbers in the other order of bytes.
     if made.char not in "VmM" or not made.isnative:
         raise _refused(value)
@@ -64,7 +45,7 @@ def _refused(value: Any) -> RemoteProtocolError:
 
 def is_sendable(dtype: np.dtype[Any]) -> bool:
     """Say whether an array of a type may be described to a client, which ends at another."""
-    if dtype.str in DTYPES or is_bfloat16(dtype):
+    if dtype.str in DTYPES:
         return True
     return dtype.char in "VmM" and dtype.isnative and not dtype.hasobject
 
@@ -78,7 +59,7 @@ def need_sendable(dtype: np.dtype[Any]) -> None:
 def told(dtype: np.dtype[Any]) -> Any:
     """Return a type's form for a client."""
     if dtype.names is None:
-        return BFLOAT16 if is_bfloat16(dtype) else dtype.str
+        return dtype.str
     fields: list[Any] = []
     for name in dtype.names:
         kind, offset = dtype.fields[name][:2]  # type: ignore[index]
@@ -88,9 +69,7 @@ def told(dtype: np.dtype[Any]) -> Any:
 
 def _read(value: Any, depth: int) -> np.dtype[Any]:
     made: np.dtype[Any]
-    if value == BFLOAT16:
-        made = np.dtype(importlib.import_module("ml_dtypes").bfloat16)
-    elif isinstance(value, str):
+    if isinstance(value, str):
         if not _TEXT.fullmatch(value):
             raise ValueError("no type of elements")
         made = np.dtype(value)

@@ -23,14 +23,13 @@ first, and the receiver checks everything as it checks what a client sends.
 """
 
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.array_api.server import array_wire
-from gpupool.remoting.array_api.server.array_results import Meta
-from gpupool.remoting.devices.base import Backend, Fill
+from gpupool.remoting.devices.base import Fill
 from gpupool.remoting.worker.peer_links import Links
 
 VERSION = 1
@@ -79,30 +78,6 @@ class Recipe:
 
 class UnmovableError(Exception):
     """A session has an object that no other worker can have; the text names it."""
-
-
-class Movable(Protocol):
-    """The executor, as departures and arrivals use it."""
-
-    backend: Backend
-    objects: dict[int, Any]
-    recipes: dict[int, Recipe]
-    sequence: int
-    device: int
-    names: list[str]
-    functions: list[Callable[..., Any]]
-
-    def store(self, handle: int, value: Any) -> None:
-        """Keep an object under a new handle."""
-        ...
-
-    def new(self, meta: Meta) -> Any:
-        """Return a new array, with its memory accounted for."""
-        ...
-
-    def fail_silently(self, handle: int, error: BaseException) -> None:
-        """Store a failure as a result."""
-        ...
 
 
 def note_recipe(
@@ -232,8 +207,3 @@ class Channel:
         """Wait for ``size`` bytes; return their reader."""
         self._links.begin(self._index, self._next(), size)
         return lambda target: self._links.read(self._index, target)
-
-
-def called(session: Movable) -> dict[str, Callable[..., Any]]:
-    """Return the operations of a session by name."""
-    return dict(zip(session.names, session.functions, strict=True))

@@ -21,7 +21,6 @@ from gpupool.remoting.array_api.server import array_wire
 from gpupool.remoting.array_api.server.array_exchange import introduction
 from gpupool.remoting.array_api.server.array_executor import Executor
 from gpupool.remoting.array_api.server.array_results import Download, describe_error
-from gpupool.remoting.array_api.server.element_types import has_bfloat16
 from gpupool.remoting.array_api.server.shared_memory import make_region
 from gpupool.remoting.devices.base import Backend, Budget, DeviceSpec
 from gpupool.remoting.transport.session_stream import Buffer, SessionStream
@@ -180,7 +179,6 @@ class Session:
             "version": _version(),
             "operations": self.executor.names,
             "devices": list(self.backend.describe_devices()),
-            "bfloat16": has_bfloat16(),
             "groups": self.backend.fuses,
             "room": list(self.room),
             "strict": strict,

@@ -4,10 +4,6 @@ Everything is checked as what a client sends: handles are new, memory fits the p
 lie in their memory, and objects are made by the operations that made them first.
 """
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
-
 import re
 from typing import Any
 
@@ -22,10 +18,9 @@ from gpupool.remoting.array_api.server.moved_state import (
     SIZE_MAX,
     VERSION,
     Channel,
-    Movable,
     Recipe,
-    called,
 )
+from gpupool.remoting.array_api.server.session_calls import Calls
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}", re.ASCII)
 _HANDLE_MAX = (1 << 64) - 1
@@ -54,10 +49,10 @@ def _entries(part: list[Any], length: int) -> list[list[Any]]:
 class Arrival:
     """Makes the arrays and objects of a session anew, in a worker that has none."""
 
-    def __init__(self, session: Movable, channel: Channel) -> None:
+    def __init__(self, session: Calls, channel: Channel) -> None:
         self._session = session
         self._channel = channel
-        self._operations = called(session)
+        self._operations = session.operations()
         self._memories: dict[int, Any] = {}
         self._makers: dict[int, Any] = {}
         self._count = 0
@@ -157,7 +152,7 @@ class Arrival:
             raise _malformed("an object")
         given, named = moved_state.read(arguments), moved_state.read(keywords)
         found, size = moved_state.read(state), _number(size, 0, SIZE_MAX)
-        if type(given) is not tuple or type(named) is not dict or type(found) is not tuple:
+        if [type(part) for part in (given, named, found)] != [tuple, dict, tuple]:
             raise _malformed("an object")
         maker = _number(maker, 0, _HANDLE_MAX)
         if (name == "kernel.function") != bool(maker) or (maker and maker not in self._makers):

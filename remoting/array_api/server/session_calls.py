@@ -95,6 +95,10 @@ class Calls:
         self.at = 0
         self._dropped = b""  # handles that the client dropped, and that waiting calls may name
 
+    def operations(self) -> dict[str, Callable[..., Any]]:
+        """Return the operations that a client may call, by name."""
+        return dict(zip(self.names, self.functions, strict=True))
+
     # --- handles --------------------------------------------------------------------------------
 
     def find(self, handle: int) -> Any:

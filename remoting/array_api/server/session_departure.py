@@ -17,10 +17,9 @@ from gpupool.remoting.array_api.server.moved_state import (
     OBJECTS_MAX,
     VERSION,
     Channel,
-    Movable,
     UnmovableError,
-    called,
 )
+from gpupool.remoting.array_api.server.session_calls import Calls
 from gpupool.remoting.devices.base import UnsupportedError
 
 _TEXT_MAX = 1000
@@ -46,7 +45,7 @@ class Plan:
         return sum(data.nbytes for _, _, data in self.memories.values())
 
 
-def plan_departure(session: Movable) -> Plan:
+def plan_departure(session: Calls) -> Plan:
     """Return the plan of the state that a session's move takes along.
 
     Raises:
@@ -70,7 +69,7 @@ def plan_departure(session: Movable) -> Plan:
     return plan
 
 
-def _plan_array(session: Movable, plan: Plan, handle: int, array: Any) -> None:
+def _plan_array(session: Calls, plan: Plan, handle: int, array: Any) -> None:
     number, offset = 0, 0
     if array.size:
         try:
@@ -86,7 +85,7 @@ def _plan_array(session: Movable, plan: Plan, handle: int, array: Any) -> None:
     plan.arrays.append([handle, number, offset, *looks])
 
 
-def _plan_objects(session: Movable, plan: Plan, objects: dict[int, Any]) -> None:
+def _plan_objects(session: Calls, plan: Plan, objects: dict[int, Any]) -> None:
     recipes = session.recipes
     makers: set[int] = set()
     for handle, value in objects.items():
@@ -112,7 +111,7 @@ def _plan_objects(session: Movable, plan: Plan, objects: dict[int, Any]) -> None
         plan.objects.append(entry)
 
 
-def _object(session: Movable, handle: int, *, kept: bool, state: list[Any]) -> list[Any]:
+def _object(session: Calls, handle: int, *, kept: bool, state: list[Any]) -> list[Any]:
     recipe = session.recipes[handle]
     texts = list(_texts((recipe.arguments, recipe.keywords)))
     if recipe.name.startswith("kernel.") and keeps_state(texts, texts):
@@ -137,7 +136,7 @@ def _texts(value: Any) -> Iterator[str]:
 class Departure:
     """Sends a session's objects to another worker, which makes them anew."""
 
-    def __init__(self, session: Movable, channel: Channel) -> None:
+    def __init__(self, session: Calls, channel: Channel) -> None:
         self._session = session
         self._channel = channel
 
@@ -175,7 +174,7 @@ class Departure:
         self._send_many("failed", plan.failed)
         for device in range(len(backend.describe_devices())):
             backend.use(device, None)
-            operations = called(self._session)
+            operations = self._session.operations()
             limit = int(operations["cuda.pool.numbers"]()[2])
             plans, _, plan_bytes, _ = operations["fft.cache.numbers"]()
             channel.send(["device", device, limit, int(plans), int(plan_bytes)])

@@ -5,15 +5,13 @@ types has 64 bits, it becomes the number whose highest bit alone is set. `fitted
 whatever stores numbers, and `converting` for whatever has an ``out``.
 """
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
-
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+
+from gpupool.remoting.devices.base import is_ndarray, is_sequence
 
 Operation = Callable[..., Any]
 
@@ -23,16 +21,16 @@ _REGISTERS = {"b": "i", "h": "i", "B": "I", "H": "I"}
 
 
 def _has_inexact(value: Any) -> bool:
-    if type(value) in (tuple, list):
+    if is_sequence(value):
         return any(map(_has_inexact, value))
     kind = getattr(value, "dtype", None)
-    return isinstance(kind, np.dtype) and (kind.kind in "fc" or kind.name == "bfloat16")
+    return isinstance(kind, np.dtype) and kind.kind in "fc"
 
 
 def _is_whole(value: Any) -> bool:
-    if type(value) in (tuple, list):
+    if is_sequence(value):
         return any(map(_is_whole, value))
-    return isinstance(value, np.ndarray) and value.dtype.kind in "iu"
+    return is_ndarray(value) and value.dtype.kind in "iu"
 
 
 def fitted(value: Any, dtype: Any) -> Any:
@@ -41,18 +39,16 @@ def fitted(value: Any, dtype: Any) -> Any:
     They are `value` itself, or an array of a wider whole type. Python's numbers, which are checked
     before, stay as they are.
     """
-    if type(value) in (tuple, list):
+    if is_sequence(value):
         return type(value)([fitted(item, dtype) for item in value])
     if not _has_inexact(value):
-        return np.asarray(value) if isinstance(value, np.integer) else value
+        return np.asarray(value) if issubclass(type(value), np.integer) else value
     target = np.dtype(dtype)
     array: Any = np.asarray(value)
     if array.dtype.kind == "c" and target.kind not in "cb":
         array = array.real
     if target.kind not in "iu":
         return array
-    if array.dtype.kind not in "fc":  # bfloat16
-        array = array.astype(np.float32)
     limits = np.iinfo(_REGISTERS.get(target.char, target.char))
     over, under = array >= float(limits.max), array < float(limits.min)
     none = np.isnan(array)
@@ -76,7 +72,9 @@ def converted(value: Any, dtype: Any, order: Any = "K") -> Any:
 
 def operands(function: np.ufunc, args: Sequence[Any], dtype: Any = None) -> list[Any]:
     """Return the operands of a ufunc in the types of the loop that it takes for them."""
-    kinds = [type(arg) if type(arg) in _PYTHON else np.asarray(arg).dtype for arg in args]
+    kinds: list[Any] = [
+        type(arg) if type(arg) in _PYTHON else np.asarray(arg).dtype for arg in args
+    ]
     outputs: list[Any] = [None] * function.nout
     named: Any = {}
     if dtype is not None:
@@ -88,7 +86,7 @@ def operands(function: np.ufunc, args: Sequence[Any], dtype: Any = None) -> list
 
 def stored(out: Any, made: Any, where: Any = True) -> Any:
     """Put results into arrays, several if there are several; the client has checked the types."""
-    if isinstance(out, tuple):
+    if is_sequence(out):
         return tuple([stored(*pair, where) for pair in zip(out, made, strict=True)])
     np.copyto(out, fitted(made, out.dtype), "unsafe", where)
     return out

@@ -4,15 +4,13 @@ A program that was tested on an emulated GPU then has the same errors and types 
 Each convention makes a function with CuPy's arguments, checks and results from SciPy's.
 """
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
-
 import operator
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
+from gpupool.remoting.devices.base import is_ndarray, is_sequence
 
 Operation = Callable[..., Any]
 IMAGE_AXES = (2, 3)
@@ -39,7 +37,7 @@ def _edt(function: Operation) -> Operation:
         _check_output("distances", distances, return_distances, image.shape, kind)
         _check_output("indices", indices, return_indices, (image.ndim, *image.shape), None)
         made: Any = function(image, sampling, return_distances, return_indices)
-        results = list(made) if isinstance(made, tuple) else [made]
+        results: list[Any] = [*made] if is_sequence(made) else [made]
         if return_distances:
             results[0] = results[0].astype(kind, copy=False)
         outputs = [distances] * return_distances + [indices] * return_indices
@@ -92,11 +90,11 @@ def _histogram(function: Operation) -> Operation:
 
 
 def _numbers(value: Any) -> Any:
-    if isinstance(value, np.generic):
+    if issubclass(type(value), np.generic):
         return value.item()
-    if isinstance(value, np.ndarray):
+    if is_ndarray(value):
         return value.item() if value.ndim == 0 else value
-    if type(value) in (tuple, list):
+    if is_sequence(value):
         return type(value)(_numbers(item) for item in value)
     return value
 

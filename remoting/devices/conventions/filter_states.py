@@ -115,12 +115,13 @@ def _settled(b: Any, a: Any, before: Any, x: Any, dtype: Any) -> Any:
     change = shifted[-count:] - shifted[:count]
     # A zero leaves too few equations, for which CuPy takes the least squares. So do we where a
     # coefficient is next to zero: CuPy's solver does not raise there, and leaves infinities.
+    linalg: Any = np.linalg
     try:
-        found: Any = None if (a[1:] == 0).any() else np.linalg.solve(matrix, change)
+        found: Any = None if (a[1:] == 0).any() else linalg.solve(matrix, change)
     except np.linalg.LinAlgError:
         found = None
     if found is None:
-        found = np.linalg.lstsq(matrix, change, rcond=None)[0]
+        found = linalg.lstsq(matrix, change, rcond=None)[0]
     return np.nan_to_num(found, nan=0.0, posinf=np.inf, neginf=-np.inf)[::-1]
 
 

@@ -4,10 +4,6 @@ CUDA arrays do not come from CuPy's memory pool, so each is counted against the 
 What a texture reads must lie in the array that it is made from.
 """
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import importlib
 import weakref
 from collections.abc import Callable

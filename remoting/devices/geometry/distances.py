@@ -3,10 +3,6 @@
 CuPy has them from cuVS, which takes matrices of points with one layout, and computes in their type.
 """
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import importlib
 from collections.abc import Callable
 from typing import Any, Literal
@@ -35,29 +31,18 @@ sqeuclidean sqe sqeuclid
 _NAMES = {alias: line.split()[0] for line in _METRICS.splitlines() for alias in line.split()}
 """By name or alias, the name of a metric."""
 METRICS = tuple(dict.fromkeys(_NAMES.values()))
-_NOT_EMULATED = ("hellinger", "kl_divergence")
+_NOT_EMULATED = ("hellinger", "jensenshannon", "kl_divergence")
 _PAIRS_MAX = 1 << 31
 """Distances of one call: SciPy makes room for all of them before anyone counts it."""
 
 
-def _divergence(a: Any, b: Any) -> Any:
-    """Return Jensen-Shannon distances of rows, which are not normalised, as cuVS has it."""
-    special = importlib.import_module("scipy.special")
-    made = np.empty((len(a), len(b)))
-    for index, row in enumerate(a):
-        middle = (row + b) / 2
-        both = special.rel_entr(row, middle) + special.rel_entr(b, middle)
-        made[index] = np.sqrt(both.sum(axis=1) / 2)
-    return made
-
-
 def _matrix(metric: str, a: Any, b: Any, p: object) -> Any:
     if metric in _NOT_EMULATED:
-        raise UnsupportedError(f"an emulated GPU has no distance {metric}: SciPy lacks it")
+        raise UnsupportedError(
+            f"an emulated GPU has no distance {metric}: SciPy lacks that of cuVS"
+        )
     if len(a) * len(b) > _PAIRS_MAX:
         raise MemoryError(f"{len(a) * len(b):,} distances are more than any device here holds")
-    if metric == "jensenshannon":
-        return _divergence(a.astype(np.float64), b.astype(np.float64))
     cdist = importlib.import_module("scipy.spatial.distance").cdist
     if metric == "minkowski":
         return cdist(a, b, "euclidean" if p == 2 else metric, **({} if p == 2 else {"p": p}))

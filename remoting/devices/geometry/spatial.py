@@ -1,9 +1,5 @@
 """Trees of points and triangulations of a worker: rules beside their table of members."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from collections.abc import Callable
 from typing import Any
 
@@ -29,7 +25,7 @@ class Spatial(Objects):
 
     def joined(self, found: Any) -> Any:
         """Return a list of arrays as one array and their lengths; any other result as it is."""
-        if type(found) is not list:
+        if type(found) not in (list,):
             return found
         arrays = np if self.emulated else self.backend.cupy
         counts = arrays.asarray([len(each) for each in found], np.int64)
@@ -87,7 +83,7 @@ class EmulatedSpatial(Spatial):
 
     def _query(self, tree: Any, x: Any, k: Any = 1, *args: Any, **kwargs: Any) -> Any:
         try:
-            counts = [int(each) for each in (k if isinstance(k, list) else [k])]
+            counts = [int(each) for each in (k if type(k) in (list,) else [k])]
         except TypeError:
             counts = [0]
         if min(counts, default=0) < 1:

@@ -1,8 +1,6 @@
 """The operations of kernels on an emulated GPU, by the names that clients call."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownLambdaType=false
 
 from collections.abc import Callable
 from typing import Any

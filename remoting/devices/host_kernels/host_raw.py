@@ -1,16 +1,12 @@
 """Modules and kernels of CUDA C++ on an emulated GPU: `RawModule` and `RawKernel`."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import ctypes
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from gpupool.remoting.devices.base import UnsupportedError
+from gpupool.remoting.devices.base import UnsupportedError, address_of, is_ndarray, is_sequence
 from gpupool.remoting.devices.host_kernels import (
     host_compiler,
     kernel_source,
@@ -29,6 +25,7 @@ BLOCK_MAX = (1024, 1024, 64)
 ARGUMENT_SIZE = 16
 """Bytes of the largest argument that is no array: a complex number."""
 
+_NUMBERS = (int, float, complex, np.generic)
 STRUCTURE_MAX = 4096
 
 _TRANSLATE = "#define GPUPOOL_TRANSLATE_CUCOMPLEX\n#include <cuComplex.h>\n"
@@ -136,7 +133,7 @@ class HostKernel:
         too_many = threads[0] * threads[1] * threads[2] > bound
         if too_many or type(shared_mem) is not int or not 0 <= shared_mem <= SHARED_MAX:
             raise CUDADriverError(INVALID)
-        values = list(arguments) if isinstance(arguments, (tuple, list)) else [arguments]
+        values = list(arguments) if is_sequence(arguments) else [arguments]
         if len(values) < count:  # what is too much no kernel sees, as on a GPU
             raise TypeError(
                 f"kernel {self.name!r} has {count} parameters, and was given {len(values)}"
@@ -159,14 +156,14 @@ def _text(what: str, value: Any) -> str:
 
 def texts_of(what: str, values: Any) -> list[str]:
     """Return texts that a client has sent, if they are texts."""
-    if not isinstance(values, (tuple, list)):
+    if not is_sequence(values):
         raise TypeError(f"{what} are no list of texts")
     return [_text(what, value) for value in values]
 
 
 def _dims(value: Any, most: Sequence[int]) -> tuple[int, int, int]:
     """Return a size in three dimensions, which a GPU may have."""
-    items = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    items = tuple(value) if is_sequence(value) else (value,)
     items += (1,) * (3 - len(items))
     if len(items) != 3 or not all(type(item) is int for item in items):
         raise CUDADriverError(INVALID)
@@ -180,8 +177,8 @@ def _in_memory(value: Any) -> Any:
 
     A kernel that takes a smaller type reads the lower bytes, as on a GPU.
     """
-    if isinstance(value, np.ndarray):
-        return ctypes.c_void_p(int(value.__array_interface__["data"][0]))
+    if is_ndarray(value):
+        return ctypes.c_void_p(address_of(value))
     if value is None:
         return ctypes.c_void_p(0)
     if isinstance(value, bytes):
@@ -189,7 +186,7 @@ def _in_memory(value: Any) -> Any:
             raise ValueError(f"a structure of {len(value):,} bytes")
         return ctypes.create_string_buffer(value, max(ARGUMENT_SIZE, len(value)))
     # A Python integer is one of 64 bits, without a sign if it needs them all.
-    number = np.asarray(value) if isinstance(value, (int, float, complex, np.generic)) else None
+    number = np.asarray(value) if issubclass(type(value), _NUMBERS) else None
     if number is None or number.dtype.hasobject:
         raise TypeError(f"Unsupported type {type(value)}")
     if number.nbytes > ARGUMENT_SIZE:

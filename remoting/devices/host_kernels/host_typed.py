@@ -4,16 +4,13 @@ A kernel is compiled once for its types: shapes and strides are data, and not ty
 thread computes one element, as on a GPU, and a thread of a reduction computes one result.
 """
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from gpupool.remoting.devices.base import is_ndarray
 from gpupool.remoting.devices.host_kernels import (
     host_compiler,
     kernel_source,
@@ -64,7 +61,7 @@ class _Typed:
         if len(args) not in (len(self.inputs), len(self.parameters)):
             raise TypeError(f"Wrong number of arguments for {self.name!r}: {len(args)}")
         values, results = list(args[: len(self.inputs)]), list(args[len(self.inputs) :])
-        if not all(isinstance(result, np.ndarray) for result in results):
+        if not all(is_ndarray(result) for result in results):
             raise TypeError("Output arguments type must be cupy.ndarray")
         types = typed_parameters.bind(self.inputs, self.outputs, values, results)
         return values, results, types
@@ -92,13 +89,13 @@ class _Typed:
         mode: StrictMode | None = self.backend.strict
         memory = Memory()
         for parameter, value in zip(self.parameters, values, strict=True):
-            if isinstance(value, np.ndarray):
+            if is_ndarray(value):
                 memory.array(value)
             else:
                 memory.number(value, typed_parameters.dtype_of(parameter, types))
         for index in indices:
             memory.layout(0, index, index, dense=True)
-        key = (*sorted(types.items()), *[isinstance(value, np.ndarray) for value in values])
+        key = (*sorted(types.items()), *[is_ndarray(value) for value in values])
         if key not in self._entries:
             text = kernel_source.unit(self._source(values, types), HEADERS)
             options = [*self.options, *([] if mode is None else [strict_source.OPTION])]
@@ -137,7 +134,7 @@ def _type(parameter: Parameter) -> str:
 def _declared(parameter: Parameter, place: int, value: Any) -> str:
     """Return the declaration of a parameter in a kernel's function."""
     kind, name = typed_parameters.type_of(parameter), parameter.name
-    if not isinstance(value, np.ndarray):
+    if not is_ndarray(value):
         return f"{kind} {name} = *static_cast<{kind} *>(_gp[{place}]);"
     array = f"{'const ' if parameter.constant else ''}CArray<{kind}> &"
     named = f" {array}{name} = _raw_{name};" if parameter.raw else ""
@@ -153,7 +150,7 @@ def _named(parameters: Sequence[Parameter], values: Sequence[Any]) -> list[_Name
     return [
         (place, parameter, value)
         for place, (parameter, value) in enumerate(zip(parameters, values, strict=False))
-        if isinstance(value, np.ndarray) and not parameter.raw
+        if is_ndarray(value) and not parameter.raw
     ]
 
 

@@ -1,15 +1,12 @@
 """A launch in strict mode: the memory that a kernel may use, and the words of its fault."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
-
 import ctypes
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from gpupool.remoting.devices.base import address_of
 from gpupool.remoting.devices.host_kernels.kernel_errors import CUDADriverError, CUDARuntimeError
 from gpupool.remoting.devices.host_kernels.kernel_source import SHARED_MAX
 from gpupool.remoting.devices.strict.strict_memory import Span, StrictMode
@@ -121,7 +118,7 @@ class StrictLaunch:
         if address < 1 << 16:
             return "a null pointer"
         if watch.kind != _BOUNDS and watch.place:
-            return _SPACES[watch.place]
+            return _SPACES[int(watch.place)]
         start, given = int(watch.dynamic_start), int(watch.shared)
         near = [
             self._mode.memory_at(address),
@@ -133,4 +130,4 @@ class StrictLaunch:
 
 
 def _address(array: np.ndarray[Any, Any] | None) -> int:
-    return 0 if array is None else int(array.__array_interface__["data"][0])
+    return 0 if array is None else address_of(array)

@@ -1,9 +1,5 @@
 """Parameters of elementwise and reduction kernels, and the arrays behind them, by CuPy's rules."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import ctypes
 import re
 from collections.abc import Sequence
@@ -11,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from gpupool.remoting.devices.base import address_of, is_ndarray
 
 Array = np.ndarray[Any, Any]
 
@@ -102,7 +100,7 @@ def bind(
     """
     found: dict[str, np.dtype[Any]] = {}
     for parameter, value in (*zip(outputs, results, strict=False), *zip(inputs, values)):  # noqa: B905
-        if not isinstance(value, np.ndarray):
+        if not is_ndarray(value):
             continue
         has = value.dtype
         wanted = parameter.dtype or found.setdefault(parameter.letter, has)
@@ -165,8 +163,7 @@ class Memory:
 
     def array(self, value: Array) -> None:
         """Add an array."""
-        address = int(value.__array_interface__["data"][0])
-        self.layout(address, value.shape, value.strides, dense=value.flags.c_contiguous)
+        self.layout(address_of(value), value.shape, value.strides, dense=value.flags.c_contiguous)
 
     def layout(
         self, address: int, shape: Sequence[int], strides: Sequence[int], *, dense: bool

@@ -5,10 +5,6 @@ that computes with it fails, and so does a kernel. `cupy.asnumpy` of an array wi
 element fails as well. Functions of `cupyx` are taken to write into all arguments but the first.
 """
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownMemberType=false
-
 import bisect
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -17,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from gpupool.remoting.devices.base import address_of, is_ndarray, is_sequence
 from gpupool.remoting.devices.host_kernels.kernel_errors import CUDARuntimeError
 from gpupool.remoting.devices.operation_names import UFUNCS
 from gpupool.remoting.devices.strict.strict_streams import Streams, Work
@@ -101,7 +98,8 @@ class Memory(Span):
     def __init__(self, owner: Array) -> None:
         start, end = map(int, np.lib.array_utils.byte_bounds(owner))
         super().__init__(start, end, f"the array of {owner.dtype}, shape {owner.shape}")
-        self.dtype, self.shape = owner.dtype, owner.shape
+        self.dtype: np.dtype[Any] = owner.dtype
+        self.shape: tuple[int, ...] = owner.shape
         self.dense = owner.flags.c_contiguous
         self.written: Array | None = None
         """For each byte whether it was; None if all were."""
@@ -117,7 +115,7 @@ class Memory(Span):
 
     def view(self, array: Array, of: Array, shift: int = 0) -> Array:
         """Return an array's part of notes for each byte, or for each unit."""
-        at = (_address(array) - self.start) >> shift
+        at = (address_of(array) - self.start) >> shift
         steps = [(step >> shift) * of.itemsize for step in array.strides]
         shape = (*array.shape, array.itemsize >> shift)
         return np.lib.stride_tricks.as_strided(of[at:], shape, (*steps, of.itemsize))
@@ -128,7 +126,7 @@ class Memory(Span):
             return super().text(address)
         place: Any = (address - self.start) // max(1, self.dtype.itemsize)
         if self.dense and self.shape:
-            place = tuple(map(int, np.unravel_index(place, self.shape)))
+            place = (*map(int, np.unravel_index(int(place), self.shape)),)
         return f"element {place} of {self.name}"
 
 
@@ -169,8 +167,8 @@ class StrictMode:
 
     def memory_of(self, array: Array) -> Memory | None:
         """Return the allocation of an array; None if it is none of the device."""
-        found = self.memory_at(_address(array)) if array.size else None
-        return found if found is not None and found.distance(_address(array)) <= 0 else None
+        found = self.memory_at(address_of(array)) if array.size else None
+        return found if found is not None and found.distance(address_of(array)) <= 0 else None
 
     # --- unwritten elements ---------------------------------------------------------------------
 
@@ -218,9 +216,9 @@ class StrictMode:
 
     def _mask(self, value: object) -> Any:
         """Return a value with truth values, whether they were written, in place of elements."""
-        if isinstance(value, (list, tuple)):
+        if is_sequence(value):
             return [self._mask(each) for each in value]
-        if not isinstance(value, np.ndarray):
+        if not is_ndarray(value):
             return np.True_
         found = self.elements(value)
         return np.ones(value.shape, np.bool_) if found is None else found
@@ -254,7 +252,7 @@ class StrictMode:
         return partial(self._run, name, function)
 
     def _got(self, function: Operation, array: object, *args: object) -> Any:
-        if isinstance(array, np.ndarray):
+        if is_ndarray(array):
             self.need_written("a copy to the host", array, some=True)
             self._check_order("a copy to the host", [array], [])
             self.streams.wait()
@@ -294,7 +292,7 @@ class StrictMode:
         if memory is None or memory.cells is None:
             return []
         unit = 1 << memory.shift
-        if any(size % unit for size in (_address(array), array.itemsize, *array.strides)):
+        if any(size % unit for size in (address_of(array), array.itemsize, *array.strides)):
             return []
         return [(at, memory.view(array, memory.cells[at], memory.shift)) for at in planes]
 
@@ -320,10 +318,6 @@ class StrictMode:
                 cells[...] = stamp
 
 
-def _address(array: Array) -> int:
-    return int(array.__array_interface__["data"][0])
-
-
 def _shown(name: str) -> str:
     """Return the name of an operation as a program knows it."""
     return name.removeprefix("ndarray.").removeprefix("door.")
@@ -340,16 +334,16 @@ def _disorder(name: str, work: Work, array: Array, wrote: bool) -> str:
 
 def _part(array: Array, index: Any) -> Array | None:
     """Return the view that an index of slices and whole numbers names."""
-    items = index if isinstance(index, tuple) else (index,)
+    items: tuple[Any, ...] = index if type(index) in (tuple,) else (index,)
     if not all(each is Ellipsis or isinstance(each, (int, slice, type(None))) for each in items):
         return None
     return array[items if any(each is Ellipsis for each in items) else (*items, ...)]
 
 
 def _arrays(value: object) -> Iterator[Array]:
-    if isinstance(value, np.ndarray):
+    if is_ndarray(value):
         yield value
-    elif isinstance(value, (list, tuple)):
+    elif is_sequence(value):
         for each in value:
             yield from _arrays(each)
 

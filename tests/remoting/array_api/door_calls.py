@@ -243,7 +243,6 @@ CALLS: dict[str, Call] = {
     "bincount": lambda xp, d: (xp.bincount(d.k), xp.bincount(d.k, d.v, 9)),
     "piecewise": lambda xp, d: xp.piecewise(d.v, [d.v < 2, d.v >= 2], [-1.0, 1.0]),
     "apply_along_axis": lambda xp, d: xp.apply_along_axis(lambda x: x.sum(), 1, d.a),
-    "apply_over_axes": lambda xp, d: xp.apply_over_axes(xp.sum, d.t, [0, 2]),
     "convolve": lambda xp, d: (xp.convolve(d.v, d.w), xp.convolve(d.v, d.w, "same")),
     "correlate": lambda xp, d: xp.correlate(d.v, d.w, "full"),
     "interp": lambda xp, d: xp.interp(d.v, d.w, d.w * 2),

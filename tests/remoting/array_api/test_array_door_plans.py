@@ -96,7 +96,7 @@ def test_the_plans_of_a_device_are_limited(cp: Any) -> None:
         with cp.cuda.Device(1):
             assert cp.fft.config.get_plan_cache_size() == 16
         cache.set_memsize(64)
-        assert f"{cache.get_curr_memsize()} / 64 (bytes)" in str(cache)
+        assert cache.get_memsize() == 64
         with pytest.raises(ValueError, match="invalid"):
             cache.set_size(-2)
     finally:

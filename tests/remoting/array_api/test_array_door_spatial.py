@@ -38,11 +38,9 @@ def test_distances_are_those_of_scipy_in_the_type_of_the_points(
 
 def test_distances_of_other_metrics(cp: Any, ours: Any) -> None:
     whole = np.random.RandomState(7).randint(0, 2, (6, 9)).astype(float)
-    shares = POINTS[:5] / POINTS[:5].sum(axis=1, keepdims=True)
-    for metric, rows in (("hamming", whole), ("russellrao", whole), ("js", shares)):
-        name = "jensenshannon" if metric == "js" else metric
+    for metric, rows in (("hamming", whole), ("russellrao", whole)):
         host = rows.astype(bool) if metric == "russellrao" else rows
-        close(ours.distance.pdist(cp.asarray(rows), metric), pdist(host, name))
+        close(ours.distance.pdist(cp.asarray(rows), metric), pdist(host, metric))
     a, rows, of = cp.asarray(POINTS), cp.zeros((1 << 16, 1)), ours.distance.cdist
     far = cp.cuda.memory.OutOfMemoryError
     refused(

@@ -84,9 +84,7 @@ def test_a_number_that_no_check_reads_makes_no_new_kind(cp: Any, call: Any, wait
 
 def test_a_float_that_is_a_count_is_known_by_its_value(cp: Any) -> None:
     for count in (8.0, 4.0, 8, 4.0):
-        assert cp.hanning(count).shape == (int(count),)
         assert cp.fft.fftfreq(count, 0.5).shape == (int(count),)
-        assert cp.tri(count).shape == (int(count), int(count))
         assert cp.rot90(cp.ones((2, 3)), count / 4).shape == ((2, 3) if count == 8 else (3, 2))
 
 
@@ -122,9 +120,9 @@ def test_a_loop_with_a_stop_test_waits_once_in_each_turn(cp: Any) -> None:
     session.waits = importlib.import_module("cupy._door.waits").Waits()
     try:
         _halving(cp, 5)
-        few = session.waits.total
+        few = session.waits.counts.total()
         _halving(cp, 15)
-        assert session.waits.total - 2 * few == 10
+        assert session.waits.counts.total() - 2 * few == 10
     finally:
         session.waits = None
 
@@ -161,7 +159,7 @@ def test_places_that_a_program_waited_at_are_bounded(
     account = waits.Waits()
     for name in ("a", "b", "b", "c", "d", "e", "b"):
         account.count(name)
-    assert (len(account.counts), account.total) == (4, 7)
+    assert (len(account.counts), account.counts.total()) == (4, 7)
     lines = list(waits.told([account, None]))
     assert lines[0] == "waited for the server 7 times"
     assert lines[1].startswith("waited for the server 3 times: b, at ")

@@ -20,7 +20,7 @@ from tests.properties import examples
 
 from gpupool.remoting.devices import sources
 from gpupool.remoting.devices.base import DeviceMemoryError, UnsupportedError
-from gpupool.remoting.devices.cuda_kernels import CudaKernels
+from gpupool.remoting.devices.cuda_kernels import kernel_operations
 from gpupool.remoting.devices.emulated import EmulatedBackend
 from gpupool.remoting.devices.host_kernels import host_compiler, kernel_source, typed_parameters
 from gpupool.remoting.devices.host_kernels.kernel_errors import CompileException, CUDADriverError
@@ -181,7 +181,7 @@ class FakeCuPy:
 
 
 def test_a_real_gpu_makes_kernels_of_checked_arguments_alone() -> None:
-    table = CudaKernels(FakeCuPy()).operations()
+    table = kernel_operations(FakeCuPy())
     one, reduction = table["kernel.ElementwiseKernel"], table["kernel.ReductionKernel"]
     raw, module = table["kernel.RawKernel"], table["kernel.RawModule"]
     parts = ("T x", "T y", "y = x", "k")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gpupool.remoting.devices.base import UnsupportedError
-from gpupool.remoting.devices.cuda_kernels import CudaKernels
+from gpupool.remoting.devices.cuda_kernels import kernel_operations
 from gpupool.remoting.devices.sources import LOG_MAX, check_options, check_source
 
 READING = [
@@ -84,7 +84,7 @@ class Kept:
 
 def compiled(*args: Any) -> str:
     """Return the answer of a real GPU's operation."""
-    return CudaKernels(None).operations()["kernel.compile"](*args)
+    return kernel_operations(None)["kernel.compile"](*args)
 
 
 @pytest.mark.parametrize("before", [None, "0"])

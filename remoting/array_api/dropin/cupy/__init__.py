@@ -35,7 +35,6 @@ from cupy import polynomial as polynomial
 from cupy import random as random
 from cupy._core import convert as _convert
 from cupy._core.array import ndarray as ndarray
-from cupy._core.callbacks import CALLBACKS as _CALLBACKS
 from cupy._core.copying import copyto as copyto
 from cupy._core.creation import CREATION as _CREATION
 from cupy._core.elementwise import ELEMENTWISE as _ELEMENTWISE
@@ -99,7 +98,7 @@ def _fill(names: dict[str, _Any]) -> None:
         if not name.startswith("_"):
             names[name] = getattr(exceptions, name)
     kernels = (_RAW_KERNELS, _TYPED_KERNELS, _FUSION, _VECTORIZE)
-    functions = (_CALLBACKS, _CREATION, _ELEMENTWISE, _LEARNED, _MANIPULATION, _PRODUCTS)
+    functions = (_CREATION, _ELEMENTWISE, _LEARNED, _MANIPULATION, _PRODUCTS)
     for table in (*functions, _REDUCTIONS, _HOST, _POLY, _UFUNCS, *kernels):
         names.update(table)
     for name, _, source in (pair.partition(":") for pair in _ALIASES.split()):

@@ -9,7 +9,6 @@ import numpy as np
 
 from cupy._core.dispatch import arguments, make, transfers
 from cupy._core.dispatch.arguments import need
-from cupy._door import dtypes
 from cupy._door.meta import Meta, fresh, intern, keep_order
 
 if TYPE_CHECKING:
@@ -160,7 +159,7 @@ def arange(start: object, stop: object = None, step: Any = 1, dtype: object = No
             )
         host = np.array([first, first + step], dtype=np.bool_)[:length]
         return transfers.upload(host)
-    if dtypes.kind_of(kind) not in "iufc":
+    if kind.kind not in "iufc":
         raise ValueError("no fill-function for data-type.")
     if kind.kind in "iu":
         first, step = int(first), int(step)

@@ -12,7 +12,6 @@ from cupy._core.dispatch import arguments, learning, make
 from cupy._core.dispatch.arguments import is_array
 from cupy._core.learned import nonzero
 from cupy._core.ufunc import broadcast
-from cupy._door import dtypes
 from cupy._door.calls import Plan
 from cupy._door.meta import fresh
 
@@ -39,8 +38,6 @@ def clip(a: object, a_min: object, a_max: object, out: Any = None) -> ndarray:
     shape = broadcast(array.shape, *[x.shape for x in given if is_array(x)])
     kinds = [arguments.operand_type(x) for x in given]
     kind = arguments.weak_result(array.dtype, kinds)
-    if dtypes.is_bfloat16(kind):
-        kind = np.dtype(np.float32)  # CuPy's ufunc has no loop for it
     if out is not None:
         arguments.check_out(out, kind, shape)
         make.in_place("clip", (array, low, high), {"out": out})

@@ -10,7 +10,7 @@ import numpy as np
 from cupy._core import convert
 from cupy._core.dispatch import arguments, make
 from cupy._core.dispatch.arguments import need
-from cupy._core.joining import JOINING
+from cupy._core.joining import JOINING, stack
 from cupy._core.ufunc import broadcast
 from cupy._door.meta import of_view
 
@@ -177,6 +177,21 @@ def require(a: object, dtype: Any = None, requirements: Any = None) -> ndarray:
         raise ValueError(f"invalid data type: {dtype}") from None
     made = convert.array(a, dtype=kind, order=order, copy=None)
     return made.copy() if "O" in letters and made.base is not None else made
+
+
+def apply_along_axis(func1d: Any, axis: int, arr: object, *args: Any, **kwargs: Any) -> Any:
+    """Apply a function of the program to vectors along an axis."""
+    array = need(arr)
+    at = arguments.axis_of(axis, array.ndim)
+    moved = moveaxis(array, at, -1)
+    outer = moved.shape[:-1]
+    if 0 in outer:
+        raise ValueError("Cannot apply_along_axis when any iteration dimensions are 0")
+    parts = [convert.asarray(func1d(moved[index], *args, **kwargs)) for index in np.ndindex(outer)]
+    joined = stack(parts).reshape(outer + parts[0].shape)
+    for offset in range(parts[0].ndim):
+        joined = moveaxis(joined, len(outer) + offset, at + offset)
+    return joined
 
 
 def diagonal(a: object, offset: int = 0, axis1: int = 0, axis2: int = 1) -> ndarray:

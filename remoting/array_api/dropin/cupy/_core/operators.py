@@ -11,7 +11,6 @@ import numpy as np
 from cupy._core import products
 from cupy._core.dispatch import make
 from cupy._core.ufunc import UFUNCS, ufunc
-from cupy._door import dtypes
 from cupy._door.arrays import Array
 
 if TYPE_CHECKING:
@@ -49,10 +48,6 @@ def _binary(name: str, with_host: Operator) -> Operator:
     return operator
 
 
-def _forward(name: str) -> Operator:
-    return _binary(name, getattr(np, name))
-
-
 def _reflected(name: str) -> Operator:
     function = UFUNCS[name]
     numpy_function = getattr(np, name)
@@ -78,6 +73,11 @@ def _in_place(name: str) -> Operator:
         return function(self, other, self)
 
     return operator
+
+
+def _arithmetic(name: str) -> tuple[Operator, Operator, Operator]:
+    """Return an operator, its form for an array on the right, and the one in place."""
+    return _binary(name, getattr(np, name)), _reflected(name), _in_place(name)
 
 
 def _comparison(name: str) -> Operator:
@@ -113,42 +113,18 @@ class Operators:
     __eq__: Any = _comparison("equal")
     __ne__: Any = _comparison("not_equal")
 
-    __add__, __radd__, __iadd__ = _forward("add"), _reflected("add"), _in_place("add")
-    __sub__, __rsub__ = _forward("subtract"), _reflected("subtract")
-    __isub__ = _in_place("subtract")
-    __mul__, __rmul__ = _forward("multiply"), _reflected("multiply")
-    __imul__ = _in_place("multiply")
-    __truediv__, __rtruediv__ = _forward("true_divide"), _reflected("true_divide")
-    __itruediv__ = _in_place("true_divide")
-    __floordiv__, __rfloordiv__ = _forward("floor_divide"), _reflected("floor_divide")
-    __ifloordiv__ = _in_place("floor_divide")
-    __mod__, __rmod__, __imod__ = (
-        _forward("remainder"),
-        _reflected("remainder"),
-        _in_place("remainder"),
-    )
-    __lshift__, __rlshift__ = _forward("left_shift"), _reflected("left_shift")
-    __ilshift__ = _in_place("left_shift")
-    __rshift__, __rrshift__ = _forward("right_shift"), _reflected("right_shift")
-    __irshift__ = _in_place("right_shift")
-    __and__, __rand__, __iand__ = (
-        _forward("bitwise_and"),
-        _reflected("bitwise_and"),
-        _in_place("bitwise_and"),
-    )
-    __or__, __ror__, __ior__ = (
-        _forward("bitwise_or"),
-        _reflected("bitwise_or"),
-        _in_place("bitwise_or"),
-    )
-    __xor__, __rxor__, __ixor__ = (
-        _forward("bitwise_xor"),
-        _reflected("bitwise_xor"),
-        _in_place("bitwise_xor"),
-    )
-    __rpow__, __ipow__ = _reflected("power"), _in_place("power")
-
-    _gp_power = _forward("power")
+    __add__, __radd__, __iadd__ = _arithmetic("add")
+    __sub__, __rsub__, __isub__ = _arithmetic("subtract")
+    __mul__, __rmul__, __imul__ = _arithmetic("multiply")
+    __truediv__, __rtruediv__, __itruediv__ = _arithmetic("true_divide")
+    __floordiv__, __rfloordiv__, __ifloordiv__ = _arithmetic("floor_divide")
+    __mod__, __rmod__, __imod__ = _arithmetic("remainder")
+    __lshift__, __rlshift__, __ilshift__ = _arithmetic("left_shift")
+    __rshift__, __rrshift__, __irshift__ = _arithmetic("right_shift")
+    __and__, __rand__, __iand__ = _arithmetic("bitwise_and")
+    __or__, __ror__, __ior__ = _arithmetic("bitwise_or")
+    __xor__, __rxor__, __ixor__ = _arithmetic("bitwise_xor")
+    _gp_power, __rpow__, __ipow__ = _arithmetic("power")
 
     def __pow__(self, other: object, _modulo: object = None) -> Any:
         function, cast = _short_power(self, other)
@@ -205,13 +181,13 @@ def _short_power(x: Any, y: Any) -> tuple[ufunc | None, np.dtype | None]:
     if kind is int and y == 2:
         cast = (
             None
-            if dtypes.kind_of(x.dtype) in "ifc"
+            if x.dtype.kind in "ifc"
             else np.result_type(x.dtype, np.int8 if x.dtype.kind == "b" else x.dtype)
         )
         return UFUNCS["square"], (np.dtype(np.int64) if x.dtype.kind == "b" else cast)
     if kind is float:
         name = {0.5: "sqrt", 2.0: "square", -1.0: "reciprocal"}.get(y)
         if name is not None:
-            cast = None if dtypes.kind_of(x.dtype) in "fc" else np.dtype(np.float64)
+            cast = None if x.dtype.kind in "fc" else np.dtype(np.float64)
             return UFUNCS[name], cast
     return None, None

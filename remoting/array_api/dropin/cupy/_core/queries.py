@@ -12,7 +12,6 @@ from cupy._core.dispatch import make
 from cupy._core.dispatch.arguments import is_array, need, weak_result
 from cupy._door.calls import Remote
 from cupy._door.meta import Meta
-from cupy._door.older import zip_strict
 
 
 def get_array_module(*args: object) -> Any:
@@ -103,15 +102,9 @@ def common_type(*arrays: Any) -> Any:
 def byte_bounds(a: Any) -> tuple[int, int]:
     """Return the first and the last address of an array's memory."""
     meta: Meta = need(a)._gp_meta
-    low = high = a.data.ptr
-    if not meta.size:
-        return low, low
-    for length, stride in zip_strict(meta.shape, meta.strides):
-        if stride < 0:
-            low += (length - 1) * stride
-        else:
-            high += (length - 1) * stride
-    return low, high + meta.dtype.itemsize
+    start = int(a.data.ptr)
+    low, high = meta.extent if meta.size else (0, 0)
+    return start + low, start + high
 
 
 def may_share_memory(a: object, b: object, max_work: object = None) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 
 from cupy._core import convert, indexing
 from cupy._core.dispatch import arguments, make
-from cupy._core.dispatch.loops import LOOPS, Loop, loops_for
+from cupy._core.dispatch.loops import LOOPS, Loop
 from cupy._door import dtypes
 from cupy._door.calls import Plan
 from cupy._door.meta import Meta, fresh
@@ -80,7 +80,7 @@ def _accepts(operand: Operand, wanted: np.dtype, weak: bool) -> bool:
     # A weak scalar fits unless it is of a higher kind than the loop.
     return (
         wanted.kind != "b"
-        and {int: "iufc", float: "fc", complex: "c"}[operand].find(dtypes.kind_of(wanted)) >= 0
+        and {int: "iufc", float: "fc", complex: "c"}[operand].find(wanted.kind) >= 0
     )
 
 
@@ -115,14 +115,13 @@ class ufunc:
     def _find(self, operands: tuple[Operand, ...], dtype: object) -> Loop:
         if self._by_fields and dtype is None and dtypes.are_compared(operands):
             return self._loops[0]  # whose result has the right type
-        loops = loops_for(self.operation, self._loops, operands, dtype)
         if dtype is not None:
-            for loop in loops:
+            for loop in self._loops:
                 if all(output == dtype for output in loop.outputs):
                     return loop
             raise TypeError(f"Wrong type ({dtype}) of arguments for {self.name}")
         weak = _use_weak(operands)
-        for loop in loops:
+        for loop in self._loops:
             if all(
                 _accepts(operand, wanted, weak or self.operation in _COMPARE)
                 for operand, wanted in zip_strict(operands, loop.inputs)

@@ -39,6 +39,9 @@ _LEFT_TO_CUPY = {
         cupyx.scipy.ndimage.labeled_comprehension
     """,
     "places of values": "cupyx.scipy.ndimage.value_indices",
+    "arrays of bfloat16": "cupy.bfloat16",
+    "functions over several axes": "cupy.apply_over_axes",
+    "printed plans": "cupy.fft.config.show_plan_cache_info",
     "alignment of structures": "cupy.make_aligned_dtype",
     "arrays as `cuda::std::mdspan`": "cupy.ndarray.mdspan",
     "BLAS": "cupy.cublas.asum cupy.cublas.axpy cupy.cublas.dot cupy.cublas.gemm cupy.cublas.gemv",

@@ -4,9 +4,7 @@ A value that is no list and no dictionary stands for itself. A list begins with 
 form: an array, a handle, a number, a slice, a tuple or a list.
 """
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Plans of calls: the constant part of a call, sent once, and how its varying part is packed."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
 
 from __future__ import annotations
 
@@ -198,7 +197,7 @@ def _flatten_rest(value: Any, kind: Any, session: Any, values: list[Any], layout
     if value is Ellipsis:
         return "e"
     if isinstance(value, np.generic):
-        return _scalar(value, session, values, layout)
+        return _scalar(value, values, layout)
     if isinstance(value, complex):
         values += (value.real, value.imag)
         layout.append("dd")
@@ -208,9 +207,9 @@ def _flatten_rest(value: Any, kind: Any, session: Any, values: list[Any], layout
             int(value) if isinstance(value, int) else float(value), session, values, layout
         )
     if isinstance(value, np.dtype):
-        return ("d", _told(value, session))
+        return ("d", dtypes.told(value))
     if isinstance(value, type) and (value in _DTYPE_TYPES or issubclass(value, np.generic)):
-        return ("d", _told(np.dtype(value), session))
+        return ("d", dtypes.told(np.dtype(value)))
     if isinstance(value, bytes):
         return ("b", value)
     if isinstance(value, dict):
@@ -231,21 +230,14 @@ def _index(part: Any) -> Any:
     return part if part is None else part.__index__()
 
 
-def _told(dtype: np.dtype[Any], session: Any) -> Any:
-    told = dtypes.told(dtype)
-    if told == dtypes.BFLOAT16:
-        session.need_bfloat16()
-    return told
-
-
-def _scalar(value: Any, session: Any, values: list[Any], layout: list[str]) -> Any:
+def _scalar(value: Any, values: list[Any], layout: list[str]) -> Any:
     if not dtypes.is_kept(value.dtype):
         raise UnsupportedArgumentError(f"Unsupported dtype {value.dtype}")
     if value.dtype.itemsize > SCALAR_MAX:
         raise ValueError(f"a scalar of {value.dtype.itemsize} bytes: make it an array first")
     values.append(value.tobytes())
     layout.append(f"{value.dtype.itemsize}s")
-    return ("n", _told(value.dtype, session))
+    return ("n", dtypes.told(value.dtype))
 
 
 def plan_of(

@@ -3,17 +3,14 @@
 A plain type is NumPy's ``str`` of it. A structure is ``["V", bytes, aligned, field...]``, a field
 ``[name, offset, type, length...]``, where the lengths are those of a field that is an array itself.
 Text and dates are in structures only, or what memory is viewed as: no device computes with them.
-The type of the package `ml_dtypes` that CuPy computes with is "bfloat16": NumPy has no text for it.
 The worker's side is ``gpupool.remoting.array_api.server.element_types``.
 """
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
 
 from __future__ import annotations
 
-import importlib
 import re
 from typing import Any
 
@@ -31,20 +28,6 @@ _told: dict[np.dtype[Any], Any] = {}
 _TOLD_MAX = 1 << 12
 
 
-BFLOAT16 = "bfloat16"
-_LETTER: str = "E"  # of NumPy for it, which others may have too
-
-
-def is_bfloat16(dtype: np.dtype[Any]) -> bool:
-    """Say whether it is the type of 16 bits with the exponent of float32."""
-    return dtype.char == _LETTER and dtype.name == BFLOAT16
-
-
-def kind_of(dtype: np.dtype[Any]) -> str:
-    """Return NumPy's kind letter of a type: bfloat16 is floating-point."""
-    return "f" if is_bfloat16(dtype) else dtype.kind
-
-
 def is_structure(dtype: np.dtype[Any]) -> bool:
     """Say whether it is a structure or so many bytes without a meaning, as devices may keep."""
     return dtype.char == "V" and dtype.subdtype is None and dtype.itemsize > 0
@@ -52,9 +35,7 @@ def is_structure(dtype: np.dtype[Any]) -> bool:
 
 def is_kept(dtype: np.dtype[Any]) -> bool:
     """Say whether devices keep elements of a type, which they may not compute with."""
-    return (
-        dtype.char in wire.DTYPES or is_structure(dtype) or dtype.char in "mM" or is_bfloat16(dtype)
-    )
+    return dtype.char in wire.DTYPES or is_structure(dtype) or dtype.char in "mM"
 
 
 def told(dtype: np.dtype[Any]) -> Any:
@@ -77,7 +58,7 @@ def _tell(dtype: np.dtype[Any], depth: int) -> Any:
         raise ValueError(f"Unsupported dtype {dtype}: an element has more than {SIZE_MAX:,} bytes")
     names = dtype.names
     if names is None:
-        return BFLOAT16 if is_bfloat16(dtype) else dtype.str
+        return dtype.str
     if depth > NESTING_MAX or len(names) > FIELDS_MAX:
         raise ValueError(f"Unsupported dtype {dtype}: too many fields, or nested too deeply")
     fields: list[Any] = []
@@ -96,12 +77,7 @@ def read(value: Any) -> np.dtype[Any]:
 
 
 def _read(value: Any, depth: int) -> np.dtype[Any]:
-    if value == BFLOAT16:
-        try:
-            made = np.dtype(importlib.import_module("ml_dtypes").bfloat16)
-        except ImportError:
-            raise ValueError("bfloat16 needs the package ml_dtypes") from None
-    elif isinstance(value, str):
+    if isinstance(value, str):
         if not _TEXT.fullmatch(value):
             raise ValueError(f"no type of elements: {value[:40]!r}")
         made = np.dtype(value)
@@ -138,7 +114,7 @@ def alignment(dtype: np.dtype[Any]) -> int:
     if base.fields is not None:
         kinds = [base.fields[name][0] for name in base.names or ()]  # type: ignore[index]
         return max([base.alignment, *map(alignment, kinds)])
-    return base.itemsize if base.char in wire.DTYPES or is_bfloat16(base) else 1
+    return base.itemsize if base.char in wire.DTYPES else 1
 
 
 def check_kernel(dtype: np.dtype[Any]) -> None:

@@ -4,9 +4,6 @@ A thread has a connection of its own to ``gpupool run``, because calls of the pr
 one without waiting. It waits there, and costs the program nothing. ``moving`` does the rest.
 """
 
-# The values that this module forwards have no static type: they are lines of the agent.
-# pyright: reportUnknownVariableType=false
-
 from __future__ import annotations
 
 import contextlib
@@ -18,8 +15,8 @@ from typing import Any
 
 from cupy._door.errors import DoorError, visible
 from cupy._door.session import Session
+from cupy._door.transport.link import ENDED, AgentLines
 
-LINE_MAX = 1 << 18
 CONNECT_S = 10.0
 
 _sockets: list[socket.socket] = []
@@ -58,7 +55,7 @@ def _follow(session: Session, connection: socket.socket) -> None:
         if session.offer is None or not agent.ask(op="follow", session=session.offer["session"]):
             return  # an older `gpupool run`
         while session.failure is None:
-            line = agent.line()
+            line = agent.order()
             if line.get("op") == "move":
                 agent.ask(op="moved", stays=_go(session, line["offer"], agent))
 
@@ -81,33 +78,26 @@ def _go(session: Session, offer: dict[str, Any], agent: _Agent) -> str:
     return ""
 
 
-class _Agent:
+class _Agent(AgentLines):
     """Questions to ``gpupool run``, one at a time, and its orders."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._buffer = b""
+        super().__init__(connection)
         self._orders: list[dict[str, Any]] = []
 
     def ask(self, **fields: str) -> dict[str, Any] | None:
         """Return the answer to a question; None when it is refused."""
-        self._connection.sendall(json.dumps(fields).encode() + b"\n")
-        while "ok" not in (line := self._read()):
+        self.socket.sendall(json.dumps(fields).encode() + b"\n")
+        while "ok" not in (line := self._message()):
             self._orders.append(line)
         return line if line["ok"] else None
 
-    def line(self) -> dict[str, Any]:
+    def order(self) -> dict[str, Any]:
         """Wait for the next message that the agent sends by itself."""
-        return self._orders.pop(0) if self._orders else self._read()
+        return self._orders.pop(0) if self._orders else self._message()
 
-    def _read(self) -> dict[str, Any]:
-        while b"\n" not in self._buffer:
-            piece = self._connection.recv(65536)
-            if not piece or len(self._buffer) > LINE_MAX:
-                raise DoorError("`gpupool run` has ended")
-            self._buffer += piece
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        value: Any = json.loads(line)
-        if not isinstance(value, dict):
-            raise DoorError("the agent sent something that is not an object")
-        return value
+    def _message(self) -> dict[str, Any]:
+        found = self.line()
+        if found is None or found.get("op") == "lost":
+            raise DoorError(ENDED)
+        return found

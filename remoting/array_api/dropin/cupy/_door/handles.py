@@ -32,7 +32,6 @@ class Handles:
         self.epoch: object = object()
         #: Whether the worker knows other element types than numbers.
         self.structures = False
-        self.bfloat16 = False  # whether the worker has it
         self._sender = sender
         self._templates: dict[Any, int] = {}
         self._metas: dict[Meta, int] = {}
@@ -76,8 +75,6 @@ class Handles:
         found = self._metas.get(meta)
         if found is None:
             kind = dtypes.told(meta.dtype)
-            if kind == dtypes.BFLOAT16:
-                self.need_bfloat16()
             if meta.dtype.char not in wire.DTYPES and not self.structures:
                 raise NotImplementedError(
                     f"arrays of {meta.dtype} need a newer gpupool on the server of this GPU"
@@ -85,14 +82,6 @@ class Handles:
             body = (kind, meta.shape, meta.strides)
             found = self._define(wire.META, wire.FIRST_META, self._metas, meta, body)
         return found
-
-    def need_bfloat16(self) -> None:
-        """Raise if the worker does not know the type."""
-        if not self.bfloat16:
-            raise NotImplementedError(
-                "the server of this GPU has no bfloat16: it needs the package ml_dtypes where "
-                "gpupool is, and a version of gpupool that sends the type"
-            )
 
     def _define(
         self, code: int, first: int, known: dict[Any, int], key: Any, body: tuple[Any, ...]

@@ -7,10 +7,6 @@ is an error of that call. Later calls of that kind do not wait. `learned` keeps 
 results looked like. A long list is in the kind by a digest.
 """
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import hashlib
@@ -117,14 +113,14 @@ def kind_of(
         return EACH
     try:
         if name == "kernel.launch":  # it is compiled once for its types
-            looks = tuple([_dtype(arg) for arg in args[1:]])
-            return name, args[0]._gp_handle, looks, kwargs.get("size") == 0
+            dtypes = tuple([_dtype(arg) for arg in args[1:]])
+            return name, args[0]._gp_handle, dtypes, kwargs.get("size") == 0
         if name == "kernel.launch_raw":  # and it is the program's, with whatever it is given
             return name, args[0]._gp_handle, len(args[3])
         if name == "random.choice" and isinstance(args[4], Remote):
             return EACH  # its elements decide
         values = (*args, *kwargs.values())
-        looks = tuple([type(each) if type(each) in free else _looks(each) for each in values])
+        looks = tuple([each.__class__ if type(each) in free else _looks(each) for each in values])
         kind = name, looks, tuple(kwargs)
         hash(kind)
     except TypeError:  # what has no hash
@@ -139,7 +135,8 @@ def _dtype(value: Any) -> Any:
         return known.dtype, known.size == 0
     if isinstance(value, Remote):
         raise TypeError("not described yet")
-    return value.dtype if isinstance(value, np.generic) else type(value)
+    kind: Any = value.__class__
+    return value.dtype if issubclass(kind, np.generic) else kind
 
 
 def _looks(value: Any, depth: int = 0) -> Any:
@@ -149,7 +146,7 @@ def _looks(value: Any, depth: int = 0) -> Any:
         if known is value:  # no array: it looks like no other object
             return Remote, known._gp_handle
         return value._gp_meta if known is None else known  # type: ignore[attr-defined]
-    kind = type(value)
+    kind: Any = value.__class__
     if kind is tuple or kind is list:
         made = tuple([_looks(item, depth + 1) for item in value])
         long = len(value) > _LENGTH_MAX or depth > _NESTING_MAX
@@ -169,12 +166,12 @@ def _digest(value: Any) -> bytes:
 
 def _told(value: Any) -> str:
     """Return looks as text; TypeError for an object with an ambiguous text."""
-    if type(value) is tuple:
+    if type(value) in (tuple,):
         return f"({','.join([_told(item) for item in value])})"
     if isinstance(value, Meta):
         return f"{value.dtype.str}{value.shape}{value.strides}"
     if value is None or type(value) in _TOLD or isinstance(value, (type, np.generic, np.dtype)):
-        return repr(value)
+        return f"{value!r}"
     raise TypeError("no text stands for it")
 
 

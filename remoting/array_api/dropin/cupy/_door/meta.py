@@ -1,9 +1,5 @@
 """Shape, dtype and strides of arrays, known on this side without asking the worker."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import operator
@@ -11,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from cupy._door import dtypes
 from cupy._door.older import zip_strict
 
 Shape = tuple[int, ...]
@@ -74,7 +69,7 @@ class Meta:
         """
         if self._shadow is None:
             self._shadow = np.asarray(_NoMemory(self))
-            if self.dtype.fields is not None or dtypes.is_bfloat16(self.dtype):
+            if self.dtype.fields is not None:
                 self._shadow = self._shadow.view(self.dtype)
         return self._shadow
 
@@ -85,6 +80,13 @@ class Meta:
             flags = self.shadow.flags
             self._flags = (flags.c_contiguous, flags.f_contiguous)
         return self._flags
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        """Where the memory begins and ends, in bytes from the first element; there is one."""
+        steps = [(length - 1) * stride for length, stride in zip_strict(self.shape, self.strides)]
+        low, high = sum(min(step, 0) for step in steps), sum(max(step, 0) for step in steps)
+        return low, high + self.dtype.itemsize
 
 
 _interned: dict[tuple[Any, Shape, Shape], Meta] = {}

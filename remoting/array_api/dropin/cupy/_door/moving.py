@@ -14,10 +14,6 @@ What happens
 `go_on` runs in a thread of its own, or in one that holds none of these locks.
 """
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import contextlib

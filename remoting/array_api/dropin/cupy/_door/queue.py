@@ -5,10 +5,6 @@ context is a record before it. Each call has a number, under which the worker re
 and this side remembers its place in the program.
 """
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import contextlib

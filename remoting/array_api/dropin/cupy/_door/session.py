@@ -51,9 +51,7 @@ What is never true
     - A forked child sends a byte to its parent's worker: `abandon` ends the session there.
 """
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
@@ -198,9 +196,7 @@ class Session:
         self.operations = {name: number for number, name in enumerate(names)}
         self._judged_names = frozenset(filter(is_judged, names))
         self._handles.structures = "ndarray.field" in self.operations
-        self._handles.bfloat16 = welcome.get("bfloat16") is True
         self.takes_groups = welcome.get("groups") is True
-        self.need_bfloat16 = self._handles.need_bfloat16
         self.devices = devices
         self.server = welcome
         room = [*map(min, room, room_left(welcome, room))]

@@ -47,11 +47,6 @@ class Waits:
             key = _OTHERS
         self.counts[key] += 1
 
-    @property
-    def total(self) -> int:
-        """How often the program waited."""
-        return sum(self.counts.values())
-
 
 def made() -> Waits | None:
     """Return an account of round trips where `-vv` asks for one."""

@@ -75,7 +75,10 @@ class Device:
     @staticmethod
     def from_pci_bus_id(pci_bus_id: str) -> "Device":
         """Return the device with a bus address."""
-        return from_pci_bus_id(pci_bus_id)
+        for number in range(len(pool.devices())):
+            if str(description(number)["pci_bus_id"]).lower() == pci_bus_id.lower():
+                return Device(number)
+        raise CUDARuntimeError(101, "cudaErrorInvalidDevice: invalid device ordinal")
 
     def synchronize(self) -> None:
         """Wait until all calls are done; raise the first error."""
@@ -107,9 +110,4 @@ class Device:
         return free, total
 
 
-def from_pci_bus_id(bus_id: str) -> Device:
-    """Return the device with a bus address."""
-    for number in range(len(pool.devices())):
-        if str(description(number)["pci_bus_id"]).lower() == bus_id.lower():
-            return Device(number)
-    raise CUDARuntimeError(101, "cudaErrorInvalidDevice: invalid device ordinal")
+from_pci_bus_id = Device.from_pci_bus_id

@@ -1,9 +1,5 @@
 """Memory pools, with numbers from the server, and pointers into arrays."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import contextlib
 import ctypes
 from collections.abc import Generator
@@ -16,7 +12,6 @@ from cupy._core.dispatch import transfers as _transfers
 from cupy._door import pool
 from cupy._door.cuda_errors import OutOfMemoryError as OutOfMemoryError
 from cupy._door.meta import Meta, contiguous_strides, intern
-from cupy._door.older import zip_strict
 from cupy.cuda.device import Device
 
 
@@ -153,13 +148,6 @@ class Address(int):
         return left if isinstance(other, Address) else Address(left)
 
 
-def _extent(meta: Meta) -> tuple[int, int]:
-    """Return where an array begins and ends, in bytes from its first element; it has some."""
-    steps = [(length - 1) * stride for length, stride in zip_strict(meta.shape, meta.strides)]
-    low, high = sum(min(step, 0) for step in steps), sum(max(step, 0) for step in steps)
-    return low, high + meta.dtype.itemsize
-
-
 class MemoryPointer:
     """A pointer to an array's memory, with an offset in bytes."""
 
@@ -208,8 +196,8 @@ class MemoryPointer:
         start = self._offset
         if owner is not self._array:
             start += address(self._array) - address(owner)
-        low, high = _extent(meta)
-        first, end = _extent(owner._gp_meta)
+        low, high = meta.extent
+        first, end = owner._gp_meta.extent
         return first <= start + low and start + high <= end
 
     def as_array(self, shape: tuple[int, ...], dtype: Any, strides: Any, order: str) -> Any:

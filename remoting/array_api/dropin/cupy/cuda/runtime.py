@@ -1,9 +1,5 @@
 """The part of `cupy.cuda.runtime` that makes sense on remote devices."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from typing import Any
 
 from cupy._door import pool, state

@@ -1,9 +1,5 @@
 """Streams and events. Their calls are queued like all others, except those that wait."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -72,6 +68,9 @@ class _RemoteStream(Remote):
 class _BaseStream:
     """Base of every stream."""
 
+    is_non_blocking = False
+    """Whether the stream does not wait for the default one."""
+    priority = 0
     _remote: Any = None
     _per_thread = False
 
@@ -135,16 +134,6 @@ class _BaseStream:
         """Whether everything in the stream has been computed."""
         return self._ask("cuda.stream.done")
 
-    @property
-    def is_non_blocking(self) -> bool:
-        """Whether the stream does not wait for the default one."""
-        return False
-
-    @property
-    def priority(self) -> int:
-        """The stream's priority."""
-        return 0
-
     def synchronize(self) -> None:
         """Wait until everything in the stream has been computed; raise the first error."""
         self._ask("cuda.stream.synchronize")
@@ -193,22 +182,12 @@ class Stream(_BaseStream):
     ) -> None:
         super().__init__(-1 if null or ptds else state.local.context[0])
         self._per_thread = ptds
-        self._non_blocking = non_blocking
-        self._priority = priority or 0
+        self.is_non_blocking = non_blocking
+        self.priority = priority or 0
         if not (null or ptds):
             args = (bool(non_blocking), priority)
             self._remote = remote_object(_RemoteStream, pool.current(), "cuda.stream.create", args)
             _streams[self._remote._gp_handle] = self
-
-    @property
-    def is_non_blocking(self) -> bool:
-        """Whether the stream does not wait for the default one."""
-        return self._non_blocking
-
-    @property
-    def priority(self) -> int:
-        """The stream's priority."""
-        return self._priority
 
     @classmethod
     def from_external(cls, obj: Any) -> Any:

@@ -3,16 +3,10 @@
 CUDA arrays and what is made of them live in the worker. Descriptors are values of this program.
 """
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import dataclasses
 from typing import Any
-
-import numpy as np
 
 from cupy._door import pool
 from cupy._door.calls import Remote, remote_object, remote_of
@@ -73,7 +67,7 @@ class CUDAarray(Remote):
         """Copy this one into an array of the GPU or of NumPy, which must be C-contiguous."""
         if not out_arr.flags.c_contiguous:
             raise ValueError("The output array must be C-contiguous")
-        if not isinstance(out_arr, np.ndarray):
+        if isinstance(out_arr, Remote):
             self._copy("cuda.array.copy_to", out_arr, stream)
             return
         from cupy._core import creation  # which imports this package

@@ -5,55 +5,21 @@ CuPy makes a plan at the first transform of a kind. All threads of a program sha
 
 from __future__ import annotations
 
-import sys as _sys
-import warnings as _warnings
-from contextvars import ContextVar as _ContextVar
-from types import ModuleType as _ModuleType
 from typing import Any
 
 from cupy._door import absent as _absent
 from cupy._door import pool as _pool
 from cupy._door import state as _state
 
-_enable_nd_planning = _ContextVar("cupy.fft.config.enable_nd_planning", default=True)
-_use_multi_gpus = _ContextVar("cupy.fft.config.use_multi_gpus", default=False)
-_devices: _ContextVar[Any] = _ContextVar("cupy.fft.config.devices", default=None)
+use_multi_gpus = False
+"""Whether several GPUs transform in CuPy. It changes nothing: one GPU transforms."""
 
-
-class _Config(_ModuleType):
-    """The module, with settings of each thread that change no value: one GPU transforms."""
-
-    @property
-    def use_multi_gpus(self) -> bool:
-        """Whether several GPUs transform in CuPy."""
-        return _use_multi_gpus.get()
-
-    @use_multi_gpus.setter
-    def use_multi_gpus(self, value: object) -> None:
-        _use_multi_gpus.set(bool(value))
-
-    @property
-    def enable_nd_planning(self) -> bool:
-        """Whether one plan is for several axes in CuPy, which has no effect there either."""
-        return _warned(_enable_nd_planning.get())
-
-    @enable_nd_planning.setter
-    def enable_nd_planning(self, value: bool) -> None:
-        _enable_nd_planning.set(_warned(value))
-
-
-def _warned(value: bool) -> bool:
-    text = "cupy.fft.config.enable_nd_planning is deprecated"
-    _warnings.warn(text, DeprecationWarning, stacklevel=3)
-    return value
-
-
-_sys.modules[__name__].__class__ = _Config
+enable_nd_planning = True
+"""Whether one plan is for several axes in CuPy, which has no effect there either."""
 
 
 def set_cufft_gpus(gpus: object) -> None:
-    """Note the GPUs of transforms; one GPU transforms an array, that of the current device."""
-    _devices.set(gpus)
+    """Do nothing: one GPU transforms an array, that of the current device."""
 
 
 class PlanCache:
@@ -65,16 +31,6 @@ class PlanCache:
     def __init__(self, dev: int) -> None:
         self.dev = dev
 
-    def __repr__(self) -> str:
-        size, count, memsize, used = self._numbers()
-        lines = [
-            f"------------------- cuFFT plan cache (device {self.dev}) -------------------",
-            f"cache enabled? {size != 0 and memsize != 0}",
-            f"current / max size   : {count} / {_limit(size)} (counts)",
-            f"current / max memsize: {used} / {_limit(memsize)} (bytes)",
-        ]
-        return "\n".join(lines) + "\n"
-
     def _numbers(self) -> list[int]:
         with _state.on(self.dev):
             return _pool.current().numbers("fft.cache.numbers", 4)
@@ -82,14 +38,6 @@ class PlanCache:
     def _ask(self, what: str, *args: object) -> None:
         with _state.on(self.dev):
             _pool.current().ask(f"fft.cache.{what}", args)
-
-    def show_info(self) -> None:
-        """Print the plan cache."""
-        print(self)  # noqa: T201 - as CuPy does
-
-
-def _limit(value: int) -> Any:
-    return "(unlimited)" if value == -1 else value
 
 
 def _getter(place: int) -> Any:
@@ -119,13 +67,6 @@ clear_plan_cache = _of_current("clear")
 get_plan_cache_size, set_plan_cache_size = _of_current("get_size"), _of_current("set_size")
 get_plan_cache_max_memsize = _of_current("get_memsize")
 set_plan_cache_max_memsize = _of_current("set_memsize")
-
-
-def show_plan_cache_info() -> None:
-    """Print the plans of all devices."""
-    print("=============== cuFFT plan cache info (all devices) ===============")  # noqa: T201
-    for device in range(len(_pool.devices())):
-        PlanCache(device).show_info()
 
 
 __getattr__ = _absent.lookup(__name__)

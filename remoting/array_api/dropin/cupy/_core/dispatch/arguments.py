@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cupy._door import dtypes, wire
+from cupy._door import absent, dtypes, wire
 from cupy._door.arrays import Array
 from cupy._door.calls import Remote
 from cupy._door.older import zip_strict
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from cupy._core.array import ndarray
 
 SUPPORTED = frozenset(wire.DTYPES)
-_SCALARS = SUPPORTED | {"V", "E"}
-"""Numbers, structures and bfloat16."""
+_SCALARS = SUPPORTED | {"V"}
+"""Numbers and structures."""
 
 
 _PYTHON_NUMBERS = (bool, int, float, complex)
@@ -44,7 +44,9 @@ def dtype_of(dtype: Any) -> np.dtype:
         hash(dtype)
         if made.hasobject and made.char == "V":
             raise ValueError(f"Unsupported dtype {made}: it contains references to Python objects")
-        if not dtypes.is_structure(made) and not dtypes.is_bfloat16(made):
+        if made.name == "bfloat16":
+            raise ValueError(f"Unsupported dtype bfloat16: {absent.advice('cupy', 'bfloat16')}")
+        if not dtypes.is_structure(made):
             raise ValueError(f"Unsupported dtype {made}")
     elif not made.isnative:
         raise ValueError(f"Unsupported dtype {made} with big-endian byte-order")

@@ -1,10 +1,6 @@
 """Loops of CuPy 14.2's ufuncs, in the order in which CuPy tries them (``ufunc.types``)."""
 
-from typing import Any
-
 import numpy as np
-
-from cupy._door import dtypes
 
 
 class Loop:
@@ -17,30 +13,6 @@ class Loop:
         self.inputs = tuple(np.dtype(char) for char in left)
         self.outputs = tuple(np.dtype(char) for char in right)
 
-
-def _of_bfloat16(loop: Loop, kind: Any) -> Loop:
-    made = Loop("")
-    half = np.dtype(np.float16)
-    made.inputs = tuple(kind if each == half else each for each in loop.inputs)
-    made.outputs = tuple(kind if each == half else each for each in loop.outputs)
-    return made
-
-
-def loops_for(name: str, loops: list[Loop], operands: tuple[Any, ...], dtype: object) -> list[Loop]:
-    """Return the loops in CuPy's order: with one of bfloat16 after that of float16, where asked."""
-    kinds = [each for each in (*operands, dtype) if isinstance(each, np.dtype)]
-    asked = [each for each in kinds if dtypes.is_bfloat16(each)]
-    if not asked or name in _WITHOUT_BFLOAT16:
-        return loops
-    made: list[Loop] = []
-    for loop in loops:
-        made.append(loop)
-        if np.dtype(np.float16) in loop.inputs:
-            made.append(_of_bfloat16(loop, asked[0]))
-    return made
-
-
-_WITHOUT_BFLOAT16 = ("divmod",)
 
 LOOPS = """
 absolute ?->? b->b B->B h->h H->H i->i I->I l->l L->L q->q Q->Q e->e f->f d->d F->f D->d

@@ -1,9 +1,5 @@
 """Sockets of the drop-in: the agent on this machine, and one connection per GPU server."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import contextlib
@@ -51,13 +47,44 @@ class ConnectionLostError(DoorError):
     """The worker or the network went away in the middle of the session."""
 
 
-class Agent:
+class AgentLines:
+    """Messages of ``gpupool run``, one a line, which come over a connected socket."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+        self._buffer = b""
+
+    def line(self) -> dict[str, Any] | None:
+        """Return the next message; None if the socket does not wait and nothing is there.
+
+        The end of the agent is the message of a lost lease.
+
+        Raises:
+            DoorError: the agent sent something else.
+        """
+        while b"\n" not in self._buffer:
+            try:
+                piece = self.socket.recv(1 << 16)
+            except BlockingIOError:
+                return None
+            if not piece:
+                return {"op": "lost", "what": ENDED}
+            self._buffer += piece
+            if len(self._buffer) > AGENT_LINE_MAX:
+                raise DoorError("the agent sent a line that is too long")
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        value: Any = json.loads(line)
+        if type(value) not in (dict,):
+            raise DoorError("the agent sent something that is not an object")
+        return value
+
+
+class Agent(AgentLines):
     """The connection to ``gpupool run``; it stays open as long as this process lives."""
 
     def __init__(self, path: str) -> None:
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        super().__init__(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         self.socket.settimeout(HANDSHAKE_S)
-        self.buffer = b""
         self.sessions: list[Any] = []  # that are lost when the lease is
         self.lost = ""  # why the lease was lost, for the program; empty while it is held
         self._reading = threading.Lock()  # every session's threads listen here
@@ -82,42 +109,22 @@ class Agent:
         }
         self.socket.sendall(json.dumps(request).encode() + b"\n")
         self.socket.settimeout(None)
-        while True:
-            answer = self._line(block=True)
-            if answer is None:
-                raise ConnectionLostError("`gpupool run` ended before it answered")
-            if "ok" in answer:
-                break
+        while "ok" not in (answer := self.line() or {}):
             self._take(answer)  # what a run that waits for GPUs waits for
+            if self.lost:
+                raise ConnectionLostError(self.lost)
         if not answer["ok"]:
             words = [visible(answer.get(key, "")) for key in ("what", "why", "hint")]
             raise NotConnectedError("; ".join(word for word in words if word))
         self.socket.setblocking(False)
         return answer
 
-    def _line(self, *, block: bool) -> dict[str, Any] | None:
-        while b"\n" not in self.buffer:
-            try:
-                piece = self.socket.recv(4096)
-            except BlockingIOError:
-                return None
-            if not piece:
-                return None if block else {"op": "lost", "what": ENDED}
-            self.buffer += piece
-            if len(self.buffer) > AGENT_LINE_MAX:
-                raise DoorError("the agent sent a line that is too long")
-        line, _, self.buffer = self.buffer.partition(b"\n")
-        value = json.loads(line)
-        if not isinstance(value, dict):
-            raise DoorError("the agent sent something that is not an object")
-        return value
-
     def hear(self) -> str:
         """Read the agent's pushed messages without blocking; return ``lost``."""
         (reads,) = map(self._reading.acquire, AT_ONCE)
         if reads:
             try:
-                while not self.lost and (line := self._line(block=False)) is not None:
+                while not self.lost and (line := self.line()) is not None:
                     self._take(line)
             except (OSError, ValueError, DoorError) as error:
                 self._broken(error)
@@ -139,7 +146,7 @@ class Agent:
                 self.socket.sendall(b'{"op": "check"}\n')
                 answer: dict[str, Any] = {}
                 while not self.lost and "ok" not in answer:
-                    answer = self._line(block=True) or {"op": "lost", "what": ENDED}
+                    answer = self.line() or {}
                     self._take(answer)
             except socket.timeout:  # TimeoutError itself since Python 3.10
                 pass  # the agent is stopped, and will push the loss later

@@ -6,10 +6,6 @@ a condition until their own reply is done. Nobody writes to the inbox without th
 here sends: a request of the worker only sets a flag, which the caller answers.
 """
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import os

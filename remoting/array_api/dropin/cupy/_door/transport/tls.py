@@ -13,9 +13,6 @@ the thread that has it may wait for the one that is held here.
 Groups of lines without calls run as a whole or not at all (see `sender`).
 """
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-
 from __future__ import annotations
 
 import gc
