@@ -30,14 +30,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from gpupool.remoting.devices.nvml import (
+from gpupool.remoting.host.measuring.nvml import (
     NvmlDevice,
     NvmlError,
     NvmlSample,
     NvmlSystem,
     XidEvent,
 )
-from gpupool.remoting.devices.slow_readings import SlowReadings
+from gpupool.remoting.host.measuring.slow_readings import SlowReadings
 
 SECOND_MAX = 10 * 365 * 86_400
 ENTRY_COUNT_MAX = 10_000

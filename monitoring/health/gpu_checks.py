@@ -10,7 +10,7 @@ from gpupool.pool.model.ids import GpuId
 from gpupool.pool.model.state import Gpu
 from gpupool.pool.telemetry import GpuTelemetry, Health
 from gpupool.pool.transitions.gpu_drains import AUTOMATIC
-from gpupool.remoting.devices.nvml import HARDWARE_XIDS
+from gpupool.remoting.host.measuring.nvml import HARDWARE_XIDS
 
 WARN, FAIL = Health.WARN, Health.FAIL
 

@@ -65,12 +65,12 @@ from gpupool.remoting.daemon.state_dir import (
 )
 from gpupool.remoting.daemon.systemd import make_runtime_dir, notify_systemd
 from gpupool.remoting.daemon.web_door import WebParts
-from gpupool.remoting.devices.nvml import PynvmlNvml
-from gpupool.remoting.devices.slow_readings import read_by_others
 from gpupool.remoting.host.device_lock import DeviceLocks
 from gpupool.remoting.host.inventory import Inventory
 from gpupool.remoting.host.isolation.confinement import nccl_networks, nccl_ports, wanted
 from gpupool.remoting.host.measuring.network_speed import has_rdma
+from gpupool.remoting.host.measuring.nvml import PynvmlNvml
+from gpupool.remoting.host.measuring.slow_readings import read_by_others
 from gpupool.remoting.host.remove_tree import remove_tree
 from gpupool.remoting.host.supervisor import HostSupervisor
 from gpupool.remoting.host.worker_helper import HelperSettings

@@ -28,8 +28,8 @@ from gpupool.remoting.daemon.state_dir import (
     NEXT_CERTIFICATE,
     StateDir,
 )
-from gpupool.remoting.devices.nvml import PynvmlNvml
 from gpupool.remoting.host.inventory import Inventory
+from gpupool.remoting.host.measuring.nvml import PynvmlNvml
 from gpupool.remoting.host.suspension.room import Room
 from gpupool.remoting.privileges.remote_vault import RemoteVault
 from gpupool.remoting.protocol.addresses import Address, parse_address

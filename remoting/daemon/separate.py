@@ -32,10 +32,10 @@ from gpupool.remoting.daemon.state_dir import (
     remembered_listen,
 )
 from gpupool.remoting.daemon.systemd import await_room
-from gpupool.remoting.devices.nvml import PynvmlNvml
 from gpupool.remoting.host import spawn
 from gpupool.remoting.host.isolation.confinement import nccl_ports, wanted
 from gpupool.remoting.host.isolation.users import UID_BASE, UID_COUNT
+from gpupool.remoting.host.measuring.nvml import PynvmlNvml
 from gpupool.remoting.host.worker_helper import HelperSettings
 from gpupool.remoting.local.files import user_name
 from gpupool.remoting.privileges import (

@@ -15,7 +15,9 @@ from gpupool.pool.model.commands import GpuReading
 from gpupool.pool.model.ids import EMULATED_PREFIX, GpuId, Milliseconds
 from gpupool.pool.model.state import Gpu
 from gpupool.pool.telemetry import GpuTelemetry
-from gpupool.remoting.devices.nvml import (
+from gpupool.remoting.host.device_lock import DeviceLocks
+from gpupool.remoting.host.measuring.gpu_shares import UNSEEN_AFTER_S, GpuUse, is_unseen
+from gpupool.remoting.host.measuring.nvml import (
     HARDWARE_XIDS,
     Nvml,
     NvmlDevice,
@@ -24,8 +26,6 @@ from gpupool.remoting.devices.nvml import (
     NvmlSystem,
     XidEvent,
 )
-from gpupool.remoting.host.device_lock import DeviceLocks
-from gpupool.remoting.host.measuring.gpu_shares import UNSEEN_AFTER_S, GpuUse, is_unseen
 
 SAMPLE_TIMEOUT_S = 5.0
 """A healthy H200 answers everything in milliseconds; one that hangs for this long is at fault."""

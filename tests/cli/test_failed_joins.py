@@ -17,7 +17,7 @@ from gpupool.remoting.daemon.join_options import JoinOptions, WebOptions
 from gpupool.remoting.daemon.separate import Separated, separate
 from gpupool.remoting.daemon.server_identity import ServerIdentity
 from gpupool.remoting.daemon.state_dir import open_state_dir
-from gpupool.remoting.devices.nvml import NvmlError
+from gpupool.remoting.host.measuring.nvml import NvmlError
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.protocol.token_text import TokenText, format_token
 from gpupool.remoting.transport.authority.web_certificate import SiteFiles

@@ -52,7 +52,7 @@ def test_the_command_line_and_the_server_need_no_numpy(environment: dict[str, st
         if not str(path.relative_to(ROOT)).startswith(WORKERS)
     ]
     names = [".".join(("gpupool", *path.with_suffix("").parts)) for path in paths]
-    names += ["gpupool.remoting.devices.nvml", "gpupool.remoting.worker.worker_main"]
+    names += ["gpupool.remoting.host.measuring.nvml", "gpupool.remoting.worker.worker_main"]
     assert len(names) > 400
     program = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)"
     done = run(environment, "-c", f"{program}\nassert 'numpy' not in sys.modules", *names)

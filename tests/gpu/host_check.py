@@ -22,8 +22,8 @@ import trio
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.ids import LeaseId, Milliseconds, RequestId, ServerId, TokenId
 from gpupool.pool.model.state import Gpu, Lease, Partition
-from gpupool.remoting.devices.nvml import PynvmlNvml
 from gpupool.remoting.host.inventory import Inventory
+from gpupool.remoting.host.measuring.nvml import PynvmlNvml
 from gpupool.remoting.host.supervisor import HostSupervisor
 from gpupool.remoting.host.worker_handle import WorkerHandle
 from gpupool.remoting.host.worker_helper import HelperSettings

@@ -9,13 +9,13 @@ from uuid import UUID
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.devices.base import DeviceSpec
-from gpupool.remoting.devices.nvml import count_links
 from gpupool.remoting.driver_api.executor.api import Api
 from gpupool.remoting.driver_api.executor.client_state import WORDS, Client, HandlerGroup
 from gpupool.remoting.driver_api.executor.memory.memory import Memory, charged
 from gpupool.remoting.driver_api.executor.modules.image_cache import Images
 from gpupool.remoting.driver_api.schema import table
 from gpupool.remoting.driver_api.schema.records import KNOWN_RECORDS, RECORDS
+from gpupool.remoting.host.measuring.nvml import count_links
 
 DEVICE_COUNT_MAX = 16
 ATTRIBUTE_COUNT = 192

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from gpupool.remoting.devices.nvml import (
+from gpupool.remoting.host.measuring.nvml import (
     NvmlDevice,
     NvmlError,
     NvmlSample,

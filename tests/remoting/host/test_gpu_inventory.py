@@ -20,11 +20,11 @@ import gpupool
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.commands import GpuReading
 from gpupool.pool.model.ids import GpuId
-from gpupool.remoting.devices.nvml import NvmlError, NvmlSample, PynvmlNvml, XidEvent
-from gpupool.remoting.devices.slow_readings import SlowReadings
 from gpupool.remoting.host.device_lock import DeviceLocks
 from gpupool.remoting.host.host_parts import HostLimits
 from gpupool.remoting.host.inventory import Inventory, OwnUse, emulated_gpus
+from gpupool.remoting.host.measuring.nvml import NvmlError, NvmlSample, PynvmlNvml, XidEvent
+from gpupool.remoting.host.measuring.slow_readings import SlowReadings
 from gpupool.remoting.host.spawn import kernel_directory
 from gpupool.remoting.host.worker_handle import WorkerState
 

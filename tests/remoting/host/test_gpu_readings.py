@@ -9,16 +9,16 @@ from fake_nvml import IDLE, FakeNvml, device
 from host_kit import SERVER
 
 from gpupool.pool.model.ids import GpuId, LeaseId
-from gpupool.remoting.devices import slow_readings
-from gpupool.remoting.devices.nvml import NvmlError, NvmlSample, PynvmlNvml, XidEvent
-from gpupool.remoting.devices.slow_readings import (
+from gpupool.remoting.host.inventory import Inventory, OwnUse
+from gpupool.remoting.host.measuring import slow_readings
+from gpupool.remoting.host.measuring.gpu_shares import GpuUse, Process, lease_shares
+from gpupool.remoting.host.measuring.nvml import NvmlError, NvmlSample, PynvmlNvml, XidEvent
+from gpupool.remoting.host.measuring.slow_readings import (
     PCIE_READINGS,
     SlowReadings,
     read_by_others,
     throttle_fields,
 )
-from gpupool.remoting.host.inventory import Inventory, OwnUse
-from gpupool.remoting.host.measuring.gpu_shares import GpuUse, Process, lease_shares
 
 GPU0 = GpuId("GPU-0")
 FIRST, SECOND = LeaseId(1), LeaseId(2)

@@ -28,11 +28,11 @@ from gpupool.pool.errors import UsageError
 from gpupool.pool.model.ids import GpuId, ServerId
 from gpupool.pool.model.state import Lease, Partition
 from gpupool.pool.model.suspension import USES_NCCL
-from gpupool.remoting.devices.nvml import mig_nodes
 from gpupool.remoting.host import host_memory
 from gpupool.remoting.host.inventory import Inventory, emulated_gpus
 from gpupool.remoting.host.isolation import confinement, users
 from gpupool.remoting.host.isolation.lease_cgroups import LeaseCgroups
+from gpupool.remoting.host.measuring.nvml import mig_nodes
 from gpupool.remoting.host.privileged_helper import OwnHelper
 from gpupool.remoting.host.suspension import kept_workers
 from gpupool.remoting.protocol import helper_messages

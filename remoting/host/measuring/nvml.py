@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from gpupool.remoting.devices.slow_readings import SLOW_EVERY_S, SlowReader, SlowReadings
+from gpupool.remoting.host.measuring.slow_readings import SLOW_EVERY_S, SlowReader, SlowReadings
 
 DEVICE_COUNT_MAX = 256
 PROCESS_COUNT_MAX = 65536
