@@ -117,6 +117,7 @@ def test_a_missing_name_comes_with_advice_that_is_true(cp: Any, program: str, ad
         ("import cupyx.scipy.signal as s; s.CZT(8)", AttributeError),
         ("from cupyx.scipy.signal import argrelextrema", ImportError),
         ("import cupyx.linalg", ImportError),
+        ("from cupy_backends.cuda.libs import cusolver", ImportError),
         ("import cupy; cupy.fft.config.set_cufft_callbacks('')", AttributeError),
         ("import cupy; cupy.cuda.Stream().begin_capture()", AttributeError),
         ("import cupy; cupy.cuda.Graph()", AttributeError),

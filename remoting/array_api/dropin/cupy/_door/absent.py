@@ -46,6 +46,7 @@ _LEFT_TO_CUPY = {
     "arrays as `cuda::std::mdspan`": "cupy.ndarray.mdspan",
     "BLAS": "cupy.cublas.asum cupy.cublas.axpy cupy.cublas.dot cupy.cublas.gemm cupy.cublas.gemv",
     "Cholesky solvers": "cupyx.linalg",
+    "bindings of CUDA": "cupy_backends.cuda",
 }
 _LEFT = {
     name if "." in name else f"cupyx.scipy.signal.{name}": subject
