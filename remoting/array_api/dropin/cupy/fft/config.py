@@ -5,21 +5,55 @@ CuPy makes a plan at the first transform of a kind. All threads of a program sha
 
 from __future__ import annotations
 
+import sys as _sys
+import warnings as _warnings
+from contextvars import ContextVar as _ContextVar
+from types import ModuleType as _ModuleType
 from typing import Any
 
 from cupy._door import absent as _absent
 from cupy._door import pool as _pool
 from cupy._door import state as _state
 
-use_multi_gpus = False
-"""Whether several GPUs transform in CuPy. It changes nothing: one GPU transforms."""
+_enable_nd_planning = _ContextVar("cupy.fft.config.enable_nd_planning", default=True)
+_use_multi_gpus = _ContextVar("cupy.fft.config.use_multi_gpus", default=False)
+_devices: _ContextVar[Any] = _ContextVar("cupy.fft.config.devices", default=None)
 
-enable_nd_planning = True
-"""Whether one plan is for several axes in CuPy, which has no effect there either."""
+
+class _Config(_ModuleType):
+    """The module, with settings of each thread that change no value: one GPU transforms."""
+
+    @property
+    def use_multi_gpus(self) -> bool:
+        """Whether several GPUs transform in CuPy."""
+        return _use_multi_gpus.get()
+
+    @use_multi_gpus.setter
+    def use_multi_gpus(self, value: object) -> None:
+        _use_multi_gpus.set(bool(value))
+
+    @property
+    def enable_nd_planning(self) -> bool:
+        """Whether one plan is for several axes in CuPy, which has no effect there either."""
+        return _warned(_enable_nd_planning.get())
+
+    @enable_nd_planning.setter
+    def enable_nd_planning(self, value: bool) -> None:
+        _enable_nd_planning.set(_warned(value))
+
+
+def _warned(value: bool) -> bool:
+    text = "cupy.fft.config.enable_nd_planning is deprecated"
+    _warnings.warn(text, DeprecationWarning, stacklevel=3)
+    return value
+
+
+_sys.modules[__name__].__class__ = _Config
 
 
 def set_cufft_gpus(gpus: object) -> None:
-    """Do nothing: one GPU transforms an array, that of the current device."""
+    """Note the GPUs of transforms; one GPU transforms an array, that of the current device."""
+    _devices.set(gpus)
 
 
 class PlanCache:
