@@ -312,16 +312,16 @@ def _solvers() -> dict[str, Operation]:
         raises = bool(raised)
 
     def solver(function: Operation) -> Operation:
-        def solved(a: Array, *args: Any) -> Array:
+        def solved(a: Array, *args: Any, **kwargs: Any) -> Array:
             try:
-                return function(a, *args)
+                return function(a, *args, **kwargs)
             except np.linalg.LinAlgError as error:
                 if raises or str(error) not in _SINGULAR:
                     raise
             if a.ndim > 2 and "tensor" not in function.__name__:  # of several each by itself
                 return np.stack([solved(*each) for each in zip(a, *args, strict=True)])
             quiet = np.linalg.inv if function is np.linalg.cholesky else function
-            return quiet(a * np.nan, *args)
+            return quiet(a * np.nan, *args, **kwargs)
 
         return solved
 

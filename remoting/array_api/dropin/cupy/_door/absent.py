@@ -38,7 +38,6 @@ _LEFT_TO_CUPY = {
         cupyx.scipy.ndimage.generic_gradient_magnitude cupyx.scipy.ndimage.generic_laplace
         cupyx.scipy.ndimage.labeled_comprehension
     """,
-    "places of values": "cupyx.scipy.ndimage.value_indices",
     "arrays of bfloat16": "cupy.bfloat16",
     "functions over several axes": "cupy.apply_over_axes",
     "printed plans": "cupy.fft.config.show_plan_cache_info",

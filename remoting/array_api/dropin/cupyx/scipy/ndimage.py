@@ -32,6 +32,38 @@ def center_of_mass(input: Any, labels: Any = None, index: Any = None) -> Any:  #
     return list(_cupy.stack(centre, axis=-1)) if weight.ndim else tuple(centre)
 
 
+def value_indices(
+    arr: Any, *, ignore_value: Any = None, adaptive_index_dtype: bool = False
+) -> dict[int, tuple[Any, ...]]:
+    """Return where each value of an array of integers is, as indices along each axis.
+
+    This waits once, for the values and how often they occur. ``adaptive_index_dtype`` gives the
+    indices the smallest type that holds them.
+
+    Raises:
+        ValueError: the elements are no integers, or negative ones, which CuPy cannot count.
+    """
+    if arr.dtype.kind not in "iu":
+        raise ValueError("Parameter 'arr' must be an integer array")
+    flat = arr.reshape(-1)
+    if flat.size == 0:
+        return {}
+    values, counts = (each.get() for each in _cupy.unique(flat, return_counts=True))
+    if int(values[0]) < 0:
+        raise ValueError("the elements must not be negative")
+    places = _cupy.unravel_index(_cupy.argsort(flat, kind="stable"), arr.shape)
+    if adaptive_index_dtype:
+        kind = _np.min_scalar_type(-(max(arr.shape) + 1))
+        places = tuple([each.astype(kind) for each in places])
+    found: dict[int, tuple[Any, ...]] = {}
+    begin = 0
+    for value, count in zip(values.tolist(), counts.tolist()):
+        if value != ignore_value:
+            found[value] = tuple([each[begin : begin + count] for each in places])
+        begin += count
+    return found
+
+
 def _of_labels(input: Any, labels: Any = None, index: Any = None) -> None:  # noqa: A002
     """Raise for arrays of this machine, which an answer would not tell from those of a device."""
     for value, name in ((input, "input"), (labels, "label")):
