@@ -28,7 +28,7 @@ class Sparse(Objects):
 
     def table(self) -> dict[str, Callable[..., Any]]:
         """Return name to callable."""
-        return super().table() | {"sparse.make": self.make, "sparse.operator": self.operator}
+        return super().table() | {"sparse.matrix": self.make, "sparse.operator": self.operator}
 
     def named(self, path: str) -> Any:
         """Return a class or a function of the library by its name."""

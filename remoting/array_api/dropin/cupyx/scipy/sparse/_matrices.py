@@ -98,7 +98,7 @@ class SparseBase(_objects.RemoteObject):
         if self.is_array and shape is not None and given not in (None, len(shape)):
             raise ValueError(f"a shape of {len(shape)} dimensions for an input of {given}")
         source = self._source(arg1)
-        self._take(_objects.ask("sparse.make", self._gp_kind, source, shape, kind, bool(copy)))
+        self._take(_objects.ask("sparse.matrix", self._gp_kind, source, shape, kind, bool(copy)))
 
     @classmethod
     def __class_getitem__(cls, item: object) -> Any:
