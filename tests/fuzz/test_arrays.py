@@ -13,12 +13,12 @@ from tests.fuzz import arrays
 
 
 def test_few_cases_and_programs_agree_with_numpy() -> None:
-    command = [sys.executable, arrays.__file__, "--cases=700", "--programs=40", "--seed=45"]
+    command = [sys.executable, arrays.__file__, "--cases=300", "--programs=40", "--seed=45"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     agreed = {name: int(count) for name, count in re.findall(r"^(\w+) +(\d+) ", done.stdout, re.M)}
     assert agreed["programs"] == 40
-    assert sum(agreed[kind] for kind in arrays.KINDS) > 550
+    assert sum(agreed[kind] for kind in arrays.KINDS) > 235
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,17 @@ def cupyx(path: str) -> Any:
     return importlib.import_module(f"cupyx.{path}")
 
 
+def package(path: str) -> Any:
+    """Return a fixture that gives a package of `cupyx`."""
+
+    @pytest.fixture
+    def given(dropin: Any) -> Any:
+        del dropin
+        return cupyx(path)
+
+    return given
+
+
 @contextlib.contextmanager
 def questions(session: Any, method: str = "ask") -> Generator[list[str]]:
     """List the names of the questions that the session asks in a block."""

@@ -380,6 +380,13 @@ def run_program(
     return subprocess.CompletedProcess(argv, process.returncode, out, err)
 
 
+def output(agent: Agent | None, source: str, *arguments: str, **environment: str) -> str:
+    """Return the output of a program, which must end well."""
+    done = run_program(agent, source, *arguments, timeout_s=100, **environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @contextlib.contextmanager
 def program(agent: Agent, source: str, first_line: str) -> Generator[subprocess.Popen[str]]:
     """Run Python source beside the test; yield the process once it has printed its first line."""

@@ -23,7 +23,8 @@ class Interrupts:
 
     def _saw(self, frame: Any, event: str, argument: Any) -> None:
         own = (Interrupts.__enter__.__code__, Interrupts.__exit__.__code__)
-        if frame.f_code.co_name == "__del__":  # whose exceptions Python only prints
+        # Python only prints the errors of these; CPython 3.11 may crash after one in a collection.
+        if frame.f_code.co_name in ("__del__", "_note_collection"):
             return
         if event == "c_call" or argument is sys.setprofile or frame.f_code in own:
             return

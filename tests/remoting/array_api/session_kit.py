@@ -82,7 +82,7 @@ class Worker:
         devices = door_kit.emulated(count, memory)
         self.budget = door_kit.MemoryBudget([memory] * count)
         self.backend = EmulatedBackend(devices, self.budget)
-        self.client = Silent()
+        self.client, self.links = Silent(), links
         self.lines: list[str] = []
         self.executor = Executor(self.backend, self.client, self.lines.append, links)
         self._next = 1
@@ -171,13 +171,13 @@ def _node(value: Any, values: list[Any]) -> Any:
     return given
 
 
-def moved(old: Worker, links: PipeLinks, **sizes: int) -> Worker:
+def moved(old: Worker) -> Worker:
     """Return a worker with all that another one has."""
     old.question("peer.depart", 1)
-    new = Worker(links, **sizes)
+    new = Worker(old.links)
     sequence = new.question("peer.arrive", 0)
     assert sequence == old.executor.sequence == new.executor.sequence
-    assert not links.sent
+    assert not old.links.sent
     new._next, new._template = old._next, old._template  # pyright: ignore[reportPrivateUsage]
     return new
 

@@ -103,12 +103,10 @@ def test_both_ends_have_the_same_constants(dropin: Any) -> None:
 @given(st.binary(min_size=array_wire.HEADER.size, max_size=array_wire.HEADER.size))
 @settings(deadline=None)
 def test_a_header_is_decoded_or_refused(data: bytes) -> None:
-    try:
+    with contextlib.suppress(RemoteProtocolError):
         header = array_wire.decode_header(data)
-    except RemoteProtocolError:
-        return
-    assert header.length <= array_wire.MAX_BODY
-    assert header.bulk <= array_wire.MAX_BULK
+        assert header.length <= array_wire.MAX_BODY
+        assert header.bulk <= array_wire.MAX_BULK
 
 
 def test_limits_of_a_header() -> None:
@@ -154,12 +152,10 @@ NODES = st.recursive(
 )
 @settings(max_examples=examples(300), deadline=None)
 def test_templates_are_compiled_or_refused(body: Any) -> None:
-    try:
+    with contextlib.suppress(RemoteProtocolError):
         number, template = compile_template(body, ["a", "b"], [max, min])
-    except RemoteProtocolError:
-        return
-    assert number >= array_wire.FIRST_TEMPLATE
-    assert template.name in ("a", "b")
+        assert number >= array_wire.FIRST_TEMPLATE
+        assert template.name in ("a", "b")
 
 
 @pytest.mark.parametrize(
@@ -233,10 +229,6 @@ def test_nan_arrives_as_the_one_that_cupy_looks_for() -> None:
     assert argument is np.nan
 
 
-def executor() -> Executor:
-    return Executor(backend(door_kit.MIB), NoClient(), lambda line: None)
-
-
 @given(
     st.lists(
         st.tuples(st.sampled_from([0, 1, 2, 3, 4, 5, 16, 17]), st.binary(max_size=40)), max_size=6
@@ -244,17 +236,15 @@ def executor() -> Executor:
 )
 @settings(max_examples=examples(300), deadline=None)
 def test_records_that_begin_well_are_run_or_refused(records: list[tuple[int, bytes]]) -> None:
-    made = executor()
+    made = Executor(backend(door_kit.MIB), NoClient(), lambda line: None)
     template = array_wire.encode_body([16, made.names.index("add"), 1, ["h", "h"], []])
     made.run(
         memoryview(array_wire.SIZED_RECORD.pack(array_wire.TEMPLATE, len(template)) + template),
         ask=False,
     )
     body = b"".join(code.to_bytes(4, "little") + rest for code, rest in records)
-    try:
+    with contextlib.suppress(RemoteProtocolError):
         made.run(memoryview(body), ask=False)
-    except RemoteProtocolError:
-        return
 
 
 def test_a_result_has_the_strides_that_the_client_inferred() -> None:
@@ -314,8 +304,6 @@ import cupy, cupyx
 names = {name.split('.')[0] for name in sys.modules}
 print(sorted(n for n in names if n not in sys.stdlib_module_names and not n.startswith('_')))
 """
-    done = door_kit.run_program(None, source)
-    assert done.returncode == 0, done.stderr
-    known = set(eval(done.stdout))
+    known = set(eval(door_kit.output(None, source)))
     assert {"cupy", "cupyx", "numpy"} <= known
     assert not known & {"gpupool", "cbor2", "trio", "click", "cryptography"}

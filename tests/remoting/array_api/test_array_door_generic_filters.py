@@ -1,16 +1,15 @@
 """Filters of images by kernels of the program, beside SciPy's by functions."""
 
-import importlib
-import shutil
 from typing import Any
 
+import door_kit
 import numpy as np
 import pytest
+from door_cases import close, package, refused
 
 theirs: Any = pytest.importorskip("scipy.ndimage")
-pytestmark = pytest.mark.skipif(
-    shutil.which("g++") is None and shutil.which("clang++") is None, reason="needs a compiler"
-)
+pytestmark = pytest.mark.skipif(not door_kit.HAS_COMPILER, reason="kernels need a compiler")
+ours = package("scipy.ndimage")
 
 HOST = np.random.RandomState(5).rand(5, 6)
 MEAN = """extern "C" __global__ void mean(const double *x, int n, double *y) {
@@ -23,16 +22,6 @@ void shift(double *in, ptrdiff_t n, double *out, ptrdiff_t m) {
   for (int i = 0; i < m; ++i) { out[i] = in[i] - in[n - 1]; }
 }"""
 FOOTPRINT = np.asarray([[0, 1, 1, 0], [1, 1, 0, 1], [1, 0, 0, 1]], bool)
-
-
-def close(made: Any, wanted: Any) -> None:
-    np.testing.assert_allclose(made.get(), wanted, 1e-6)
-
-
-@pytest.fixture
-def ours(cp: Any) -> Any:
-    del cp
-    return importlib.import_module("cupyx.scipy.ndimage")
 
 
 @pytest.mark.parametrize("mode", ["reflect", "constant", "nearest", "mirror", "wrap"])
@@ -63,7 +52,7 @@ def test_a_reduction_is_applied_to_each_window(cp: Any, ours: Any) -> None:
         host = (HOST * 9).astype(dtype)
         made = ours.generic_filter(cp.asarray(host), kernel, (3, 4), output=np.float64)
         assert made.dtype == np.float64
-        close(made, theirs.generic_filter(host, np.sum, (3, 4), output="d"))
+        close(made, theirs.generic_filter(host, np.sum, (3, 4), output="d"), 1e-6)
     made = ours.generic_filter(cp.asarray(HOST), kernel, (3,), axes=-1, mode="mirror", origin=1)
     wanted = theirs.generic_filter(HOST, np.sum, (1, 3), mode="mirror", origin=(0, 1))
     close(made, wanted)
@@ -74,21 +63,14 @@ def test_a_reduction_is_applied_to_each_window(cp: Any, ours: Any) -> None:
     assert ours.generic_filter(cp.zeros((0, 3)), kernel, 3).shape == (0, 3)
 
 
-@pytest.mark.parametrize(
-    ("error", "match", "change"),
-    [
-        (TypeError, "bad function type", {"function": np.mean}),
-        (RuntimeError, "no footprint", {"size": None}),
-        (RuntimeError, "length equal", {"size": (3, 3, 3)}),
-        (RuntimeError, "shape", {"size": None, "footprint": np.ones(3)}),
-        (ValueError, "all-zero", {"size": None, "footprint": [[0]]}),
-        (ValueError, "origin", {"origin": 2}),
-        (RuntimeError, "boundary", {"mode": "odd"}),
-    ],
-)
-def test_it_refuses_what_cupy_refuses(
-    cp: Any, ours: Any, error: Any, match: str, change: Any
-) -> None:
-    given = {"function": cp.RawKernel(MEAN, "mean"), "size": 3, **change}
-    with pytest.raises(error, match=match):
-        ours.generic_filter(cp.asarray(HOST), **given)
+def test_it_refuses_what_cupy_refuses(cp: Any, ours: Any) -> None:
+    a, mean, of = cp.asarray(HOST), cp.RawKernel(MEAN, "mean"), ours.generic_filter
+    refused(
+        (TypeError, "bad function type", lambda: of(a, np.mean, 3)),
+        (RuntimeError, "no footprint", lambda: of(a, mean)),
+        (RuntimeError, "length equal", lambda: of(a, mean, (3, 3, 3))),
+        (RuntimeError, "shape", lambda: of(a, mean, None, np.ones(3))),
+        (ValueError, "all-zero", lambda: of(a, mean, None, [[0]])),
+        (ValueError, "origin", lambda: of(a, mean, 3, origin=2)),
+        (RuntimeError, "boundary", lambda: of(a, mean, 3, mode="odd")),
+    )

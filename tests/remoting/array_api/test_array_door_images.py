@@ -5,18 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from door_cases import close, cupyx, refused
+from door_cases import close, package, refused
 
 theirs: Any = pytest.importorskip("scipy.ndimage")
+ours = package("scipy.ndimage")
 
 HOST = np.random.RandomState(5).rand(5, 6)
 LABELS = np.random.RandomState(6).randint(0, 5, (5, 6))
-
-
-@pytest.fixture
-def ours(cp: Any) -> Any:
-    del cp
-    return cupyx("scipy.ndimage")
 
 
 @pytest.mark.parametrize("name", ["erosion", "dilation", "opening", "closing"])

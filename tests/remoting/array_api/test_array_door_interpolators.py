@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from door_cases import close, cupyx, questions, refused
+from door_cases import close, package, questions, refused
 
 scipy: Any = pytest.importorskip("scipy")
+ours = package("scipy.interpolate")
 
 X = np.asarray([0.0, 0.7, 1.5, 2.2, 3.4, 4.0, 5.1, 6.0])
 Y = np.column_stack([np.sin(X), X**2])
@@ -78,12 +79,6 @@ CALLS: dict[str, Any] = {
     ),
     "product": lambda m, of: m.NdBSpline((of(KNOTS), of(KNOTS)), of(np.eye(7)), 3)(of(INNER)),
 }
-
-
-@pytest.fixture
-def ours(cp: Any) -> Any:
-    del cp
-    return cupyx("scipy.interpolate")
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from door_cases import refused
+from door_cases import close, refused
 
 USED = [
     ("cupy._core", "ndarray", "cupy.ndarray"),
@@ -162,39 +162,22 @@ def test_an_attribute_that_python_asks_for_is_missing_without_a_word(cp: Any) ->
 # --- BLAS -----------------------------------------------------------------------------------------
 
 
-def _data(dtype: str, *shapes: Any, seed: int = 1) -> list[Any]:
-    made = np.random.default_rng(seed)
-    kind = np.dtype(dtype)
-    parts = [made.standard_normal(shape) + 1j * made.standard_normal(shape) for shape in shapes]
-    return [(part if kind.kind == "c" else part.real).astype(kind) for part in parts]
-
-
-def _close(ours: Any, wanted: Any) -> bool:
-    host = ours.get() if hasattr(ours, "get") else ours
-    tolerance = 1e-4 if host.dtype.char in "fF" else 1e-10
-    return host.dtype == wanted.dtype and np.allclose(host, wanted, rtol=tolerance, atol=tolerance)
-
-
 @pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16"])
 def test_the_norm_of_blas(cp: Any, dtype: str) -> None:
     blas: Any = importlib.import_module("cupy.cublas")
-    x, _ = _data(dtype, 7, 7)
+    x = np.linspace(-1, 2, 7).astype(dtype) * np.asarray(1 - 2j if dtype[0] == "c" else 2, dtype)
     a, value = cp.asarray(x), np.linalg.norm(x)
-    assert _close(blas.nrm2(a), value)
-    for out in (cp.zeros((), value.dtype), np.zeros((), value.dtype)):
-        assert blas.nrm2(a, out=out) is out
-        assert _close(out, value)
+    outs = (cp.zeros((), value.dtype), np.zeros((), value.dtype))
+    assert all(blas.nrm2(a, out=out) is out for out in outs)
+    for made in (blas.nrm2(a), *outs):
+        assert made.dtype == value.dtype
+        close(made, value, 1e-4 if value.dtype == "f4" else 1e-10)
     refused(
         (ValueError, "1D", lambda: blas.nrm2(a[None])),
         (TypeError, "invalid dtype", lambda: blas.nrm2(a.real.astype("f2"))),
         (AttributeError, "leaves BLAS to CuPy itself", lambda: blas.axpy),
         (AttributeError, "leaves BLAS to CuPy itself", lambda: blas.gemm),
     )
-
-
-@pytest.fixture
-def testing(cp: Any) -> Any:
-    return importlib.import_module("cupy.testing")
 
 
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -208,20 +191,20 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_an_assertion_takes_arrays_of_both_kinds(cp: Any, testing: Any, name: str) -> None:
+def test_an_assertion_takes_arrays_of_both_kinds(cp: Any, name: str) -> None:
     left, (wrong, keywords) = [1.0, 2.0], CASES[name]
     right = [3.0, 3.0] if name == "assert_array_less" else left
-    check: Callable[..., None] = getattr(testing, name)
+    check: Callable[..., None] = getattr(cp.testing, name)
     for x in (np.asarray(left), cp.asarray(left)):
         for kind in (np, cp):
             check(x, kind.asarray(right), **keywords)
             refused((AssertionError, "", lambda: check(x, kind.asarray(wrong), **keywords)))  # noqa: B023
 
 
-def test_types_and_strides_are_compared_where_one_asks(cp: Any, testing: Any) -> None:
+def test_types_and_strides_are_compared_where_one_asks(cp: Any) -> None:
     whole, real = cp.ones((2, 3), "i4"), cp.ones((2, 3), "f8")
-    testing.assert_array_equal(whole, real)
-    turned, check = cp.asfortranarray(whole), testing.assert_array_equal
+    cp.testing.assert_array_equal(whole, real)
+    turned, check = cp.asfortranarray(whole), cp.testing.assert_array_equal
     check(whole, turned)
     strict = AssertionError if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else TypeError
     refused(
@@ -231,9 +214,9 @@ def test_types_and_strides_are_compared_where_one_asks(cp: Any, testing: Any) ->
     )
 
 
-def test_lists_of_arrays(cp: Any, testing: Any) -> None:
+def test_lists_of_arrays(cp: Any) -> None:
     some, same = [cp.ones(2), np.zeros(3)], [np.ones(2), cp.zeros(3)]
-    check = testing.assert_array_list_equal
+    check = cp.testing.assert_array_list_equal
     check(some, same)
     for other in ([], tuple(same), [np.ones(2), cp.ones(3)]):
         refused((AssertionError, "", lambda: check(some, other)))  # noqa: B023

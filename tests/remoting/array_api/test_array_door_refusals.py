@@ -9,6 +9,7 @@ from typing import Any
 import door_kit
 import numpy as np
 import pytest
+from door_cases import refused
 
 Wrong = Callable[[Any, Any], Any]
 Errors = type[Exception] | tuple[type[Exception], ...]
@@ -207,38 +208,26 @@ def test_a_wrong_call_is_an_error_of_the_call(cp: Any, error: Any, call: Wrong) 
 # --- launches -------------------------------------------------------------------------------------
 
 
-def _launch(grid: tuple[int, ...], block: tuple[int, ...]) -> Callable[[Any], None]:
-    def call(cp: Any) -> None:
-        kernel = cp.RawKernel('extern "C" __global__ void f(int *b) {}', "f")
-        array = cp.zeros(3, "i4")
-        kernel((1,), (1,), (array,))  # the first of a kind waits
-        kernel(grid, block, (array,))
-
-    return call
-
-
-def _typed(cp: Any) -> None:
-    kernel = cp.ElementwiseKernel("int32 a", "int32 b", "b = a", "wide_block")
-    array = cp.zeros(3, "i4")
-    kernel(array)
-    kernel(array, block_size=2048)
-
-
-LAUNCHES = [
-    _launch((1,), (2048,)),
-    _launch((1,), (32, 32, 2)),
-    _launch((1,), (1, 1, 65)),
-    _launch((1, 65536), (1,)),
-    _launch((), (1025,)),
-    _typed,
+GRIDS = [
+    ((1,), (2048,)),
+    ((1,), (32, 32, 2)),
+    ((1,), (1, 1, 65)),
+    ((1, 65536), (1,)),
+    ((), (1025,)),
 ]
 
 
 @pytest.mark.skipif(not door_kit.HAS_COMPILER, reason="kernels need a compiler")
-@pytest.mark.parametrize("wrong", LAUNCHES)
-def test_grids_that_no_gpu_has_are_errors_of_the_call(cp: Any, wrong: Any) -> None:
-    with pytest.raises(cp.cuda.driver.CUDADriverError, match="CUDA_ERROR_INVALID_VALUE"):
-        wrong(cp)
+def test_grids_that_no_gpu_has_are_errors_of_the_call(cp: Any) -> None:
+    raw = cp.RawKernel('extern "C" __global__ void f(int *b) {}', "f")
+    typed = cp.ElementwiseKernel("int32 a", "int32 b", "b = a", "wide_block")
+    array, error, said = cp.zeros(3, "i4"), cp.cuda.driver.CUDADriverError, "_ERROR_INVALID_VALUE"
+    raw((1,), (1,), (array,))  # the first of a kind waits
+    typed(array)
+    refused(
+        *((error, said, lambda g=grid, b=block: raw(g, b, (array,))) for grid, block in GRIDS),
+        (error, said, lambda: typed(array, block_size=2048)),
+    )
 
 
 # --- what is right --------------------------------------------------------------------------------

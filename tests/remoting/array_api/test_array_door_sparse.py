@@ -8,18 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from door_cases import close, cupyx, refused
+from door_cases import close, cupyx, package, refused
 
 host = pytest.importorskip("scipy.sparse")
 HOST = host.random(9, 7, 0.4, "csr", random_state=3)
 FORMATS = ("csr", "csc", "coo")
-
-
-@pytest.fixture
-def sparse(cp: Any) -> Any:
-    """Return the drop-in's package, which the fixture of the door has made importable."""
-    del cp
-    return cupyx("scipy.sparse")
+sparse = package("scipy.sparse")
 
 
 @pytest.mark.parametrize("form", FORMATS)

@@ -5,22 +5,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from door_cases import close, cupyx, refused
+from door_cases import close, cupyx, package, refused
 
 from gpupool.remoting.devices.geometry import distances
 
 scipy: Any = pytest.importorskip("scipy")
+ours = package("scipy.spatial")
 cdist, pdist = scipy.spatial.distance.cdist, scipy.spatial.distance.pdist
 
 POINTS = np.random.RandomState(4).rand(80, 3)
 OTHERS = np.random.RandomState(5).rand(7, 3)
 PLANE = np.random.RandomState(6).rand(40, 2)
-
-
-@pytest.fixture
-def ours(cp: Any) -> Any:
-    del cp
-    return cupyx("scipy.spatial")
 
 
 @pytest.mark.parametrize("metric", [each for each in distances.METRICS if each[0] not in "hjkr"])

@@ -2,9 +2,9 @@
 
 import ctypes
 import importlib
-import importlib.util
 import inspect
 import json
+import runpy
 import sys
 from pathlib import Path
 from typing import Any
@@ -342,15 +342,6 @@ def test_what_only_our_arrays_have_has_names_that_no_other_librarys_protocol_has
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 
-def _load(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(f"program_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [("solver", ["32", "10"]), ("kmeans", ["500", "4"]), ("image_filter", ["48"])],
@@ -360,4 +351,4 @@ def test_an_example_computes_what_numpy_computes(
 ) -> None:
     assert cp.cuda.runtime.getDeviceCount() == 2
     monkeypatch.setattr(sys, "argv", [name, *arguments])
-    assert _load(EXAMPLES / f"{name}.py").main() == 0
+    assert runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"]() == 0

@@ -117,31 +117,6 @@ class ProbedSocket(ssl.SSLSocket):
         return super().send(*args, **options)
 
 
-def test_one_thread_at_a_time_uses_tls(
-    cp: Any, pair: tuple[socket.socket, socket.socket], tmp_path: Path
-) -> None:
-    """OpenSSL allows no more: one call could find the answer to the other one."""
-    server, _ = door_kit.certificate(tmp_path)
-    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
-    client.sslsocket_class = ProbedSocket
-    ours, theirs = pair
-    other: list[ssl.SSLSocket] = []
-    accepting = threading.Thread(target=lambda: other.append(server.wrap_socket(theirs, True)))
-    accepting.start()
-    with client.wrap_socket(ours) as secured:
-        accepting.join(10)
-        link = cp._door.transport.link.Link(secured)
-        reading = threading.Thread(target=lambda: link.receive_into(memoryview(bytearray(10))))
-        reading.start()
-        assert link.send_some([memoryview(b"x" * 10)])
-        reading.join(10)
-        assert other[0].recv(10) == b"x" * 10
-    other[0].close()
-    assert link.sent == [10]
-    assert not ProbedSocket.met.is_set()
-
-
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel counts on Linux only")
 
 SIZES = [1, 7, 24, 15, 16, 17, 300, 16383, 16384, 16385, 50_000]
@@ -155,10 +130,11 @@ class Ends(NamedTuple):
 
 
 @pytest.fixture
-def ends(tmp_path: Path) -> Generator[Ends]:
+def ends(tmp_path: Path, request: pytest.FixtureRequest) -> Generator[Ends]:
     server, _ = door_kit.certificate(tmp_path)
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+    client.sslsocket_class = getattr(request, "param", ssl.SSLSocket)
     accepted: list[ssl.SSLSocket] = []
 
     def accept() -> None:
@@ -174,6 +150,20 @@ def ends(tmp_path: Path) -> Generator[Ends]:
             thread.join(10)
             with accepted[0] as theirs:
                 yield Ends(ours, theirs)
+
+
+@pytest.mark.parametrize("ends", [ProbedSocket], indirect=True)
+def test_one_thread_at_a_time_uses_tls(cp: Any, ends: Ends) -> None:
+    """OpenSSL allows no more: one call could find the answer to the other one."""
+    link = cp._door.transport.link.Link(ends.ours)
+    reading = threading.Thread(target=lambda: link.receive_into(memoryview(bytearray(10))))
+    reading.start()
+    assert link.send_some([memoryview(b"x" * 10)])
+    assert ends.theirs.recv(10) == b"x" * 10
+    ends.theirs.sendall(b"y")
+    reading.join(10)
+    assert link.sent == [10]
+    assert not ProbedSocket.met.is_set()
 
 
 def streams(cp: Any, ends: Ends) -> tuple[Any, Any, list[int], list[int]]:

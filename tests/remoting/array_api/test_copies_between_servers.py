@@ -33,10 +33,10 @@ cp._door.transport.receiver.Receiver._begin_bulk = begin_bulk
 """
 
 
-def run(agent: door_kit.Agent, source: str) -> str:
-    done = door_kit.run_program(agent, COUNT_BYTES + textwrap.dedent(source))
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def run(source: str, *counts: int, linked: bool = True, **options: Any) -> list[str]:
+    """Return the lines of a program with servers of so many GPUs."""
+    with door_kit.pool(*(counts or (1, 1)), linked=linked, **options) as agent:
+        return door_kit.output(agent, COUNT_BYTES + textwrap.dedent(source)).splitlines()
 
 
 def beside(
@@ -100,8 +100,7 @@ EVERY_COPY = """
     ("linked", "way"), [(True, "from worker to worker"), (False, "through here")]
 )
 def test_every_kind_of_copy_arrives(linked: bool, way: str) -> None:
-    with door_kit.pool(2, 1, linked=linked, transport="tcp") as agent:
-        assert run(agent, EVERY_COPY) == f"{way}\n"
+    assert run(EVERY_COPY, 2, 1, linked=linked, transport="tcp") == [way]
 
 
 def test_where_workers_cannot_meet_copies_pass_through_the_program() -> None:
@@ -139,8 +138,7 @@ def test_workers_that_send_to_each_other_at_once_do_not_wait_for_ever() -> None:
         thread.join()
     print(len(threads), 'done')
     """
-    with door_kit.pool(1, 1, linked=True) as agent:
-        assert run(agent, source) == "4 done\n"
+    assert run(source) == ["4 done"]
 
 
 def test_a_destructor_in_the_middle_of_a_copy_is_refused_and_the_copy_arrives() -> None:
@@ -164,10 +162,8 @@ def test_a_destructor_in_the_middle_of_a_copy_is_refused_and_the_copy_arrives() 
     with cp.cuda.Device(1):
         print(cp.asarray(a).get())
     """
-    with door_kit.pool(1, 1, linked=True) as agent:
-        lines = run(agent, source).splitlines()
     said = "a destructor cannot copy between GPU servers at this moment"
-    assert lines == [said, "[0 1 2 3 4]"]
+    assert run(source) == [said, "[0 1 2 3 4]"]
 
 
 def test_what_failed_on_one_server_is_no_array_on_the_other() -> None:
@@ -191,10 +187,8 @@ def test_what_failed_on_one_server_is_no_array_on_the_other() -> None:
     get(bad)
     print(fine.get())
     """
-    with door_kit.pool(1, 1, linked=True) as agent:
-        lines = run(agent, source).splitlines()
     copied = "RuntimeError the array could not be copied from its server: LinAlgError: SV"
-    assert lines == [copied, copied, "LinAlgError SVD did not converge", "[1. 1. 1.]"]
+    assert run(source) == [copied, copied, "LinAlgError SVD did not converge", "[1. 1. 1.]"]
 
 
 def test_a_copy_that_does_not_fit_is_out_of_memory_and_the_next_one_arrives() -> None:
@@ -209,8 +203,7 @@ def test_a_copy_that_does_not_fit_is_out_of_memory_and_the_next_one_arrives() ->
             print('Out of memory' in str(error))
         print(cp.asarray(small).get())
     """
-    with door_kit.pool(1, 1, linked=True, memory=32 * door_kit.MIB) as agent:
-        assert run(agent, source) == "True\n[0 1 2 3 4]\n"
+    assert run(source, memory=32 * door_kit.MIB) == ["True", "[0 1 2 3 4]"]
 
 
 def test_a_worker_that_dies_fails_the_copies_with_it_and_nothing_else() -> None:
@@ -364,8 +357,7 @@ def test_operations_follow_cupys_rule_for_gpus_without_peer_access() -> None:
     assert (a + a).device.id == 0
     print(cp.cuda.runtime.deviceCanAccessPeer(0, 1), cp.cuda.runtime.deviceCanAccessPeer(0, 2))
     """
-    with door_kit.pool(2, 1, linked=True) as agent:
-        assert run(agent, source) == "1 0\n"
+    assert run(source, 2, 1) == ["1 0"]
 
 
 OTHERS: list[list[Any]] = [

@@ -5,7 +5,6 @@ A program is told so by ``gpupool run``.
 
 import contextlib
 import json
-import subprocess
 import textwrap
 import threading
 import time
@@ -40,17 +39,14 @@ def servers(
         yield agent, [*offers[1:], offers[0]]
 
 
-def run(
-    agent: door_kit.Agent, offers: list[dict[str, Any]], source: str
-) -> subprocess.CompletedProcess[str]:
-    text = BEFORE + textwrap.dedent(source)
-    return door_kit.run_program(agent, text, json.dumps(offers))
+def run(agent: door_kit.Agent, offers: list[dict[str, Any]], source: str) -> str:
+    return door_kit.output(agent, BEFORE + textwrap.dedent(source), json.dumps(offers))
 
 
-def output(agent: door_kit.Agent, offers: list[dict[str, Any]], source: str) -> str:
-    done = run(agent, offers, source)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def moved(source: str, **options: Any) -> list[str]:
+    """Return the lines of a program that goes on with another worker by itself."""
+    with servers(**options) as (agent, offers):
+        return run(agent, offers, source).splitlines()
 
 
 EVERYTHING = """
@@ -87,8 +83,8 @@ EVERYTHING = """
 @pytest.mark.parametrize("transport", ["tcp", "unix"])
 def test_a_program_gives_the_results_of_one_that_stayed(transport: str) -> None:
     with servers(transport=transport) as (agent, offers):
-        stayed = output(agent, [], EVERYTHING)
-        moved = output(agent, offers, EVERYTHING)
+        stayed = run(agent, [], EVERYTHING)
+        moved = run(agent, offers, EVERYTHING)
         assert [len(server.budgets) for server in agent.servers] == [3]
     assert moved == stayed
     assert len(moved.splitlines()) == 17
@@ -118,8 +114,7 @@ def test_threads_compute_meanwhile_and_no_call_is_lost_or_made_twice() -> None:
     assert min(done) > 0
     print('all of them')
     """
-    with servers() as (agent, offers):
-        assert output(agent, offers, source) == "all of them\n"
+    assert moved(source) == ["all of them"]
 
 
 def test_large_copies_of_other_threads_end_before_and_go_on_after() -> None:
@@ -142,8 +137,7 @@ def test_large_copies_of_other_threads_end_before_and_go_on_after() -> None:
         thread.join()
     print(len(wrong), 'wrong')
     """
-    with servers(transport="unix") as (agent, offers):
-        assert output(agent, offers, source) == "0 wrong\n"
+    assert moved(source, transport="unix") == ["0 wrong"]
 
 
 def test_errors_of_calls_before_are_told_once_with_their_place() -> None:
@@ -162,10 +156,8 @@ def test_errors_of_calls_before_are_told_once_with_their_place() -> None:
     except np.linalg.LinAlgError as error:
         print(error)
     """
-    with servers() as (agent, offers):
-        lines = output(agent, offers, source).splitlines()
     said = "SVD did not converge"
-    assert lines == [f"{said} True", "nothing", said]
+    assert moved(source) == [f"{said} True", "nothing", said]
 
 
 @pytest.mark.skipif(not door_kit.HAS_COMPILER, reason="needs a C++ compiler")
@@ -181,8 +173,7 @@ def test_kernels_are_launched_after_it_without_being_made_again() -> None:
     raw((1,), (4,), (a, 1))
     print(typed(a), reduced(a))
     """
-    with servers() as (agent, offers):
-        assert output(agent, offers, source) == "[ 4  9 16 25] 14\n"
+    assert moved(source) == ["[ 4  9 16 25] 14"]
 
 
 STAYS = """
@@ -222,7 +213,7 @@ def test_where_it_cannot_go_the_program_stays(
         pytest.importorskip("scipy")
     arguments = f"commit={options['commit']}" if "commit" in options else ""
     with servers(*options.get("memory", ()), counts=options.get("counts", (2, 2))) as both:
-        why, after = output(*both, STAYS.format(before=before, arguments=arguments)).splitlines()
+        why, after = run(*both, STAYS.format(before=before, arguments=arguments)).splitlines()
     assert after == "500500.0 server0 (2,)"
     assert why.startswith(said)
 
@@ -231,7 +222,7 @@ def test_a_program_with_two_servers_stays_on_them() -> None:
     with door_kit.pool(1, 1, linked=True) as agent:
         offers = [agent.servers[1].offer()]
         source = STAYS.format(before="", arguments="")
-        lines = output(agent, offers, source).splitlines()
+        lines = run(agent, offers, source).splitlines()
     assert lines[0] == "a program with GPUs of several servers stays on them"
 
 
@@ -254,7 +245,7 @@ def test_the_new_server_dies_while_the_state_is_under_way() -> None:
     print(float(sum(each.sum() for each in b)) == 8 << 20, session().name)
     """
     with servers() as (agent, offers):
-        lines = output(agent, offers, source).splitlines()
+        lines = run(agent, offers, source).splitlines()
     assert lines == ["its state could not be sent", "True server0", "True server1"]
 
 
@@ -275,8 +266,7 @@ def test_the_old_server_dies_while_the_state_is_under_way() -> None:
     except cp.cuda.runtime.CUDARuntimeError as error:
         print('lost', error.status)
     """
-    with servers() as (agent, offers):
-        assert output(agent, offers, source) == "lost 46\nlost 46\n"
+    assert moved(source) == ["lost 46", "lost 46"]
 
 
 LOOP = """
@@ -307,10 +297,10 @@ def told(agent: door_kit.Agent, offers: list[dict[str, Any]], source: str) -> li
 
     thread = threading.Thread(target=order)
     thread.start()
-    done = door_kit.run_program(agent, source)
-    thread.join()
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    try:
+        return door_kit.output(agent, source).splitlines()
+    finally:
+        thread.join()
 
 
 @pytest.mark.parametrize("transport", ["tcp", "unix"])
@@ -327,7 +317,6 @@ ORDERED = """
 import cupy as cp, time
 from cupy._door import pool
 a = cp.ones(1000, 'i8')
-{before}
 print(int(a.sum()), flush=True)
 input()
 a += 1
@@ -335,20 +324,14 @@ print(int(a.sum()), pool.current().name)
 """
 
 
-def stays(agent: door_kit.Agent, offers: list[dict[str, Any]], before: str) -> str:
-    """Run a program that is told to go and stays; return its reason."""
-    with door_kit.program(agent, ORDERED.format(before=before), "1000") as process:
+def test_it_stays_where_the_pool_says_so() -> None:
+    with servers() as (agent, offers), door_kit.program(agent, ORDERED, "1000") as process:
+        agent.stays = "the pool says no"
         until(lambda: agent.followers)
         agent.order(offers[0])
         until(lambda: agent.said[-1]["op"] == "moved")
         assert process.communicate("\n")[0] == "2000 server0\n"
-    return agent.said[-1]["stays"]
-
-
-def test_it_stays_where_the_pool_says_so() -> None:
-    with servers() as (agent, offers):
-        agent.stays = "the pool says no"
-        assert stays(agent, offers, "") == "the pool says no"
+        assert agent.said[-1]["stays"] == "the pool says no"
 
 
 def test_a_forked_process_does_not_keep_its_parents_connection() -> None:
@@ -368,6 +351,6 @@ sys.stdin.read()
 def test_an_older_run_is_not_followed() -> None:
     with servers() as (agent, _offers):
         agent.known_moves = False
-        with door_kit.program(agent, ORDERED.format(before=""), "1000") as process:
+        with door_kit.program(agent, ORDERED, "1000") as process:
             assert process.communicate("\n")[0] == "2000 server0\n"
         assert [each["op"] for each in agent.said] == ["follow"]

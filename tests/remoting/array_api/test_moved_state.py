@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from session_kit import REFUSED, Handle, PipeLinks, Worker, moved
+from tests.properties import examples
 
 from gpupool.remoting.array_api.server import array_wire, moved_state
 from gpupool.remoting.array_api.server.array_results import DependsOnFailureError
-from gpupool.remoting.array_api.server.element_types import (
-    DTYPES,
-)
+from gpupool.remoting.array_api.server.element_types import DTYPES
 from gpupool.remoting.array_api.server.kernel_state import keeps_state
 from gpupool.remoting.array_api.server.moved_state import Channel, UnmovableError
 from gpupool.remoting.devices.host_kernels import host_compiler
@@ -23,22 +22,21 @@ STRUCTURE = np.dtype({"names": ["a", "b"], "formats": ["<i4", ("<f8", (2,))], "o
 DATES = np.dtype("<M8[ns]")
 
 
-def pair() -> tuple[Worker, PipeLinks]:
-    links = PipeLinks()
-    return Worker(links), links
+@pytest.fixture
+def old() -> Worker:
+    return Worker(PipeLinks())
 
 
 # --- arrays ---------------------------------------------------------------------------------------
 
 
-def test_arrays_of_every_type_are_the_same_bytes() -> None:
-    old, links = pair()
+def test_arrays_of_every_type_are_the_same_bytes(old: Worker) -> None:
     kinds = [*DTYPES.values(), STRUCTURE, DATES]
     data = np.random.default_rng(3).integers(0, 255, 24 * 64, np.uint8)
     sent = [np.frombuffer(data[: 24 * kind.itemsize].tobytes(), kind) for kind in kinds]
     handles = [old.put(each.reshape(4, 6)) for each in sent]
     empty, single = old.put(np.zeros((3, 0, 2))), old.put(np.array(2.5))
-    new = moved(old, links)
+    new = moved(old)
     for handle, each in zip(handles, sent, strict=True):
         found = new.array(handle)
         assert found.dtype == each.dtype
@@ -50,8 +48,7 @@ def test_arrays_of_every_type_are_the_same_bytes() -> None:
     assert new.array(single)[()] == 2.5
 
 
-def test_views_share_the_memory_of_their_base_and_of_a_base_that_was_dropped() -> None:
-    old, links = pair()
+def test_views_share_the_memory_of_their_base_and_of_a_base_that_was_dropped(old: Worker) -> None:
     base = old.put(np.arange(60.0).reshape(6, 10))
     rows = old.call("ndarray.getitem", H(base), (slice(1, 5, 2),))
     back = old.call("ndarray.getitem", H(rows), (slice(None), slice(None, None, -1)))
@@ -62,7 +59,7 @@ def test_views_share_the_memory_of_their_base_and_of_a_base_that_was_dropped() -
     only = old.call("ndarray.getitem", H(hidden), (slice(2, None),))
     old.free(hidden)
     before = {each: old.array(each).copy() for each in (base, rows, back, turned, words, own, only)}
-    new = moved(old, links)
+    new = moved(old)
     for handle, values in before.items():
         assert new.array(handle).strides == old.array(handle).strides
         assert np.array_equal(new.array(handle), values)
@@ -73,13 +70,12 @@ def test_views_share_the_memory_of_their_base_and_of_a_base_that_was_dropped() -
     assert np.array_equal(old.array(base), before[base])
 
 
-def test_memory_is_counted_as_before_and_given_back_with_the_last_view() -> None:
-    old, links = pair()
+def test_memory_is_counted_as_before_and_given_back_with_the_last_view(old: Worker) -> None:
     base = old.put(np.zeros(1 << 20, np.uint8))
     view = old.call("ndarray.getitem", H(base), (slice(5, 9),))
     old.use(1)
     other = old.put(np.zeros(3000, np.uint8))
-    new = moved(old, links)
+    new = moved(old)
     assert [pool.used for pool in new.backend.pools] == [1 << 20, 3072]
     assert new.backend.device_of(new.array(other)) == 1
     new.free(base)
@@ -88,22 +84,21 @@ def test_memory_is_counted_as_before_and_given_back_with_the_last_view() -> None
     assert new.backend.pools[0].used == 0
 
 
-def test_many_arrays_take_several_parts() -> None:
-    old, links = pair()
+def test_many_arrays_take_several_parts(old: Worker) -> None:
     handles = [old.put(np.array([at])) for at in range(2 * moved_state.ARRAYS_AT_ONCE + 1)]
-    new = moved(old, links)
+    new = moved(old)
     assert [int(new.array(each)[0]) for each in handles] == list(range(len(handles)))
 
 
 STEPS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 30), st.integers(-3, 3)), max_size=12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(STEPS, st.sampled_from(["<f8", "<i2", "<c16", "|b1"]))
 def test_any_views_of_views_stay_what_they_are(
     steps: list[tuple[int, int, int]], kind: str
 ) -> None:
-    old, links = pair()
+    old = Worker(PipeLinks())
     handles = [old.put(np.arange(24).astype(kind).reshape(2, 3, 4))]
     for what, which, number in steps:
         source = handles[which % len(handles)]
@@ -122,7 +117,7 @@ def test_any_views_of_views_stay_what_they_are(
         else:
             handles.append(old.call("broadcast_to", H(source), (2, *array.shape)))
     assert old.client.failures == []
-    new = moved(old, links)
+    new = moved(old)
     for handle in handles:
         mine, theirs = old.array(handle), new.array(handle)
         assert (mine.dtype, mine.shape) == (theirs.dtype, theirs.shape)
@@ -135,15 +130,14 @@ def test_any_views_of_views_stay_what_they_are(
 # --- objects --------------------------------------------------------------------------------------
 
 
-def test_generators_go_on_where_they_were() -> None:
-    old, links = pair()
+def test_generators_go_on_where_they_were(old: Worker) -> None:
     state = old.make("random.state", 12, 100)
     bits = old.make("random.generator", "XORWOW", [3, 4, 5])
     for name, source in (("random.normal", state), ("generator.random", bits)):
         arguments = (0.0, 1.0) if name == "random.normal" else ()
         old.call(name, H(source), (3,), np.dtype(np.float64), *arguments)
-    new = moved(old, links)
-    again = moved(new, links)
+    new = moved(old)
+    again = moved(new)
     for worker in (new, again):
         for name, source in (("random.standard_normal", state), ("generator.random", bits)):
             drawn = worker.call(name, H(source), (5,), np.dtype(np.float64))
@@ -155,13 +149,12 @@ def test_generators_go_on_where_they_were() -> None:
     assert [len(each.client.failures) for each in (old, new, again)] == [0, 0, 0]
 
 
-def test_streams_events_and_the_time_between_these() -> None:
-    old, links = pair()
+def test_streams_events_and_the_time_between_these(old: Worker) -> None:
     stream = old.make("cuda.stream.create", False, None)
     first, last = (old.make("cuda.event.create", False, False) for _ in range(2))
     find = old.executor.find
     find(first).time -= 0.25
-    new = moved(old, links)
+    new = moved(old)
     between = new.question("cuda.event.elapsed", new.executor.find(first), new.executor.find(last))
     assert 240 < between < 300
     assert new.executor.find(stream) is not old.executor.find(stream)
@@ -176,16 +169,15 @@ extern "C" __global__ void scale(double *a, double by, int n) {
 
 
 @pytest.mark.skipif(not door_kit.HAS_COMPILER, reason="needs a C++ compiler")
-def test_kernels_are_made_from_their_source_also_of_a_module_that_was_dropped() -> None:
+def test_kernels_are_made_from_their_source_also_of_a_module_that_was_dropped(old: Worker) -> None:
     host_compiler.permit()
-    old, links = pair()
     raw = old.make("kernel.RawKernel", SCALE, "scale", [], False, False)
     module = old.make("kernel.RawModule", SCALE, [], False, False, None)
     kernel = old.make("kernel.function", H(module), "scale")
     old.free(module)
     typed = old.make("kernel.ElementwiseKernel", "T x", "T y", "y = 2 * x", "twice", preamble="")
     a = old.put(np.arange(4.0))
-    new = moved(moved(old, links), links)
+    new = moved(moved(old))
     for handle in (raw, kernel):
         new.make("kernel.launch_raw", H(handle), (1,), (32,), (H(a), 3.0, 4))
     twice = new.call("kernel.launch", H(typed), H(a))
@@ -193,12 +185,11 @@ def test_kernels_are_made_from_their_source_also_of_a_module_that_was_dropped() 
     assert np.array_equal(new.array(twice), np.arange(4.0) * 18)
 
 
-def test_limits_of_pools_and_plans_are_kept() -> None:
-    old, links = pair()
+def test_limits_of_pools_and_plans_are_kept(old: Worker) -> None:
     old.use(1)
     old.question("cuda.pool.set_limit", 1 << 20)
     old.question("fft.cache.set_size", 3)
-    new = moved(old, links)
+    new = moved(old)
     new.use(1)
     assert new.question("cuda.pool.numbers")[2] == 1 << 20
     assert new.question("fft.cache.numbers")[0] == 3
@@ -206,13 +197,12 @@ def test_limits_of_pools_and_plans_are_kept() -> None:
     assert new.question("cuda.pool.numbers")[2] == 0
 
 
-def test_what_failed_stays_failed_with_its_reason() -> None:
-    old, links = pair()
+def test_what_failed_stays_failed_with_its_reason(old: Worker) -> None:
     matrix = old.put(np.nan * np.eye(3))
     bad = old.call("linalg.pinv", H(matrix))
     worse = old.call("add", H(bad), 1)
     assert len(old.client.failures) == 1, "it was told before"
-    new = moved(old, links)
+    new = moved(old)
     new.call("add", H(bad), 1)
     new.call("add", H(worse), 1)
     assert new.client.failures == []
@@ -225,8 +215,7 @@ def test_what_failed_stays_failed_with_its_reason() -> None:
 # --- what is refused ------------------------------------------------------------------------------
 
 
-def test_an_object_that_cannot_be_made_anew_is_named() -> None:
-    old, links = pair()
+def test_an_object_that_cannot_be_made_anew_is_named(old: Worker) -> None:
     data = old.put(np.eye(3))
     old.executor.store(900, object())
     assert old.question("peer.prepare", None, 1) == (
@@ -235,7 +224,7 @@ def test_an_object_that_cannot_be_made_anew_is_named() -> None:
     with pytest.raises(UnmovableError, match="of type object"):
         old.question("peer.depart", 1)
     with pytest.raises(REFUSED, match="of type object"):
-        Worker(links).question("peer.arrive", 0)
+        Worker(old.links).question("peer.arrive", 0)
     assert np.array_equal(old.array(data), np.eye(3))
 
 
@@ -267,9 +256,8 @@ PASSING = [
 
 
 @pytest.mark.parametrize("source", KEEPING)
-def test_kernels_with_variables_are_refused(source: str) -> None:
+def test_kernels_with_variables_are_refused(old: Worker, source: str) -> None:
     assert keeps_state([source])
-    old, _ = pair()
     old.make("kernel.RawModule", source, [], False, False, None)
     assert old.client.failures == []
     assert "variables that outlive a launch" in old.question("peer.prepare", None, 1)
@@ -280,11 +268,10 @@ def test_other_kernels_are_not(source: str) -> None:
     assert not keeps_state([source])
 
 
-def test_a_partition_without_room_gives_an_error_of_memory() -> None:
-    old, links = pair()
+def test_a_partition_without_room_gives_an_error_of_memory(old: Worker) -> None:
     old.put(np.zeros(3 << 20, np.uint8))
     old.question("peer.depart", 1)
-    new = Worker(links, memory=2 << 20)
+    new = Worker(old.links, memory=2 << 20)
     # As another error, by which the executor does not run it again.
     with pytest.raises(UnmovableError, match="Out of memory allocating 3,145,728 bytes"):
         new.question("peer.arrive", 0)
@@ -366,12 +353,11 @@ def test_nonsense_is_refused(parts: list[list[Any]]) -> None:
         arrive(*parts, END, after=bytes(16))
 
 
-def test_another_version_and_a_session_that_has_arrays_are_refused() -> None:
+def test_another_version_and_a_session_that_has_arrays_are_refused(old: Worker) -> None:
     with pytest.raises(REFUSED, match="malformed state"):
         arrive(["begin", moved_state.VERSION + 1], END, begin=False)
-    old, links = pair()
     old.question("peer.depart", 1)
-    busy = Worker(links)
+    busy = Worker(old.links)
     busy.put(np.zeros(1))
     with pytest.raises(REFUSED, match="takes in no other"):
         busy.question("peer.arrive", 0)
@@ -384,13 +370,12 @@ def test_a_state_of_a_generator_that_is_none_is_refused() -> None:
             arrive([*made, state, 0], END)
 
 
-def test_a_link_that_breaks_in_the_middle_is_told() -> None:
-    old, links = pair()
+def test_a_link_that_breaks_in_the_middle_is_told(old: Worker) -> None:
     old.put(np.zeros(1000))
     old.question("peer.depart", 1)
-    whole = list(links.sent)
+    whole = list(old.links.sent)
     for count in range(len(whole)):
-        links.sent.clear()
-        links.sent.extend(whole[:count])
+        old.links.sent.clear()
+        old.links.sent.extend(whole[:count])
         with pytest.raises(REFUSED):
-            Worker(links).question("peer.arrive", 0)
+            Worker(old.links).question("peer.arrive", 0)

@@ -27,12 +27,11 @@ EXPONENTS = np.frexp(F[:64])[1]
 TURNED = F[:400].reshape(20, 20).T[:, ::-1].ravel()
 
 
-def empty(size: int, kind: str = "f") -> Callable[[Any], Any]:
-    return lambda cp: cp.empty(size, kind)
+def made_by(name: str) -> Callable[..., Any]:
+    return lambda size, kind="f": lambda cp: getattr(cp, name)(size, kind)
 
 
-def zeros(size: int, kind: str = "f") -> Callable[[Any], Any]:
-    return lambda cp: cp.zeros(size, kind)
+empty, zeros = made_by("empty"), made_by("zeros")
 
 
 @pytest.fixture(scope="module")
