@@ -251,7 +251,7 @@ def test_the_new_server_dies_while_the_state_is_under_way() -> None:
 
 def test_the_old_server_dies_while_the_state_is_under_way() -> None:
     source = """
-    a = cp.ones(1 << 20, 'f8')
+    a = cp.ones(1 << 24, 'f8')  # which takes a while
     waits = cp._door.moving._await
     def dying(*rest):
         session()._connection.link.shut_down()
