@@ -149,8 +149,8 @@ def install(cupy: Any) -> None:
     # which refuses what nobody has found.
     at = sys.meta_path.index(importlib.machinery.PathFinder)
     sys.meta_path.insert(at + 1, Finder())
-    sys.modules["cupy_backends"] = Module("cupy_backends")  # the drop-in's refuses to be imported
-    sys.modules["cupy_backends"].__path__ = []
+    sys.modules["cupy_backends"] = Module("cupy_backends")  # the drop-in's refuses imports
+    vars(sys.modules["cupy_backends"])["__path__"] = []
     for name in CUDA:
         if not hasattr(cupy.cuda, name):
             setattr(cupy.cuda, name, importlib.import_module("cupy.cuda." + name))
