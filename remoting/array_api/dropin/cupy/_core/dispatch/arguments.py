@@ -41,7 +41,7 @@ def dtype_of(dtype: Any) -> np.dtype:
     """
     made = np.dtype(dtype)
     if made.char not in SUPPORTED:
-        hash(dtype)
+        hash(dtype)  # as CuPy does: its table of dtypes has it as a key
         if made.hasobject and made.char == "V":
             raise ValueError(f"Unsupported dtype {made}: it contains references to Python objects")
         if made.name == "bfloat16":
